@@ -20,16 +20,21 @@ void wait_a_little(unsigned round) { round < 100 ? sys::yield_cpu() : sys::sleep
 
 // Moves one record to the tail, if it lives. -EAGAIN: the tail has no room.
 int Store::move_record(const Record* record, Address from) {
-  const uint64_t hash = hash_of_record(record), units = record->units();
+  if (record->type() == RecordType::kMark || record->type() == RecordType::kDeleted) return 0;
+  const unsigned stripped = Record::replaced_units(record->size_type);
+  const uint64_t hash = hash_of_record(record), units = record->units() - stripped;
   Shard& shard = shard_of(hash);
   MutexLock lock(shard.lock);
   std::atomic<uint64_t>* place = shard.index.find_entry(hash, [&](Address address) { return address == from; });
   if (!place) return 0;
   Address to;
   if (const int status = log_.allocate(units, true, &to); status < 0) return status;
-  memcpy(static_cast<void*>(log_.at(to)), record, units * kUnitBytes);  // no writer is in it: the lock
+  Record* copy = log_.at(to);
+  memcpy(static_cast<void*>(copy), record, units * kUnitBytes);  // no writer is in it: the lock
+  copy->size_type = static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(record->type()));
+  if (log_.commits()) copy->note_moved(log_.segment_of(from), stripped);
   Index::replace(place, to);
-  log_.drop_live(from, units);
+  log_.drop_live(from, units + stripped);
   log_.published(to);
   cleaned_.fetch_add(units * kUnitBytes, std::memory_order_relaxed);
   return 0;
@@ -39,6 +44,7 @@ int Store::move_record(const Record* record, Address from) {
 // nor can it ever be.
 int Store::clean(uint64_t segment) {
   for (unsigned round = 0; log_.filling(segment); ++round) wait_a_little(round);
+  if (const int status = log_.commit_segment(segment); status < 0) return status;
   const uint64_t begin = segment * log_.segment_bytes();
   const char* memory = nullptr;
   if (log_.live(segment) != 0) {
@@ -62,6 +68,7 @@ int Store::clean(uint64_t segment) {
 
 int Store::room_for_frames() {
   for (unsigned round = 0;;) {
+    if (log_.failed()) return -EIO;
     const Log::Frames frames = log_.frames();
     if (frames == Log::Frames::kReady) return 0;
     const int status = frames == Log::Frames::kWanted ? log_.make_frame() : -EAGAIN;
@@ -114,9 +121,13 @@ int Store::room_for_segment() {
   for (unsigned round = 0;;) {
     if (const int status = room_for_frames(); status < 0) return status;
     const uint64_t free = log_.reclaim();
-    if (free > log_.reserve()) return 0;
+    if (free > log_.reserve() && !log_.log_is_long()) return 0;
     if (kept_) {
       if (const int status = settle(); status < 0) return status;
+    }
+    if (log_.log_is_long()) {
+      if (const int status = save(); status < 0) return status;
+      continue;
     }
     // Saves did not help, and what lives has become no less since: they would not now.
     if (full_at_ != 0 && bytes_live() + log_.segment_bytes() > full_at_) return -ENOSPC;

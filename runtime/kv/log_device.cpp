@@ -109,8 +109,8 @@ int Log::make_frame() {
   uint64_t frame;
   if (const int status = oldest_frame(&frame); status < 0) return status;
   const uint64_t number = frames_[frame].owner - 1;  // only this thread takes it away
-  if (!segments_[number].written.load(std::memory_order_relaxed)) {
-    if (const int status = write_out(number); status < 0) return status;
+  if (!segments_[number].written.load(std::memory_order_acquire)) {
+    if (const int status = commits() ? commit_segment(number) : write_out(number); status < 0) return status;
   }
   MutexLock guard(mutex_);
   segments_[number].memory.store(nullptr, std::memory_order_seq_cst);
@@ -167,6 +167,7 @@ void Log::keep(StateBytes state_bytes, const void* owner) {
 
 // Pre: the mutex of cleaning, all shards locked.
 int Log::save_begin() {
+  if (commits()) return commit();
   seal_tail();
   for (uint64_t i = 0; i < count_; ++i) {
     const bool records = state(i) == SegmentState::kSealed || state(i) == SegmentState::kDamaged;
@@ -195,6 +196,7 @@ int Log::take_link(uint64_t life, uint64_t* number) {
 
 void Log::save_end(Saved saved) {
   MutexLock guard(mutex_);
+  if (saved == Saved::kYes) opened_.store(0, std::memory_order_relaxed);
   for (uint64_t i = 0; i < count_; ++i) {
     Segment& segment = segments_[i];
     const SegmentState now = state(i);
@@ -321,6 +323,7 @@ int Log::write_run(const LargePlace& place, Bytes key, Bytes value) {
     status = transfer(Op::kWrite, (place.first << segment_bits_) + part * kPartBytes, buffer, kPartBytes);
   }
   give_buffer(buffer);
+  run_written_.store(true, std::memory_order_release);
   return status;
 }
 

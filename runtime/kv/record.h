@@ -14,11 +14,17 @@
 // A pair that is larger than the log takes inline is of type kLarge: the record holds a LargePlace, and key and value
 // lie, one behind the other, in segments of their own.
 //
+// Where the log is replayed (commit.cpp), a record tells what it takes the place of, so that replay reads no other: a
+// record of a set or delete ends with a Replaced (or ReplacedRun), one that cleaning moved has the same size as before.
+// kDeleted: a key is gone; the record holds a DeletedKey. kMark: nothing of a key's: the header of a batch, padding, or
+// a record whose set failed. The index leads to neither.
+//
 // Threading: see above; any thread may call value_copy_out during one value_overwrite. May not: allocate, block.
 #pragma once
 #include <string.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/units.h"
@@ -37,23 +43,48 @@ struct Bytes {
   uint64_t size = 0;
 };
 
-enum class RecordType : uint32_t { kPair = 1, kLarge = 2 };
+enum class RecordType : uint32_t { kMark = 0, kPair = 1, kLarge = 2, kDeleted = 3 };
 
 struct LargePlace;
+struct Replaced;
+
+// What a record says beside its pair, in bits of Record::size_type above type and units (14 bits).
+struct RecordNotes {
+  static constexpr uint32_t kReplacesPair = 1u << 16, kReplacesRun = 1u << 17;  // it ends with such a structure
+  // Cleaning moved it from a segment of which 10 bits are known, with so many units less than it had (3 bits: of
+  // nothing, Replaced or ReplacedRun).
+  static constexpr uint32_t kMoved = 1u << 18;
+  static constexpr unsigned kStrippedAt = 19, kFromAt = 22;
+};
 
 struct Record {
   uint64_t checksum;
   uint32_t version;
-  uint32_t size_type;  // units << 2 | RecordType
-  uint32_t key_bytes;  // kLarge: sizeof(LargePlace) and 0
+  uint32_t size_type;  // RecordNotes | units << 2 | RecordType
+  uint32_t key_bytes;  // kLarge, kDeleted: of the structure, and 0
   uint32_t value_bytes;
 
-  uint32_t units() const { return size_type >> 2; }
+  uint32_t units() const { return size_type >> 2 & 0x3fff; }
   RecordType type() const { return static_cast<RecordType>(size_type & 3); }
   const char* key() const { return reinterpret_cast<const char*>(this + 1); }
   char* value() { return reinterpret_cast<char*>(this + 1) + round_up(key_bytes, 8); }
   const LargePlace& large() const;  // pre: kLarge
-  uint64_t value_room() const { return units() * kUnitBytes - sizeof(Record) - round_up(key_bytes, 8); }
+  uint64_t value_room() const {
+    return units() * kUnitBytes - sizeof(Record) - round_up(key_bytes, 8) - replaced_units(size_type) * kUnitBytes;
+  }
+  // of the structure at its end
+  static constexpr unsigned replaced_units(uint32_t notes) {
+    return notes & RecordNotes::kReplacesRun ? 5 : notes & RecordNotes::kReplacesPair ? 2 : 0;
+  }
+  Replaced* replaced();  // pre: it replaces something
+  void note_moved(uint64_t from_segment, unsigned stripped_units) {
+    size_type |= RecordNotes::kMoved | stripped_units << RecordNotes::kStrippedAt |
+                 static_cast<uint32_t>(from_segment & 0x3ff) << RecordNotes::kFromAt;
+  }
+  bool moved() const { return (size_type & RecordNotes::kMoved) != 0; }
+  uint32_t stripped_units() const { return size_type >> RecordNotes::kStrippedAt & 7; }
+  // Whether it can have been moved from that segment.
+  bool may_be_from(uint64_t segment) const { return size_type >> RecordNotes::kFromAt == (segment & 0x3ff); }
 };
 static_assert(sizeof(Record) == 24);
 
@@ -69,6 +100,24 @@ struct LargePlace {
 };
 static_assert(sizeof(LargePlace) == 48);
 inline const LargePlace& Record::large() const { return *reinterpret_cast<const LargePlace*>(key()); }
+
+struct DeletedKey {
+  uint64_t hash, key_bytes;
+};
+// What the index led to before: the record at `address` of so many units and value bytes.
+struct Replaced {
+  uint64_t address;
+  uint32_t units, value_bytes;
+};
+static_assert(sizeof(Replaced) == 16);
+struct ReplacedRun {  // the record of a large pair
+  uint64_t value_bytes, first, count;
+  Replaced record;
+};
+static_assert(sizeof(ReplacedRun) == 40 && offsetof(ReplacedRun, record) == 24);
+inline Replaced* Record::replaced() {
+  return reinterpret_cast<Replaced*>(reinterpret_cast<char*>(this) + units() * kUnitBytes - sizeof(Replaced));
+}
 
 constexpr uint64_t record_units(uint64_t key_bytes, uint64_t value_bytes) {
   return (sizeof(Record) + round_up(key_bytes, 8) + value_bytes + kUnitBytes - 1) / kUnitBytes;

@@ -64,13 +64,18 @@ void Log::close() {
   segments_ = nullptr;
 }
 
-// On a device only the tail may be changed: what is sealed may be on its way there. Seen by write_out(), which seals
-// first and then waits.
+// On a device only the tail's newest batch may be changed: all else may be on its way there. Seen by write_out() and
+// commit_cut(), before which it was sealed or cut, and which then wait.
 bool Log::begin_change(Address address) {
   Segment& segment = of(address);
-  segment.filling.fetch_add(1, std::memory_order_seq_cst);
-  if (!device_ || segment.state.load(std::memory_order_seq_cst) == SegmentState::kOpen) return true;
-  published(address);
+  const uint32_t batch = segment.batch.load(std::memory_order_relaxed);
+  if ((address.value * kUnitBytes & (segment_bytes() - 1)) < (batch & ~7u)) return false;
+  std::atomic<uint32_t>& filling = segment.filling[batch & 1];
+  filling.fetch_add(1, std::memory_order_seq_cst);
+  if (!device_ || (segment.state.load(std::memory_order_seq_cst) == SegmentState::kOpen &&
+                   segment.batch.load(std::memory_order_seq_cst) == batch))
+    return true;
+  filling.fetch_sub(1, std::memory_order_release);
   return false;
 }
 
@@ -88,7 +93,7 @@ int Log::allocate(uint64_t units, bool cleaning, Address* out) {
       tail_used_ += bytes;
       segment.used.store(static_cast<uint32_t>(tail_used_), std::memory_order_relaxed);
       segment.live.fetch_add(static_cast<uint32_t>(units), std::memory_order_relaxed);
-      segment.filling.fetch_add(1, std::memory_order_relaxed);
+      segment.filling[segment.batch.load(std::memory_order_relaxed) & 1].fetch_add(1, std::memory_order_relaxed);
       tail_lock_.unlock();
       return 0;
     }
@@ -107,23 +112,32 @@ int Log::roll(bool cleaning) {
   uint64_t number;
   if (!take_one(cleaning, &number)) return -EAGAIN;
   sys::Locked tail(tail_lock_);
-  if (state(tail_) == SegmentState::kOpen)
-    segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
+  seal_locked();
   segments_[number].live.store(0, std::memory_order_relaxed);
   segments_[number].written.store(false, std::memory_order_relaxed);
   segments_[number].state.store(SegmentState::kOpen, std::memory_order_seq_cst);
   tail_ = number;
   tail_reserved_ = cleaning && free_.load(std::memory_order_relaxed) < reserve();
-  tail_used_ = number == 0 ? kUnitBytes : 0;  // address 0 is none
+  tail_used_ = first_at(number);
+  if (commits()) open_log_segment(number);
   return 0;
+}
+
+// Pre: the tail's lock.
+void Log::seal_locked() {
+  if (state(tail_) != SegmentState::kOpen) return;
+  if (commits() && !finish_batch()) segments_[tail_].used.store(used_durable(tail_), std::memory_order_relaxed);
+  segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
+  tail_used_ = segment_bytes();
 }
 
 void Log::seal_tail() {
   MutexLock guard(mutex_);
   sys::Locked tail(tail_lock_);
-  if (state(tail_) != SegmentState::kOpen) return;
-  segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
-  tail_used_ = segment_bytes();
+  // A segment of the log without a batch would end it.
+  if (commits() && state(tail_) == SegmentState::kOpen && used_durable(tail_) == first_at(tail_) && !any_in_batch())
+    return;
+  seal_locked();
 }
 
 // Pre: the mutex.
@@ -134,9 +148,11 @@ bool Log::take_one(bool cleaning, uint64_t* number) {
     state_reserve_.store(one + (one > links_ ? one - links_ : 0), std::memory_order_relaxed);
   }
   if (free_.load(std::memory_order_relaxed) <= (cleaning ? state_reserve() : reserve())) return false;
+  if (!cleaning && log_is_long()) return false;
   for (uint64_t i = 0; i < count_; ++i) {
     const uint64_t at = (next_free_ + i) % count_;
     if (state(at) != SegmentState::kFree) continue;
+    if (commits()) return take_announced(cleaning, at, number);
     segments_[at].life.store(new_life(), std::memory_order_release);
     if (device_ && !take_frame(cleaning, at)) return false;
     next_free_ = at + 1;
@@ -158,6 +174,7 @@ int Log::take_run(uint64_t count, uint64_t* first) {
   if (length < count) return -EAGAIN;
   for (uint64_t i = *first; i < *first + count; ++i) {
     segments_[i].pending.store(true, std::memory_order_relaxed);
+    segments_[i].saved = commits();
     segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
   }
   segments_[*first].life.store(new_life(), std::memory_order_release);
@@ -301,6 +318,7 @@ void Log::take_reserved() {
   MutexLock guard(mutex_);
   for (uint64_t i = window_; i < window_ + window_count_; ++i) {
     segments_[i].pending.store(true, std::memory_order_relaxed);
+    segments_[i].saved = commits();
     segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
   }
   segments_[window_].life.store(new_life(), std::memory_order_release);

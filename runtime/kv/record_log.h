@@ -13,6 +13,8 @@
 // youngest first. A sealed segment is written in one piece when another tail needs its frame; from then on it is read
 // from the device, record by record, with checksums (log_device.cpp).
 //
+// Where sets are durable when they return, the tail is written in batches instead, each once (commit.cpp).
+//
 // Large pairs lie in runs of neighbouring segments; on a device in parts of 64 KiB, each with a checksum, and never in
 // frames. Where no run is free, cleaning makes one: it reserves the window that is cheapest to empty, and moves what
 // lives in it. Threading: any. allocate holds a spin lock for some instructions; calls that pick segments take a mutex;
@@ -26,6 +28,7 @@
 #include "kv/budget.h"
 #include "kv/epoch.h"
 #include "kv/record.h"
+#include "kv/store_format.h"
 #include "superpipe/device.h"
 #include "sys/thread.h"
 
@@ -44,16 +47,32 @@ class MutexLock {  // a mutex, without holding signals: no handler of ours runs 
 
 // kDamaged: a record of it cannot be read, so it cannot be cleaned. Its live records are read as before.
 // kHeld: free but for the saved state, which refers to it; kState: part of a saved state (saved_state.cpp).
-enum class SegmentState : uint8_t { kFree, kReserved, kOpen, kSealed, kDamaged, kLarge, kRetired, kHeld, kState };
+// kNext: a tail to come (store_format.h: BatchHeader::next).
+enum class SegmentState : uint8_t {
+  kFree,
+  kReserved,
+  kOpen,
+  kSealed,
+  kDamaged,
+  kLarge,
+  kRetired,
+  kHeld,
+  kState,
+  kNext
+};
 
 struct Segment {
-  std::atomic<uint32_t> live{0};     // units
-  std::atomic<uint32_t> used{0};     // bytes, from its start, that records take
-  std::atomic<uint32_t> filling{0};  // records in it that are being written
+  std::atomic<uint32_t> live{0};  // units
+  std::atomic<uint32_t> used{0};  // bytes, from its start, that records take
+  // Records in it that are being written: in batches of either side; without batches the first counts all.
+  std::atomic<uint32_t> filling[2] = {0, 0};
+  std::atomic<uint32_t> batch{0};  // where its newest batch begins | the side of that
+  uint32_t durable = 0;            // bytes, from its start. The committing thread's
+  uint64_t next_uncommitted = 0;   // number + 1. Under the tail's lock
   std::atomic<SegmentState> state{SegmentState::kFree};
   std::atomic<bool> written{false};    // to the device
   std::atomic<bool> pending{false};    // kLarge: no record leads to it yet
-  bool saved = false;                  // the saved state refers to it. Under the mutex
+  bool saved = false;                  // the saved state, or the log behind it, refers to it. Under the mutex
   std::atomic<char*> memory{nullptr};  // where it lies in DRAM; nullptr: only on the device
   std::atomic<uint64_t> life{0};       // which use of it this is: no two of a store have the same number
   uint64_t retired = 0;                // epoch. Under the mutex, as what follows
@@ -81,7 +100,10 @@ class Log {
   // Room for a record, in DRAM. It counts as live from now on, and its segment is neither cleaned nor written before
   // published(). -EAGAIN: no free segment but the reserve (or, cleaning: none at all), or no frame.
   [[nodiscard]] int allocate(uint64_t units, bool cleaning, Address* out);
-  void published(Address address) { of(address).filling.fetch_sub(1, std::memory_order_release); }
+  void published(Address address) {
+    Segment& segment = of(address);
+    segment.filling[side_of(segment, address)].fetch_sub(1, std::memory_order_release);
+  }
   // Whether the record may be changed in place, until published(). Pre: the lock of its shard.
   bool begin_change(Address address);
   void drop_live(Address address, uint64_t units) {
@@ -130,7 +152,49 @@ class Log {
   SegmentState state(uint64_t number) const { return segments_[number].state.load(std::memory_order_acquire); }
   uint32_t used(uint64_t number) const { return segments_[number].used.load(std::memory_order_relaxed); }
   uint32_t live(uint64_t number) const { return segments_[number].live.load(std::memory_order_relaxed); }
-  bool filling(uint64_t number) const { return segments_[number].filling.load(std::memory_order_seq_cst) != 0; }
+  bool filling(uint64_t number) const {
+    const Segment& segment = segments_[number];
+    return segment.filling[0].load(std::memory_order_seq_cst) != 0 ||
+           segment.filling[1].load(std::memory_order_seq_cst) != 0;
+  }
+
+  // Durable sets (commit.cpp). begin_commits: from now on the tail is written in batches, what was written is held until
+  // a younger state is saved, and a state is wanted when the log behind the last one has grown to `bytes_most` (0: as
+  // its size deserves). Pre: keep(); nothing was allocated. -ENOSPC, -errno.
+  [[nodiscard]] int begin_commits(bool waits_for_company, uint64_t bytes_most);
+  bool commits() const { return log_id_ != 0; }
+  // What was published before is durable at return. Threads that come meanwhile share the next one. -EIO: the device
+  // refused once, and nothing is durable any more until the store is opened again. Pre: no lock.
+  [[nodiscard]] int commit();
+  // The same of a sealed segment, which then is `written`. 0 at once where there are no batches.
+  [[nodiscard]] int commit_segment(uint64_t number);
+  [[nodiscard]] int flush_device();  // one that fails is the last: see commit()
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  // Whether a state should be saved so that an open has not to replay more.
+  bool log_is_long() const;
+  uint64_t commits_done() const { return commits_.load(std::memory_order_relaxed); }
+  // Where the log goes on after all that is durable. Pre: commit(), and nothing writes.
+  void mark_start(media::Root* root) const;
+  // For replay (replay.cpp). Its frame, filled from the device; -errno. end_replayed: it belongs to the log, of that life
+  // and so many bytes, or (0) it does not.
+  // Where the batch behind one that ends at `end` begins.
+  static uint64_t batch_end(uint64_t end);
+  // Of the segment `number`, whose bytes are in `memory`: the header of a batch of that log, or nullptr; whether all
+  // records in [from, to) are what was written.
+  const media::BatchHeader* batch_at(uint64_t log, uint64_t number, const char* memory, uint64_t at) const;
+  bool records_are_sound(uint64_t number, const char* memory, uint64_t from, uint64_t to, uint64_t life) const;
+  [[nodiscard]] int replay_segment(uint64_t number, char** memory);
+  void end_replayed(uint64_t number, uint64_t life, uint32_t used);
+  void add_live(Address address, uint64_t units) {
+    of(address).live.fetch_add(static_cast<uint32_t>(units), std::memory_order_relaxed);
+  }
+  [[nodiscard]] int restore_run(const LargePlace& place);                            // -EBADMSG: not free
+  uint64_t first_at(uint64_t number) const { return number == 0 ? kUnitBytes : 0; }  // address 0 is none
+  // Of what is in the state: of the tail, what is durable.
+  uint32_t used_durable(uint64_t number) const {
+    return state(number) == SegmentState::kOpen ? segments_[number].batch.load(std::memory_order_relaxed) & ~7u
+                                                : used(number);
+  }
 
   // The saved state (saved_state.cpp). Between save_begin and save_end nothing writes: all shards are locked.
   // keep: so many bytes the state would take now; from then on space for it is left free, and what a saved state refers
@@ -186,6 +250,33 @@ class Log {
     uint64_t retired = 0;  // epoch when it was taken from the last one
   };
   Segment& of(Address address) { return segments_[segment_of(address)]; }
+  // Of which side the batch is that the record lies in: the newest of its segment, or the one before, which is not
+  // durable while somebody writes in it.
+  unsigned side_of(const Segment& segment, Address address) const {
+    const uint32_t batch = segment.batch.load(std::memory_order_relaxed);
+    const uint64_t at = address.value * kUnitBytes & (segment_bytes() - 1);
+    return at >= (batch & ~7u) ? batch & 1 : ~batch & 1;
+  }
+  void seal_locked();
+  // commit.cpp
+  struct Cut {
+    uint64_t first = 0, last = 0;  // segments + 1 that have what is not durable, a chain. 0: none
+    uint32_t last_end = 0;         // of what is to be written of the last
+    unsigned sides = 3;            //   and which sides must have been filled there, a bit each
+    uint64_t number = 0;           // of the last batch in it
+  };
+  bool take_announced(bool cleaning, uint64_t fresh, uint64_t* number);
+  void open_log_segment(uint64_t number);
+  void open_batch(uint32_t at, unsigned side);
+  bool any_in_batch() const;  // pre, as of the next: the tail's lock
+  bool finish_batch();
+  Cut cut();
+  int commit_cut(const Cut& cut);
+  int commit_once();
+  void wait_for_company();
+  void prepare(uint64_t number, uint64_t from, uint64_t to);
+  template <class Done>
+  int commit_until(Done done);
   int roll(bool cleaning);
   bool take_one(bool cleaning, uint64_t* number);
   bool window_may_go(uint64_t first, uint64_t count, uint64_t* live) const;
@@ -232,6 +323,22 @@ class Log {
   uint64_t next_free_ = 0;                         // where to look first
   uint64_t first_retired_ = 0, last_retired_ = 0;  // number + 1, oldest first
   uint64_t window_ = 0, window_count_ = 0;         // held back; 0: none
+
+  // commit.cpp
+  uint64_t log_id_ = 0;                                    // 0: no batches
+  uint32_t next_[2] = {0, 0};                              // segments + 1, kNext. Under the mutex and the tail's lock
+  uint32_t fresh_ = 0;                                     //   and the one that comes after them. Under the mutex
+  uint64_t first_uncommitted_ = 0, last_uncommitted_ = 0;  // segments + 1. Under the tail's lock
+  uint64_t closed_ = 0;                                    // batches. Under the tail's lock
+  uint64_t log_most_ = 0;                                  // bytes. 0: as its size deserves
+  std::atomic<uint64_t> opened_{0};                        // segments of the log since the last saved state
+  bool waits_for_company_ = false;
+  // The committing thread's: how many were there when the last commit ended, served or not; who ever was served; ns.
+  uint64_t company_ = 0, served_ = 0, commit_ns_ = 0;
+  alignas(64) std::atomic<uint64_t> durable_{0};   // batches
+  std::atomic<uint64_t> arrived_{0}, commits_{0};  // calls of commit(); commits; ever
+  std::atomic<uint32_t> ended_{0};                 // futex: changes with the end of each commit
+  std::atomic<bool> committing_{false}, failed_{false}, run_written_{false};
 };
 
 // A record to look at: in DRAM, kept there by an epoch, or in a buffer that it was read into. One a thread at a time;

@@ -54,6 +54,7 @@ ImageSpec root_spec(const media::Superblock& super) {
   spec.super_checksum = super.checksum;
   spec.body_bytes = sizeof(media::Root);
   spec.slot_bytes = media::kBlockBytes;
+  spec.known_incompatible = media::kFeatureLog;
   return spec;
 }
 
@@ -175,7 +176,8 @@ int StateReader::take(void* data, uint64_t bytes) {
 
 // ---- the store ------------------------------------------------------------------------------------------------------
 
-int Store::open_root(Contents contents, ErrorText* why) {
+int Store::open_root(const StoreOptions& options, ErrorText* why) {
+  const Contents contents = options.contents;
   uint64_t lives = 0;
   int status = sys::random_bytes(&lives, sizeof lives);
   log_.begin_lives(lives >> 2);
@@ -198,20 +200,34 @@ int Store::open_root(Contents contents, ErrorText* why) {
   if (status < 0) return why->set(status, "key/value store on %s: %s", device_->name(), errno_text(status));
   kept_ = true;
   log_.keep([](const void* store) { return static_cast<const Store*>(store)->state_bytes(); }, this);
-  if (contents == Contents::kKept) return load(why);
-  status = format(device_, super_, &root_);
-  return status < 0
-             ? why->set(status, "key/value store on %s: cannot be formatted: %s", device_->name(), errno_text(status))
-             : 0;
+  media::Root root = {};
+  if (contents == Contents::kKept)
+    status = load(&root, why);
+  else if (status = format(device_, super_, &root_); status < 0)
+    return why->set(status, "key/value store on %s: cannot be formatted: %s", device_->name(), errno_text(status));
+  if (status == 0 && root.log != 0) status = replay(root, why);
+  if (status < 0 || (root.log == 0 && options.durability == Durability::kFlush)) return status;
+  return begin_commits(options, why);
 }
 
-int Store::load(ErrorText* why) {
+// What was replayed is saved, so there is never more than one log.
+int Store::begin_commits(const StoreOptions& options, ErrorText* why) {
+  int status = 0;
+  if (options.durability != Durability::kFlush)
+    status = log_.begin_commits(options.durability == Durability::kGroup, options.replay_bytes_most);
+  if (status == 0) status = flush();
+  return status < 0 ? why->set(status, "key/value store on %s: its log cannot be begun: %s", device_->name(),
+                               errno_text(status))
+                    : 0;
+}
+
+int Store::load(media::Root* out, ErrorText* why) {
   SlotReport report;
   int status = root_.load(Repair::kOne, &report);
   if (status == -EPROTONOSUPPORT || status == -EROFS)
     return why->set(status, "key/value store on %s: made by a later Lunar, which uses what this one does not know",
                     device_->name());
-  media::Root root = {};
+  media::Root& root = *out;
   if (status == 0) memcpy(&root, root_.body(), sizeof root);
   if (status == 0 && root.first == 0) return 0;
   StateReader state(log_, root);
@@ -266,8 +282,8 @@ int Store::write_state(uint64_t* first, uint64_t* bytes, uint64_t life) {
   for (uint64_t i = 0; status == 0 && i < log_.segments(); ++i) {
     media::SegmentEntry entry = {};
     const SegmentState now = log_.state(i);
-    if (now == SegmentState::kSealed || now == SegmentState::kDamaged)
-      entry = {log_.life(i), log_.live(i), log_.used(i), media::SegmentKind::kRecords, 0};
+    if (now == SegmentState::kSealed || now == SegmentState::kDamaged || now == SegmentState::kOpen)
+      entry = {log_.life(i), log_.live(i), log_.used_durable(i), media::SegmentKind::kRecords, 0};
     else if (now == SegmentState::kLarge && !log_.pending(i))
       entry = {log_.life(i), 0, 0, media::SegmentKind::kRun, 0};
     status = state.put(&entry, sizeof entry);
@@ -307,18 +323,21 @@ int Store::settle() {
 int Store::save() {
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].lock.lock();
   // Linux reports what a flush could not write once, and forgets it: a later one that succeeds would prove nothing.
-  int status = flush_failed_ ? -EIO : settle();
+  int status = log_.failed() ? -EIO : settle();
   if (status == 0) status = log_.save_begin();
-  media::Root root = {0, log_.new_life(), 0, count(), {}};
+  media::Root root = {};
+  root.life = log_.new_life();
+  root.keys = count();
+  if (status == 0 && log_.commits()) log_.mark_start(&root);
   if (status == 0) status = write_state(&root.first, &root.bytes, root.life);
-  if (status == 0 && (status = raw_flush(device_)) < 0) {
-    flush_failed_ = true;
+  if (status == 0 && (status = log_.flush_device()) < 0) {
     log_error("key/value store on %s: flush: %s; nothing more is kept until it is opened again", device_->name(),
               errno_text(status));
   }
   Log::Saved saved = Log::Saved::kNo;
   if (status == 0) {
     memcpy(root_.body(), &root, sizeof root);
+    if (log_.commits()) root_.header().features_incompatible |= media::kFeatureLog;
     status = root_.commit();
     saved = status == 0 ? Log::Saved::kYes : root_.loaded() ? Log::Saved::kNo : Log::Saved::kUnknown;
   }

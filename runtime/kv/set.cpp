@@ -2,7 +2,8 @@
 // Writing: set and del, see store.h.
 //
 // An entry is switched under the lock of its shard, after the record is complete. What it led to before is dead from
-// then on; a reader may still be in it, and cleaning waits for that one.
+// then on; a reader may still be in it, and cleaning waits for that one. Where sets are durable the record says
+// what that was, a delete appends a record too, and the call returns after the log's commit: for that no lock is held.
 // Threading: as in store.h.
 #include <errno.h>
 
@@ -21,9 +22,13 @@ bool fits_in_place(const Record* record, uint64_t value_bytes, bool full) {
   return record->type() == RecordType::kPair && value_bytes <= room && !wastes;
 }
 
+void fill_head(Record* record, RecordType type, uint64_t units, uint64_t key_bytes, uint64_t value_bytes) {
+  new (record) Record{0, 0, static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(type)),
+                      static_cast<uint32_t>(key_bytes), static_cast<uint32_t>(value_bytes)};
+}
+
 void fill_pair(Record* record, uint64_t units, Bytes key, Bytes value) {
-  new (record) Record{0, 0, static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(RecordType::kPair)),
-                      static_cast<uint32_t>(key.size), static_cast<uint32_t>(value.size)};
+  fill_head(record, RecordType::kPair, units, key.size, value.size);
   if (key.size) memcpy(record + 1, key.data, key.size);
   if (value.size) memcpy(record->value(), value.data, value.size);
 }
@@ -68,15 +73,43 @@ int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out) {
 
 int Store::set(Bytes key, Bytes value) {
   if (key.size > kPairBytesMax || value.size > kPairBytesMax) return -EINVAL;
-  const uint64_t hash = hash_of(key);
-  const bool large = record_units(key.size, value.size) > log_.inline_units_max();
-  return large ? set_large(hash, key, value) : set_inline(hash, key, value, true);
+  if (log_.failed()) return -EIO;
+  const uint64_t hash = hash_of(key), notes = log_.commits() ? sizeof(ReplacedRun) / kUnitBytes : 0;
+  const bool large = record_units(key.size, value.size) + notes > log_.inline_units_max();
+  const int status = large ? set_large(hash, key, value) : set_inline(hash, key, value, true);
+  return status == 0 && log_.commits() ? log_.commit() : status;
 }
 
 int Store::set_now(Bytes key, Bytes value) {
   const bool large = key.size > kPairBytesMax || value.size > kPairBytesMax ||
                      record_units(key.size, value.size) > log_.inline_units_max();
   return large || log_.on_device() ? -EAGAIN : set_inline(hash_of(key), key, value, false);
+}
+
+// How much longer a record is that says what it replaces.
+uint64_t Store::units_of_notes(const Found& found) const {
+  if (!log_.commits() || !found.place) return 0;
+  return (found.run.count ? sizeof(ReplacedRun) : sizeof(Replaced)) / kUnitBytes;
+}
+
+// The last of the record's content. Pre: its size is right.
+void Store::note_replaced(Record* record, const Found& found) {
+  if (units_of_notes(found) == 0) return;
+  record->size_type |= found.run.count ? RecordNotes::kReplacesRun : RecordNotes::kReplacesPair;
+  *record->replaced() = {found.address.value, static_cast<uint32_t>(found.units),
+                         static_cast<uint32_t>(found.run.count ? 0 : found.value_bytes)};
+  if (!found.run.count) return;
+  auto* run =
+      reinterpret_cast<ReplacedRun*>(reinterpret_cast<char*>(record->replaced()) - offsetof(ReplacedRun, record));
+  run->value_bytes = found.value_bytes;
+  run->first = found.run.first;
+  run->count = found.run.count;
+}
+
+// A record that no entry leads to, though it is in the log: it has to mean nothing there.
+void Store::forget_record(Address address, uint64_t units) {
+  fill_head(log_.at(address), RecordType::kMark, units, 0, 0);
+  log_.drop_live(address, units);
 }
 
 // What an entry led to lives no more. Pre: it is gone or leads elsewhere.
@@ -113,7 +146,6 @@ bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool ful
 int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
   Shard& shard = shard_of(hash);
   shard.index.prefetch(hash);
-  const uint64_t units = record_units(key.size, value.size);
   for (bool full = false, replaces = false;;) {
     {
       MutexLock lock(shard.lock);
@@ -122,11 +154,13 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       if (const int status = find_locked(shard, hash, key, &found); status < 0) return status;
       if (found.place && set_in_place(shard, found, value, full)) return 0;
       replaces = found.place != nullptr;
+      const uint64_t units = record_units(key.size, value.size) + units_of_notes(found);
       Address address;
       if (log_.allocate(units, false, &address) == 0) {
         fill_pair(log_.at(address), units, key, value);
+        note_replaced(log_.at(address), found);
         const int status = publish(shard, hash, address, found, key.size + value.size);
-        if (status < 0) log_.drop_live(address, units);
+        if (status < 0) forget_record(address, units);
         log_.published(address);
         return status < 0 ? -ENOSPC : 0;
       }
@@ -142,7 +176,6 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
 
 int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
   Shard& shard = shard_of(hash);
-  const uint64_t units = record_units(sizeof(LargePlace), 0);
   LargePlace place{hash, key.size, value.size, 0, 0, 0};
   place.count = log_.run_segments(place.value_at() + value.size);
   if (const int status = room_for_run(place.count, &place.first); status < 0) return status;
@@ -153,14 +186,15 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
       MutexLock lock(shard.lock);
       Found found;
       if (status = find_locked(shard, hash, key, &found); status < 0) break;
+      const uint64_t units = record_units(sizeof(LargePlace), 0) + units_of_notes(found);
       Address address;
       if (log_.allocate(units, false, &address) == 0) {
         Record* record = log_.at(address);
-        new (record) Record{0, 0, static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(RecordType::kLarge)),
-                            sizeof(LargePlace), 0};
+        fill_head(record, RecordType::kLarge, units, sizeof(LargePlace), 0);
         new (record + 1) LargePlace(place);
+        note_replaced(record, found);
         status = publish(shard, hash, address, found, key.size + value.size) < 0 ? -ENOSPC : 0;
-        if (status < 0) log_.drop_live(address, units);
+        if (status < 0) forget_record(address, units);
         if (status == 0) log_.run_published(place.first, place.count);
         log_.published(address);
         shard.writes.fetch_add(1, std::memory_order_relaxed);
@@ -173,18 +207,51 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
   return status;
 }
 
-int64_t Store::del(Bytes key) {
-  const uint64_t hash = hash_of(key);
-  Shard& shard = shard_of(hash);
-  MutexLock lock(shard.lock);
-  shard.writes.fetch_add(1, std::memory_order_relaxed);
+// A record that says so. Pre: the lock. -EAGAIN: there is no room for it.
+int Store::log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve) {
+  const uint64_t units = record_units(sizeof(DeletedKey), 0) + units_of_notes(found);
+  Address address;
+  if (const int status = log_.allocate(units, from_reserve, &address); status < 0) return status;
+  Record* record = log_.at(address);
+  fill_head(record, RecordType::kDeleted, units, sizeof(DeletedKey), 0);
+  new (record + 1) DeletedKey{hash, key.size};
+  note_replaced(record, found);
+  log_.drop_live(address, units);
+  log_.published(address);
+  return 0;
+}
+
+// Pre: the lock. Length of the value that was there; -ENOENT; -EAGAIN: no room for the record of it.
+int64_t Store::del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve) {
   Found found;
   if (const int status = find_locked(shard, hash, key, &found); status < 0) return status;
-  if (!found.place) return -ENOENT;
+  int status = found.place ? 0 : -ENOENT;
+  if (status == 0 && log_.commits()) status = log_deleted(hash, key, found, from_reserve);
+  if (status != -EAGAIN) shard.writes.fetch_add(1, std::memory_order_relaxed);
+  if (status < 0) return status;
   shard.index.erase(found.place);
   shard.pair_bytes.fetch_sub(found.pair_bytes, std::memory_order_relaxed);
   drop(found);
   return static_cast<int64_t>(found.value_bytes);
+}
+
+// Where the store is full the record that a key is gone goes into what is kept for cleaning.
+int64_t Store::del(Bytes key) {
+  if (log_.failed()) return -EIO;
+  const uint64_t hash = hash_of(key);
+  Shard& shard = shard_of(hash);
+  int64_t length = -EAGAIN;
+  for (int room = 0;;) {
+    {
+      MutexLock lock(shard.lock);
+      length = del_locked(shard, hash, key, room == -ENOSPC);
+    }
+    if (length != -EAGAIN) break;
+    if (room == -ENOSPC) return room;
+    if (room = room_for_segment(); room < 0 && room != -ENOSPC) return room;
+  }
+  const int status = length >= 0 && log_.commits() ? log_.commit() : 0;
+  return status < 0 ? status : length;
 }
 
 }  // namespace lunar::kv

@@ -20,6 +20,8 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
     status = why->set(-EINVAL, "key/value store: %u shards; 1 to 256", options.shards);
   else if (options.contents != Contents::kScratch && !options.device)
     status = why->set(-EINVAL, "key/value store: only what lies on a device can be kept");
+  else if (options.contents == Contents::kScratch && options.durability != Durability::kFlush)
+    status = why->set(-EINVAL, "key/value store: only what is kept can be durable");
   else if (options.contents == Contents::kKept)
     status = superblock_read(options.device, &super, why);
   if (status < 0) {
@@ -75,7 +77,7 @@ int Store::start(const StoreOptions& options, ErrorText* why) {
       return why->set(status, "key/value store: %s of DRAM leave none for the index; give it more",
                       format_size(budget_.limit()).text);
   }
-  return around ? open_root(options.contents, why) : 0;
+  return around ? open_root(options, why) : 0;
 }
 
 void Store::close() {

@@ -31,11 +31,22 @@ enum class Contents : uint8_t {
   kKept,     // the same, and it begins with what the last flush() of the store that is on the device found
 };
 
+// When a set or del of a store that is kept is durable. What is not acknowledged yet may be, too.
+enum class Durability : uint8_t {
+  kFlush,  // with the next flush()
+  kGroup,  // when it returns; waits a little for others, to share one write and flush with them
+  kEach,   // when it returns, at once: it shares only with those that came while another was being written
+};
+
 struct StoreOptions {
   // The device of the log while the store is open. Taken over in any case: closed with the store, or at once on
   // failure. nullptr: in DRAM.
   Device* device = nullptr;
   Contents contents = Contents::kScratch;  // the others: on a device. The caller sees to it that nothing else uses it
+  Durability durability = Durability::kFlush;  // the others: not of kScratch. May be another with each open
+  // kGroup, kEach: a state is saved (as by flush()) when the log behind the last one has grown to so much, so that an
+  // open has not to read more. 0: 1 GiB, or 8 times the state where that is more
+  uint64_t replay_bytes_most = 0;
   // what records may take, in segments (16 at least). 0: all that the device has. kKept: as the store was made
   uint64_t log_bytes = kGiB;
   // all that it may use, hard. In DRAM: the log, and what is left for the index (0: a third more than log_bytes).
@@ -59,6 +70,10 @@ class Store {
   // from the device, and a deleted file its space. Nothing else may be called then.
   void abandon_in_child();
 
+  // kGroup, kEach: a get may give a value that is not durable yet. -EIO of set, del or flush: the device refused to make
+  // something durable; whether it is kept is not known, and from then on each of them gives -EIO, until the store is
+  // opened again. (A large pair whose own bytes were refused has changed nothing, and does not end the writing.)
+  //
   // On a device, all of these but count and the like may block for it, and return its errors (-EIO, ...) or -EBADMSG:
   // the stored bytes are not those that were written. No call ever returns a damaged byte, and the other keys are not
   // affected.
@@ -69,7 +84,7 @@ class Store {
   // Length of the whole value; of it, from `offset` on, up to `bytes` are copied. -ENOENT.
   [[nodiscard]] int64_t get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   [[nodiscard]] int64_t exists(Bytes key) { return get(key, nullptr, 0, 0); }
-  // Length of the value that was there. -ENOENT.
+  // Length of the value that was there. -ENOENT. -ENOSPC: kGroup and kEach alone, of a store that is full to the last.
   [[nodiscard]] int64_t del(Bytes key);
   // The same where that takes neither the device, cleaning nor a large pair; else -EAGAIN, and nothing has happened.
   [[nodiscard]] int64_t get_now(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
@@ -91,7 +106,8 @@ class Store {
   uint64_t bytes_actual() const;                                 // of keys and values
   // get, exists, set, del, random and steps of walks, ever
   uint64_t operations() const;
-  uint64_t device_ios() const { return log_.ios(); }  // reads and writes of the device, ever
+  uint64_t commits() const { return log_.commits_done(); }  // of kGroup and kEach, ever
+  uint64_t device_ios() const { return log_.ios(); }        // reads and writes of the device, ever
   // live bytes that cleaning moved, ever
   uint64_t cleaned_bytes() const { return cleaned_.load(std::memory_order_relaxed); }
   uint64_t dram_used() const { return budget_.used(); }
@@ -126,9 +142,21 @@ class Store {
   Store() = default;
   int start(const StoreOptions& options, ErrorText* why);
   // saved_state.cpp
-  int open_root(Contents contents, ErrorText* why);
-  int load(ErrorText* why);
+  int open_root(const StoreOptions& options, ErrorText* why);
+  int load(media::Root* root, ErrorText* why);
   int load_shard(class StateReader& state, unsigned number);
+  int begin_commits(const StoreOptions& options, ErrorText* why);
+  // replay.cpp
+  struct LogEnd {
+    uint64_t number = 0;           // of the batch that is not there
+    uint64_t segment = 0, at = 0;  // where it would be
+    uint32_t next[2] = {0, 0};     // behind that segment; + 1
+  };
+  int replay(const media::Root& root, ErrorText* why);
+  int replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* life);
+  int find_later(uint64_t log, const LogEnd& end, ErrorText* why);
+  int apply(Record* record, Address address);
+  std::atomic<uint64_t>* find_moved(Shard& shard, uint64_t hash, const Record* record, Address* from);
   int settle();
   int save();
   struct SavesForSpace {
@@ -163,6 +191,11 @@ class Store {
   bool set_in_place(Shard& shard, const Found& found, Bytes value, bool full);
   int publish(Shard& shard, uint64_t hash, Address address, const Found& found, uint64_t bytes);
   void drop(const Found& found);
+  uint64_t units_of_notes(const Found& found) const;
+  void note_replaced(Record* record, const Found& found);
+  void forget_record(Address address, uint64_t units);
+  int log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve);
+  int64_t del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve);
   int validate_entry(unsigned shard, Address address, uint64_t* units, uint64_t* runs, ErrorText* why);
   int room_for_frames();
   int room_for_segment();
@@ -175,8 +208,7 @@ class Store {
   uint64_t mapping_bytes_ = 0;
   Device* device_ = nullptr;
   bool kept_ = false;
-  bool flush_failed_ = false;  // of the device, in a save. Under the cleaning mutex
-  uint64_t full_at_ = 0;       // bytes that lived when saves did not help any more. Under the cleaning mutex
+  uint64_t full_at_ = 0;  // bytes that lived when saves did not help any more. Under the cleaning mutex
   media::Superblock super_ = {};
   AtomicImage root_;
   Budget budget_;

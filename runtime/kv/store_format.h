@@ -14,11 +14,24 @@
 //   uint64_t n, n entries as in index.h. A bucket's number & (2^index_bits - 1) and the tag are what tells its hashes.
 //
 // What a saved state refers to is not written again before a younger one is durable. So a crash leaves the last one, and
-// all that it refers to: nothing is replayed. Segments are as record_log.h describes them: records with checksums seeded
+// all that it refers to. Segments are as record_log.h describes them: records with checksums seeded
 // by place and life. A life is a number that no other use of any segment of this store has, in any run of a program: it
 // begins at random with each open.
 //
-// What may change in this format: feature bits of the root (lun/volume/image_format.h); none is known yet.
+// The log to replay. With feature kFeatureLog a store holds more than the saved state: the log goes on where the root
+// says. It is a sequence of batches, each a piece of one segment that begins at a block (in segment 0 behind its first
+// unit) with a record of type kMark that holds a BatchHeader, goes on with records, and is padded to a block by another
+// kMark (where the next batch of the segment begins). Batches are numbered, without a gap. Those of a commit are written
+// in any order, and no later one is begun before they are durable. So what stands at the place of number n is
+//   batch n, by its number and all of its checksums;
+//   or the end: no batch beyond it has durable >= n;
+//   or damage: one has.
+// A segment's headers, and the root, name the two segments after it: where n is damaged, those behind it are found.
+// Replaying applies the records in order, as each says what it takes the place of (record.h). What the saved state or the
+// log behind it refers to is not written again before a younger state is durable. Each open that
+// begins a log gives it a number of its own by chance: what a former one left is never taken for a batch of this one.
+//
+// What may change in this format: feature bits of the root (lun/volume/image_format.h). Incompatible: kFeatureLog.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -28,6 +41,7 @@ namespace lunar::kv::media {
 constexpr char kSuperMagic[16] = "LunarKeyValue\r\n";
 constexpr char kRootMagic[8] = {'L', 'u', 'n', 'K', 'V', 'r', 't', 0};
 constexpr uint32_t kVersion = 1;
+constexpr uint64_t kFeatureLog = 1;
 constexpr uint64_t kBlockBytes = 4096, kHeadBytes = 64 * 1024, kTailBytes = 64 * 1024;
 constexpr uint64_t kSecondSuperAt = kHeadBytes - kBlockBytes, kFrontRootsAt = kBlockBytes;
 
@@ -53,9 +67,25 @@ struct Root {
   uint64_t life;   // of the chain
   uint64_t bytes;  // of the saved state
   uint64_t keys;
-  uint8_t reserved[32];
+  // Of a log to replay, else 0. It goes on at byte log_at of segment log_segments[0] - 1, with batch number log_batch, and
+  // then in the others (0: not known).
+  uint64_t log;
+  uint64_t log_batch;
+  uint32_t log_segments[3];
+  uint32_t log_at;
 };
 static_assert(sizeof(Root) == 64);
+
+struct BatchHeader {
+  uint64_t log;      // Root::log
+  uint64_t life;     // of the segment
+  uint64_t number;   // of the batch, from 1 on
+  uint64_t durable;  // all batches up to this number were durable before this was written
+  uint32_t next[2];  // segment + 1: where the log goes on after this segment, and after that
+  uint32_t bytes;    // from the beginning of the header's record to the end of the last one that counts
+  uint32_t reserved;
+};
+static_assert(sizeof(BatchHeader) == 48);
 
 struct StateLink {
   uint64_t checksum;  // of what follows in the link, as of a part of a large pair: seeded by its number and the life

@@ -26,7 +26,7 @@ struct MemoryShape {
   const char* name = "memory:";
 };
 
-class MemoryDevice final : public lunar::Device {
+class MemoryDevice : public lunar::Device {
  public:
   using Shape = MemoryShape;
   MemoryDevice(char* memory, uint64_t bytes, Shape shape = {}) : memory_(memory), bytes_(bytes), shape_(shape) {}

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+// Durable sets: the tail is written in batches, by group commit. See record_log.h; the form: store_format.h.
+//
+//   segment   │ header │ record │ record │ pad │ header │ record │ ...        │
+//             └──────── batch 7, durable ──────┘└── batch 8, the newest ──►   records are appended and changed here alone
+//
+// A commit cuts the newest batch off, waits until its records are filled, writes it and what sealed segments have that is
+// not written, and flushes. Writers go on in the next batch meanwhile. One thread commits at a time; those that come while
+// it does wait for its end, and one of them makes the next commit, for all. So a commit begins after the one before is
+// durable: what of a batch is on the device proves that all commits before it are.
+// Threading: as in record_log.h.
+#include <errno.h>
+
+#include <new>
+
+#include "kv/record_log.h"
+#include "lun/raw_io.h"
+#include "sys/file.h"
+#include "sys/log.h"
+
+namespace lunar::kv {
+namespace {
+
+constexpr uint64_t kBlockBytes = media::kBlockBytes;
+constexpr uint32_t kHeaderBytes = sizeof(Record) + sizeof(media::BatchHeader);
+constexpr uint64_t kLogBytesLeast = kGiB;  // before a state is saved for the log's length; else 8 states
+
+Record* new_mark(char* at, uint64_t bytes, uint32_t key_bytes) {
+  return new (at) Record{
+      0, 0, static_cast<uint32_t>(bytes / kUnitBytes << 2 | static_cast<uint32_t>(RecordType::kMark)), key_bytes, 0};
+}
+
+media::BatchHeader* header_of(Record* record) { return reinterpret_cast<media::BatchHeader*>(record + 1); }
+
+}  // namespace
+
+int Log::begin_commits(bool waits_for_company, uint64_t bytes_most) {
+  uint64_t id = 0;
+  if (const int status = sys::random_bytes(&id, sizeof id); status < 0) return status;
+  MutexLock guard(mutex_);
+  uint64_t found = 0;
+  for (uint64_t i = 0; i < count_ && found < 2; ++i) {
+    if (state(i) == SegmentState::kFree) next_[found++] = static_cast<uint32_t>(i + 1);
+  }
+  if (found < 2) return -ENOSPC;
+  for (const uint32_t next : next_) segments_[next - 1].state.store(SegmentState::kNext, std::memory_order_release);
+  free_.fetch_sub(2, std::memory_order_relaxed);
+  next_free_ = next_[1];
+  waits_for_company_ = waits_for_company;
+  log_most_ = bytes_most;
+  log_id_ = id | 1;
+  return 0;
+}
+
+bool Log::log_is_long() const {
+  if (!commits()) return false;
+  uint64_t most = log_most_;
+  if (most == 0) most = 8 * state_bytes_(state_owner_);
+  if (log_most_ == 0 && most < kLogBytesLeast) most = kLogBytesLeast;
+  return opened_.load(std::memory_order_relaxed) >= (most >> segment_bits_) + 1;
+}
+
+// The first of the two announced is the next tail; `fresh` will be the second. Pre: the mutex.
+bool Log::take_announced(bool cleaning, uint64_t fresh, uint64_t* number) {
+  const uint64_t opened = next_[0] - 1;
+  segments_[opened].life.store(new_life(), std::memory_order_release);
+  if (!take_frame(cleaning, opened)) return false;
+  segments_[fresh].state.store(SegmentState::kNext, std::memory_order_release);
+  free_.fetch_sub(1, std::memory_order_relaxed);
+  fresh_ = static_cast<uint32_t>(fresh + 1);
+  next_free_ = fresh + 1;
+  *number = opened;
+  return true;
+}
+
+// Pre: the mutex and the tail's lock; it is the tail.
+void Log::open_log_segment(uint64_t number) {
+  Segment& segment = segments_[number];
+  next_[0] = next_[1];
+  next_[1] = fresh_;
+  segment.saved = true;
+  segment.durable = static_cast<uint32_t>(tail_used_);
+  segment.next_uncommitted = 0;
+  if (first_uncommitted_)
+    segments_[last_uncommitted_ - 1].next_uncommitted = number + 1;
+  else
+    first_uncommitted_ = number + 1;
+  last_uncommitted_ = number + 1;
+  opened_.fetch_add(1, std::memory_order_relaxed);
+  open_batch(static_cast<uint32_t>(tail_used_), 0);
+}
+
+// Pre, as of the next two: the tail's lock.
+void Log::open_batch(uint32_t at, unsigned side) {
+  Segment& segment = segments_[tail_];
+  char* memory = segment.memory.load(std::memory_order_relaxed) + at;
+  new (header_of(new_mark(memory, kHeaderBytes, sizeof(media::BatchHeader)))) media::BatchHeader{};
+  tail_used_ = at + kHeaderBytes;
+  segment.used.store(static_cast<uint32_t>(tail_used_), std::memory_order_relaxed);
+  segment.batch.store(at | side, std::memory_order_seq_cst);
+}
+
+bool Log::any_in_batch() const { return tail_used_ != used_durable(tail_) + kHeaderBytes; }
+
+// Numbers the newest batch. Whether there is anything in it.
+bool Log::finish_batch() {
+  const Segment& segment = segments_[tail_];
+  if (!any_in_batch()) return false;
+  const uint32_t begin = used_durable(tail_);
+  auto* record = reinterpret_cast<Record*>(segment.memory.load(std::memory_order_relaxed) + begin);
+  *header_of(record) = {log_id_,
+                        segment.life.load(std::memory_order_relaxed),
+                        ++closed_,
+                        0,
+                        {next_[0], next_[1]},
+                        static_cast<uint32_t>(tail_used_ - begin),
+                        0};
+  return true;
+}
+
+// Cuts off what is not durable yet.
+Log::Cut Log::cut() {
+  Cut out;
+  sys::Locked tail(tail_lock_);
+  const unsigned side = segments_[tail_].batch.load(std::memory_order_relaxed) & 1;
+  if (state(tail_) == SegmentState::kOpen && finish_batch()) {
+    const uint64_t end = tail_used_, to = batch_end(end);
+    if (to + kBlockBytes > segment_bytes()) {
+      segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
+      tail_used_ = segment_bytes();
+    } else {
+      char* memory = segments_[tail_].memory.load(std::memory_order_relaxed) + end;
+      if (to != end) memset(static_cast<void*>(new_mark(memory, to - end, 0) + 1), 0, to - end - sizeof(Record));
+      open_batch(static_cast<uint32_t>(to), side ^ 1);
+      out.sides = 1u << side;
+    }
+  }
+  out.first = first_uncommitted_;
+  out.last = last_uncommitted_;
+  out.number = closed_;
+  if (out.first) out.last_end = used_durable(out.last - 1);
+  return out;
+}
+
+// Where the batch after one that ends at `end` begins: room for a mark, or none.
+uint64_t Log::batch_end(uint64_t end) {
+  const uint64_t to = round_up(end, kBlockBytes);
+  return to != end && to - end < sizeof(Record) ? to + kBlockBytes : to;
+}
+
+// Nothing changes in [from, to) any more: its checksums.
+void Log::prepare(uint64_t number, uint64_t from, uint64_t to) {
+  char* memory = segments_[number].memory.load(std::memory_order_relaxed);
+  const uint64_t begin = number << segment_bits_, durable = durable_.load(std::memory_order_relaxed);
+  for (uint64_t at = from; at < to;) {
+    auto* record = reinterpret_cast<Record*>(memory + at);
+    if (record->type() == RecordType::kMark && record->key_bytes == sizeof(media::BatchHeader))
+      header_of(record)->durable = durable;
+    record->checksum = record_checksum(record, Address{(begin + at) / kUnitBytes}, life(number));
+    at += record->units() * kUnitBytes;
+  }
+  memset(memory + to, 0, round_up(to, kBlockBytes) - to);
+}
+
+int Log::commit_cut(const Cut& cut) {
+  // A large pair is durable before the record that leads to it is written.
+  if (run_written_.exchange(false, std::memory_order_acq_rel)) {
+    if (const int status = flush_device(); status < 0) return status;
+  }
+  const bool alone = cut.first == cut.last;
+  bool wrote = false;
+  for (uint64_t at = cut.first; at;) {
+    Segment& segment = segments_[at - 1];
+    uint64_t next = 0;
+    if (at != cut.last) {
+      sys::Locked tail(tail_lock_);
+      next = segment.next_uncommitted;
+    }
+    const uint32_t from = segment.durable, end = at == cut.last ? cut.last_end : used(at - 1);
+    const unsigned sides = at == cut.last ? cut.sides : 3;
+    const auto filled = [&](unsigned side) {
+      return (sides & 1u << side) == 0 || segment.filling[side].load(std::memory_order_seq_cst) == 0;
+    };
+    for (unsigned round = 0; from < end && !(filled(0) && filled(1)); ++round)
+      round < 100 ? sys::yield_cpu() : sys::sleep_ns(20'000);
+    if (from < end) {
+      prepare(at - 1, from, end);
+      const uint64_t begin = round_down(from, kBlockBytes), bytes = round_up(end, kBlockBytes) - begin;
+      const uint64_t offset = ((at - 1) << segment_bits_) + begin;
+      char* memory = segment.memory.load(std::memory_order_relaxed) + begin;
+      ios_.fetch_add(1, std::memory_order_relaxed);
+      const int status = alone ? raw_write_durable(device_, device_offset_ + offset, memory, bytes)
+                               : transfer(Op::kWrite, offset, memory, bytes);
+      if (status < 0) return status;
+      wrote = !alone;
+    }
+    segment.durable = end;
+    at = next;
+  }
+  return wrote ? flush_device() : 0;
+}
+
+int Log::flush_device() {
+  const int status = failed() ? -EIO : raw_flush(device_);
+  if (status < 0) failed_.store(true, std::memory_order_release);
+  return status;
+}
+
+// Those that the last commit served are on their way here with the next set, and half of all would always just miss
+// the commit under way: a quarter of what one takes is worth waiting for them.
+void Log::wait_for_company() {
+  const uint64_t until = sys::now_ns() + commit_ns_ / 4;
+  for (unsigned round = 0; arrived_.load(std::memory_order_relaxed) - served_ < company_ && sys::now_ns() < until;
+       ++round)
+    round < 100 ? sys::yield_cpu() : sys::sleep_ns(20'000);
+}
+
+int Log::commit_once() {
+  if (waits_for_company_) wait_for_company();
+  const uint64_t begun = sys::now_ns(), arrived = arrived_.load(std::memory_order_relaxed), served = arrived - served_;
+  const Cut now = cut();
+  int status = failed() ? -EIO : commit_cut(now);
+  if (status < 0) {
+    // Linux reports what a flush could not write once, and forgets it: a later one that succeeds would prove nothing.
+    failed_.store(true, std::memory_order_release);
+    LUNAR_LOG_LIMITED(log_error, 1, "key/value store on %s: commit: %s; nothing more is set until it is opened again",
+                      device_->name(), errno_text(status));
+    return -EIO;
+  }
+  {
+    sys::Locked tail(tail_lock_);
+    while (first_uncommitted_) {
+      Segment& segment = segments_[first_uncommitted_ - 1];
+      if (state(first_uncommitted_ - 1) == SegmentState::kOpen || segment.durable < used(first_uncommitted_ - 1)) break;
+      segment.written.store(true, std::memory_order_release);
+      first_uncommitted_ = segment.next_uncommitted;
+    }
+    if (!first_uncommitted_) last_uncommitted_ = 0;
+  }
+  durable_.store(now.number, std::memory_order_release);
+  commit_ns_ = sys::now_ns() - begun;
+  served_ = arrived;
+  company_ = served + arrived_.load(std::memory_order_relaxed) - arrived;
+  commits_.fetch_add(1, std::memory_order_relaxed);
+  return 0;
+}
+
+template <class Done>
+int Log::commit_until(Done done) {
+  for (;;) {
+    const uint32_t ended = ended_.load(std::memory_order_acquire);
+    if (done()) return 0;
+    if (failed()) return -EIO;
+    if (committing_.exchange(true, std::memory_order_acquire)) {
+      (void)sys::futex_wait(&ended_, ended, -1, false);
+      continue;
+    }
+    // Whether it did is for the loop to see: another may have, before.
+    if (!done()) (void)commit_once();
+    committing_.store(false, std::memory_order_release);
+    ended_.fetch_add(1, std::memory_order_release);
+    sys::futex_wake(&ended_, INT32_MAX, false);
+  }
+}
+
+int Log::commit() {
+  uint64_t number;
+  {
+    sys::Locked tail(tail_lock_);
+    number = closed_ + (state(tail_) == SegmentState::kOpen && any_in_batch() ? 1 : 0);
+  }
+  arrived_.fetch_add(1, std::memory_order_relaxed);
+  return commit_until([&] { return durable_.load(std::memory_order_acquire) >= number; });
+}
+
+int Log::commit_segment(uint64_t number) {
+  if (!commits()) return 0;
+  return commit_until([&] { return segments_[number].written.load(std::memory_order_acquire); });
+}
+
+void Log::mark_start(media::Root* root) const {
+  const bool open = state(tail_) == SegmentState::kOpen;
+  const uint64_t first = open ? tail_ : next_[0] - 1;
+  root->log = log_id_;
+  root->log_batch = closed_ + 1;
+  root->log_segments[0] = static_cast<uint32_t>(first + 1);
+  root->log_segments[1] = open ? next_[0] : next_[1];
+  root->log_segments[2] = open ? next_[1] : 0;
+  root->log_at = open ? used_durable(tail_) : static_cast<uint32_t>(first_at(first));
+}
+
+// ---- replay ---------------------------------------------------------------------------------------------------------
+
+const media::BatchHeader* Log::batch_at(uint64_t log, uint64_t number, const char* memory, uint64_t at) const {
+  if (at + kHeaderBytes > segment_bytes()) return nullptr;
+  const auto* record = reinterpret_cast<const Record*>(memory + at);
+  const auto* header = reinterpret_cast<const media::BatchHeader*>(record + 1);
+  const bool possible = record->type() == RecordType::kMark && record->units() * kUnitBytes == kHeaderBytes &&
+                        record->key_bytes == sizeof *header && header->log == log && header->bytes > kHeaderBytes &&
+                        header->bytes <= segment_bytes() - at;
+  const Address address{((number << segment_bits_) + at) / kUnitBytes};
+  return possible && record->checksum == record_checksum(record, address, header->life) ? header : nullptr;
+}
+
+bool Log::records_are_sound(uint64_t number, const char* memory, uint64_t from, uint64_t to, uint64_t life) const {
+  for (uint64_t at = from; at < to;) {
+    const auto* record = reinterpret_cast<const Record*>(memory + at);
+    const uint64_t bytes = to - at < sizeof(Record) ? 0 : record->units() * kUnitBytes;
+    if (bytes < sizeof(Record) || bytes > to - at) return false;
+    const uint64_t needed = sizeof(Record) + round_up(record->key_bytes, 8) + record->value_bytes +
+                            Record::replaced_units(record->size_type) * kUnitBytes;
+    if (needed > bytes) return false;
+    if (record->checksum != record_checksum(record, Address{((number << segment_bits_) + at) / kUnitBytes}, life))
+      return false;
+    at += bytes;
+  }
+  return true;
+}
+
+int Log::replay_segment(uint64_t number, char** memory) {
+  for (;;) {
+    {
+      MutexLock guard(mutex_);
+      if (take_frame(true, number)) break;
+    }
+    if (const int status = make_frame(); status < 0) return status;
+  }
+  *memory = segments_[number].memory.load(std::memory_order_relaxed);
+  const int status = transfer(Op::kRead, number << segment_bits_, *memory, segment_bytes());
+  if (status < 0) end_replayed(number, 0, 0);
+  return status;
+}
+
+void Log::end_replayed(uint64_t number, uint64_t life, uint32_t used) {
+  if (used == 0) {
+    MutexLock guard(mutex_);
+    free_frame_of(number);
+    return;
+  }
+  if (state(number) == SegmentState::kFree) restore(number, SegmentState::kSealed, life, 0, used);
+  segments_[number].used.store(used, std::memory_order_relaxed);
+}
+
+int Log::restore_run(const LargePlace& place) {
+  if (place.count == 0 || place.first >= count_ || place.count > count_ - place.first) return -EBADMSG;
+  for (uint64_t i = place.first; i < place.first + place.count; ++i)
+    if (state(i) != SegmentState::kFree) return -EBADMSG;
+  for (uint64_t i = place.first; i < place.first + place.count; ++i) restore(i, SegmentState::kLarge, place.life, 0, 0);
+  return 0;
+}
+
+}  // namespace lunar::kv

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening a store whose sets were durable: what the log has behind the saved state is applied to it. The form, and how
+// the end is told from damage: store_format.h.
+//
+// Every record says what it takes the place of, and the index, replayed, leads where it led when the record was made. So
+// replay reads the log once, in order, and nothing else; a record whose predecessor is not there is damage.
+// Threading: one thread, at open.
+#include <errno.h>
+
+#include "kv/saved_state.h"
+#include "kv/store.h"
+
+namespace lunar::kv {
+namespace {
+
+constexpr uint64_t kBlockBytes = media::kBlockBytes;
+
+unsigned long long number_of(uint64_t value) { return value; }
+
+// What a record takes the place of, as the record says it.
+struct Before {
+  std::atomic<uint64_t>* place = nullptr;
+  Address address;
+  uint64_t units = 0, value_bytes = 0, run = 0, run_count = 0;
+};
+
+Before before_of(Record* record) {
+  const Replaced& old = *record->replaced();
+  Before out{nullptr, Address{old.address}, old.units, old.value_bytes, 0, 0};
+  if (record->size_type & RecordNotes::kReplacesRun) {
+    const auto& run =
+        *reinterpret_cast<const ReplacedRun*>(reinterpret_cast<const char*>(&old) - offsetof(ReplacedRun, record));
+    out.value_bytes = run.value_bytes;
+    out.run = run.first;
+    out.run_count = run.count;
+  }
+  return out;
+}
+
+}  // namespace
+
+// The entry of the record that cleaning moved here. Its tag and its segment are enough to know it, nearly always.
+std::atomic<uint64_t>* Store::find_moved(Shard& shard, uint64_t hash, const Record* record, Address* from) {
+  unsigned found = 0;
+  const auto may_be = [&](Address address) { return record->may_be_from(log_.segment_of(address)); };
+  shard.index.find_entry(hash, [&](Address address) {
+    if (may_be(address)) *from = address, ++found;
+    return false;
+  });
+  return shard.index.find_entry(hash, [&](Address address) {
+    if (found == 1) return address == *from;
+    if (!may_be(address)) return false;
+    *from = address;
+    Look look(log_);
+    return look.locked(address) == 0 && look->units() == record->units() + record->stripped_units() &&
+           look->type() == record->type() && look->key_bytes == record->key_bytes &&
+           look->value_bytes == record->value_bytes &&
+           memcmp(look->key(), record->key(), record->units() * kUnitBytes - sizeof(Record)) == 0;
+  });
+}
+
+// 0; -EBADMSG: it does not fit what was before it; -ENOMEM: the index.
+int Store::apply(Record* record, Address address) {
+  if (record->type() == RecordType::kMark) return 0;
+  const bool deleted = record->type() == RecordType::kDeleted, large = record->type() == RecordType::kLarge;
+  const auto& gone = *reinterpret_cast<const DeletedKey*>(record + 1);
+  const uint64_t hash = deleted ? gone.hash
+                        : large ? record->large().hash
+                                : hash_of({record->key(), record->key_bytes});
+  const uint64_t key_bytes = deleted ? gone.key_bytes : large ? record->large().key_bytes : record->key_bytes;
+  const uint64_t value_bytes = large ? record->large().value_bytes : record->value_bytes;
+  Shard& shard = shard_of(hash);
+  const bool replaces = Record::replaced_units(record->size_type) != 0;
+  Before before;
+  if (record->moved()) {
+    before.place = find_moved(shard, hash, record, &before.address);
+    before.units = record->units() + record->stripped_units();
+    before.value_bytes = value_bytes;
+  } else if (replaces) {
+    before = before_of(record);
+    before.place = shard.index.find_entry(hash, [&](Address at) { return at == before.address; });
+  }
+  if ((record->moved() || replaces || deleted) && !before.place) return -EBADMSG;
+  if (large && !record->moved()) {
+    if (const int status = log_.restore_run(record->large()); status < 0) return status;
+  }
+  if (deleted) {
+    shard.index.erase(before.place);
+  } else if (before.place) {
+    Index::replace(before.place, address);
+  } else if (const int status = shard.index.insert(hash, address); status < 0) {
+    return status;
+  }
+  if (!deleted) log_.add_live(address, record->units());
+  uint64_t pair_bytes = deleted ? 0 : key_bytes + value_bytes;
+  if (before.place) {
+    log_.drop_live(before.address, before.units);
+    pair_bytes -= key_bytes + before.value_bytes;
+    if (before.run_count) log_.retire(before.run, before.run_count);
+  }
+  shard.pair_bytes.fetch_add(pair_bytes, std::memory_order_relaxed);
+  return 0;
+}
+
+// Of a segment that lies in `memory`: as many batches as follow one another.
+int Store::replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* life) {
+  const uint64_t begin = end->segment * log_.segment_bytes();
+  while (const media::BatchHeader* batch = log_.batch_at(log, end->segment, memory, end->at)) {
+    if (batch->number != end->number || (*life != 0 && batch->life != *life)) break;
+    *life = batch->life;
+    const uint64_t to = end->at + batch->bytes;
+    if (!log_.records_are_sound(end->segment, memory, end->at, to, *life)) break;
+    log_.end_replayed(end->segment, *life, static_cast<uint32_t>(to));
+    for (uint64_t at = end->at; at < to;) {
+      auto* record = reinterpret_cast<Record*>(memory + at);
+      if (const int status = apply(record, Address{(begin + at) / kUnitBytes}); status < 0) return status;
+      at += record->units() * kUnitBytes;
+    }
+    ++end->number;
+    end->next[0] = batch->next[0];
+    end->next[1] = batch->next[1];
+    end->at = Log::batch_end(to);
+  }
+  return 0;
+}
+
+// Whether a batch says that the one at the end of the log was durable: -EBADMSG. Looks where it would be, in the rest of
+// that segment, and in those that come after it.
+int Store::find_later(uint64_t log, const LogEnd& end, ErrorText* why) {
+  char* memory = log_.cleaners_frame();
+  uint64_t segment = end.segment + 1, next[2] = {end.next[0], end.next[1]};
+  for (uint64_t visited = 0; segment != 0 && segment <= log_.segments() && visited < log_.segments(); ++visited) {
+    if (const int status = log_.transfer(Op::kRead, (segment - 1) * log_.segment_bytes(), memory, log_.segment_bytes());
+        status < 0)
+      return why->set(status, "key/value store on %s: its log cannot be read: %s", device_->name(), errno_text(status));
+    const bool first = visited == 0;
+    for (uint64_t block = first ? end.at : 0; block < log_.segment_bytes();
+         block = round_down(block, kBlockBytes) + kBlockBytes) {
+      const uint64_t at = block == 0 ? log_.first_at(segment - 1) : block;
+      const media::BatchHeader* batch = log_.batch_at(log, segment - 1, memory, at);
+      if (!batch || batch->number < end.number) continue;
+      next[0] = batch->next[0];
+      next[1] = batch->next[1];
+      if (batch->durable < end.number) continue;
+      return why->set(
+          -EBADMSG,
+          "key/value store on %s: its log is damaged: batch %llu, of byte %llu on, is not what was written, "
+          "and batch %llu came after it",
+          device_->name(), number_of(end.number),
+          number_of(media::kHeadBytes + end.segment * log_.segment_bytes() + end.at), number_of(batch->number));
+    }
+    segment = next[0];
+    next[0] = next[1];
+    next[1] = 0;
+  }
+  return 0;
+}
+
+int Store::replay(const media::Root& root, ErrorText* why) {
+  LogEnd end{
+      root.log_batch, root.log_segments[0] - uint64_t{1}, root.log_at, {root.log_segments[1], root.log_segments[2]}};
+  LogEnd last = end;
+  int status = 0;
+  while (status == 0) {
+    const bool possible = end.segment < log_.segments() && end.at < log_.segment_bytes() &&
+                          (log_.state(end.segment) == SegmentState::kFree ||
+                           (end.number == root.log_batch && log_.state(end.segment) == SegmentState::kSealed));
+    if (!possible) {
+      status = -EBADMSG;
+      break;
+    }
+    uint64_t life = log_.state(end.segment) == SegmentState::kSealed ? log_.life(end.segment) : 0;
+    const uint64_t number = end.number;
+    char* memory;
+    if (status = log_.replay_segment(end.segment, &memory); status < 0) break;
+    status = replay_segment(root.log, memory, &end, &life);
+    if (number == end.number && status == 0) {
+      log_.end_replayed(end.segment, 0, 0);
+      // Nothing durable in it: the first segment of the log, or one that the last had only announced.
+      if (number != root.log_batch || end.next[0] == 0 || end.at == log_.first_at(end.segment)) break;
+    } else {
+      last = end;
+    }
+    end = {end.number, end.next[0] - uint64_t{1}, log_.first_at(end.next[0] - uint64_t{1}), {end.next[1], 0}};
+  }
+  if (status == 0) return find_later(root.log, last, why);
+  if (status == -ENOMEM)
+    return why->set(status, "key/value store on %s: %s of DRAM do not hold its index; give it more", device_->name(),
+                    format_size(budget_.limit()).text);
+  return why->set(status, "key/value store on %s: its log cannot be replayed from batch %llu on, at byte %llu (%s)",
+                  device_->name(), number_of(end.number),
+                  number_of(media::kHeadBytes + end.segment * log_.segment_bytes() + end.at), errno_text(status));
+}
+
+}  // namespace lunar::kv

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sets that are durable when they return: levels, errors, damage, full stores, kill -9. Crashes are kv_durable.cpp's.
+#include <errno.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <map>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "kv/store.h"
+#include "tests/catch.h"
+#include "tests/kv/kv_support.h"
+#include "tests/support/lun_device.h"
+
+using namespace lunar;
+using namespace lunar::kv;
+using kv_test::bytes_of;
+
+namespace {
+
+constexpr uint64_t kBytes = 4 * kMiB;
+
+struct Backing {
+  std::vector<char> memory = std::vector<char>(kBytes);
+  std::vector<lunar_test::MemoryDevice*> devices;
+  ErrorText why;
+  uint64_t replay_bytes_most = 0;
+  ~Backing() {
+    for (auto* device : devices) delete device;
+  }
+  int open(Contents contents, Durability durability, Store** store) {
+    devices.push_back(new lunar_test::MemoryDevice(memory.data(), kBytes));
+    StoreOptions options;
+    options.device = devices.back();
+    options.contents = contents;
+    options.durability = durability;
+    options.replay_bytes_most = replay_bytes_most;
+    options.log_bytes = 0;
+    options.dram_bytes = 4 * kMiB;
+    options.shards = 4;
+    options.expected_keys = 16;
+    return Store::open(options, store, &why);
+  }
+  Store* must_open(Contents contents, Durability durability) {
+    Store* store = nullptr;
+    const int status = open(contents, durability, &store);
+    INFO(why.text);
+    REQUIRE(status == 0);
+    return store;
+  }
+};
+
+std::string value_of(Store* store, const std::string& key) {
+  char buffer[100];
+  const int64_t length = store->get(bytes_of(key), buffer, sizeof buffer, 0);
+  return length < 0 ? "none" : std::string(buffer, static_cast<size_t>(length));
+}
+
+void must_set(Store* store, const std::string& key, const std::string& value) {
+  REQUIRE(store->set(bytes_of(key), bytes_of(value)) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("what was set is there again without a flush, at each level and from one to another") {
+  Backing backing;
+  const Durability levels[] = {Durability::kGroup, Durability::kEach, Durability::kFlush};
+  std::map<std::string, std::string> model;
+  unsigned version = 0;
+  const std::string large(300'000, 'x');
+  for (unsigned round = 0; round < 18; ++round) {
+    const Durability level = levels[round * 2 % 3 == 1 ? 2 : round % 3];
+    Store* store = backing.must_open(round ? Contents::kKept : Contents::kNew, level);
+    kv_test::check_store(store);
+    REQUIRE(store->count() == model.size());
+    for (const auto& [key, value] : model) CHECK(value_of(store, key) == value);
+    for (unsigned i = 0; i < 300; ++i) {
+      const std::string key = "key " + std::to_string(kv_test::mix(version) % 200);
+      if (++version % 4 == 0) {
+        CHECK(store->del(bytes_of(key)) == (model.count(key) ? static_cast<int64_t>(model[key].size()) : -ENOENT));
+        model.erase(key);
+      } else {
+        model[key] = std::string(version % 60, 'v') + std::to_string(version);
+        must_set(store, key, model[key]);
+      }
+    }
+    REQUIRE(store->set({"large", 5}, bytes_of(large)) == 0);
+    REQUIRE(store->del({"large", 5}) == static_cast<int64_t>(large.size()));
+    if (level == Durability::kFlush) REQUIRE(store->flush() == 0);
+    CHECK((store->commits() == 0) == (level == Durability::kFlush));
+    store->close();
+  }
+}
+
+TEST_CASE("a store that is not kept is not durable") {
+  Store* store = nullptr;
+  ErrorText why;
+  StoreOptions options;
+  options.durability = Durability::kGroup;
+  CHECK(Store::open(options, &store, &why) == -EINVAL);
+  CHECK(std::string(why.text).find("durable") != std::string::npos);
+}
+
+// An error at each write and flush in turn: what was acknowledged is there, what failed is there or not, and from the
+// first error on nothing is set any more.
+TEST_CASE("a device that refuses to make something durable ends the writing") {
+  unsigned refused_large = 0, saved_later = 0;
+  for (int after = 0; after < 70; ++after) {
+    Backing backing;
+    Store* store = backing.must_open(Contents::kNew, after % 2 ? Durability::kGroup : Durability::kEach);
+    for (unsigned i = 0; i < 5; ++i) must_set(store, "key " + std::to_string(i), "old");
+    backing.devices.back()->fail_after = after;
+    unsigned done = 0;
+    int status = 0;
+    for (; done < 100 && status == 0; ++done) {
+      const std::string key = "key " + std::to_string(done % 7);
+      if (done % 10 == 9)
+        status = static_cast<int>(store->del(bytes_of(key)));
+      else if (done == 13)
+        status = store->flush();
+      else if (done == 24)
+        status = store->set(bytes_of(key), bytes_of(std::string(200'000, 'x')));
+      else
+        status = store->set(bytes_of(key), bytes_of("value " + std::to_string(done)));
+      if (status > 0) status = 0;
+    }
+    REQUIRE(status == -EIO);
+    refused_large += done == 25 ? 1 : 0;
+    --done;  // that one failed
+    const std::string before = value_of(store, "key 0");
+    backing.devices.back()->fail_after = -1;
+    // A large pair whose own bytes could not be written has changed nothing; nor has a state that could not.
+    const bool goes_on = (done == 24 || done == 13) && store->set({"another", 7}, {"x", 1}) == 0;
+    if (!goes_on) {
+      CHECK(store->set({"key 0", 5}, {"x", 1}) == -EIO);
+      CHECK(store->del({"key 0", 5}) == -EIO);
+    }
+    saved_later += done == 13 && goes_on ? 1 : 0;
+    CHECK(store->flush() == (goes_on ? 0 : -EIO));
+    CHECK(value_of(store, "key 0") == before);
+    store->close();
+    store = backing.must_open(Contents::kKept, Durability::kGroup);
+    kv_test::check_store(store);
+    for (unsigned key = 0; key < 7; ++key) {
+      std::string wanted = key < 5 ? "old" : "none", other = "?";
+      for (unsigned i = 0; i <= done; ++i) {
+        if (i % 7 != key || i == 13) continue;
+        (i == done ? other : wanted) = i % 10 == 9 ? "none"
+                                       : i == 24   ? std::string(100, 'x')
+                                                   : "value " + std::to_string(i);
+      }
+      char buffer[100];
+      const std::string name = "key " + std::to_string(key);
+      const int64_t length = store->get(bytes_of(name), buffer, sizeof buffer, 0);
+      const std::string found =
+          length < 0 ? "none" : std::string(buffer, static_cast<size_t>(length > 100 ? 100 : length));
+      INFO(name << " after " << after);
+      CHECK((found == wanted || (!goes_on && found == other)));
+    }
+    store->close();
+  }
+  CHECK(refused_large >= 2);
+  CHECK(saved_later >= 1);
+}
+
+// A bit is changed at each 2 KiB. What is in front of the last commit was acknowledged and must not be missed; the last
+// commit itself cannot be told from one that a crash tore.
+TEST_CASE("a damaged log is reported, wherever it is damaged") {
+  Backing backing;
+  Store* store = backing.must_open(Contents::kNew, Durability::kEach);
+  constexpr unsigned kKeys = 150;
+  const std::string filler(3000, 'f');  // three quarters of a block, or a bit more than one: both kinds of batch
+  for (unsigned i = 0; i < kKeys; ++i) {
+    const std::string key = "key " + std::to_string(i);
+    must_set(store, key, i % 3 ? key + filler : key);
+  }
+  store->close();
+  const std::vector<char> sound = backing.memory;
+  unsigned refused = 0, whole = 0, shorter = 0;
+  for (uint64_t at = lunar::kv::media::kHeadBytes + 100; at < kBytes - lunar::kv::media::kTailBytes; at += 2048) {
+    backing.memory = sound;
+    backing.memory[at] = static_cast<char>(backing.memory[at] ^ 1);
+    const int status = backing.open(Contents::kKept, Durability::kGroup, &store);
+    if (status < 0) {
+      CHECK(status == -EBADMSG);
+      ++refused;
+      continue;
+    }
+    if (store->count() != kKeys) CHECK(store->count() == kKeys - 1);
+    ++(store->count() == kKeys ? whole : shorter);
+    store->close();
+  }
+  CHECK(refused >= kKeys);
+  CHECK(shorter <= 3);  // the last commit has two blocks at most
+  CHECK(whole > 100);
+}
+
+TEST_CASE("threads share commits") {
+  Backing backing;
+  struct Slow final : lunar_test::MemoryDevice {
+    using MemoryDevice::MemoryDevice;
+    sys::Mutex lock;
+    int64_t transfer(const Command& command) override {
+      if (command.op != Op::kRead) sys::sleep_ns(300'000);
+      const MutexLock guard(lock);
+      return MemoryDevice::transfer(command);
+    }
+  };
+  Slow device(backing.memory.data(), kBytes);
+  StoreOptions options;
+  options.device = &device;
+  options.contents = Contents::kNew;
+  options.durability = Durability::kGroup;
+  options.log_bytes = 0;
+  options.dram_bytes = 4 * kMiB;
+  options.expected_keys = 16;
+  Store* store = kv_test::open_store(options);
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      for (unsigned n = 0; n < 50; ++n) {
+        const unsigned key = i * 100 + n % 10;
+        if (store->set({&key, sizeof key}, {&n, sizeof n}) != 0) kv_test::fail("set");
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(store->commits() < 130);  // of 400 sets
+  store->close();
+}
+
+// Full, all keys can be deleted, and the store filled again; and what is durable at each point comes back.
+TEST_CASE("a full store lets keys be deleted, durably") {
+  Backing backing;
+  Store* store = backing.must_open(Contents::kNew, Durability::kGroup);
+  uint64_t first = 0;
+  for (unsigned round = 0; round < 2; ++round) {
+    uint64_t keys = 0;
+    const std::string value(700, 'v');
+    while (store->set({&keys, sizeof keys}, bytes_of(value)) == 0) ++keys;
+    if (round == 0) first = keys;
+    CHECK(keys + keys / 10 > first);
+    CHECK(keys > 2000);  // of 4 MiB
+    for (uint64_t key = 0; key < keys; ++key) REQUIRE(store->del({&key, sizeof key}) == 700);
+    CHECK(store->count() == 0);
+    store->close();
+    store = backing.must_open(Contents::kKept, Durability::kGroup);
+    CHECK(store->count() == 0);
+    kv_test::check_store(store);
+  }
+  store->close();
+}
+
+TEST_CASE("a state is saved before the log is longer than an open may read") {
+  Backing backing;
+  backing.replay_bytes_most = 256 * kKiB;
+  Store* store = backing.must_open(Contents::kNew, Durability::kEach);
+  const std::string value(3000, 'v');
+  const auto root_sequence = [&] {
+    uint64_t most = 0;
+    for (unsigned slot = 0; slot < 2; ++slot) {
+      uint64_t sequence;
+      memcpy(&sequence, backing.memory.data() + lunar::kv::media::kFrontRootsAt * (1 + slot) + 32, sizeof sequence);
+      if (sequence > most) most = sequence;
+    }
+    return most;
+  };
+  const uint64_t before = root_sequence();
+  for (unsigned i = 0; i < 1000; ++i) must_set(store, "key " + std::to_string(i % 50), value);  // 4 MiB of batches
+  const uint64_t saves = root_sequence() - before;
+  CHECK(saves >= 10);
+  CHECK(saves <= 25);
+  uint64_t features;  // what code that knows no log refuses
+  memcpy(&features, backing.memory.data() + lunar::kv::media::kFrontRootsAt + 88, sizeof features);
+  CHECK(features == lunar::kv::media::kFeatureLog);
+  store->close();
+}
+
+// Cleaning moves records whose entries look alike (one tag, one segment): replay must tell them apart.
+TEST_CASE("records that look alike in the index are told apart when the log is replayed") {
+  Backing backing;
+  Store* store = backing.must_open(Contents::kNew, Durability::kGroup);
+  // Of the hash an entry has 24 bits of tag and its place: 4 bits of the bucket at first. Shards: the 2 highest.
+  std::unordered_map<uint64_t, uint64_t> seen;
+  std::vector<std::pair<uint64_t, uint64_t>> pairs;
+  for (uint64_t key = 0; pairs.size() < 3; ++key) {
+    const uint64_t hash = hash_of({&key, sizeof key}), known = (hash & 0xfffffff) | hash >> 62 << 28;
+    if (const auto [other, fresh] = seen.emplace(known, key); !fresh) pairs.emplace_back(other->second, key);
+  }
+  const std::string value(200, 'v');
+  for (const auto& [one, two] : pairs) {
+    REQUIRE(store->set({&one, sizeof one}, {"one", 3}) == 0);
+    REQUIRE(store->set({&two, sizeof two}, {"two", 3}) == 0);
+  }
+  REQUIRE(store->flush() == 0);
+  for (uint64_t i = 0; store->cleaned_bytes() < kMiB; ++i) must_set(store, "key " + std::to_string(i % 5000), value);
+  store->close();
+  store = backing.must_open(Contents::kKept, Durability::kFlush);
+  kv_test::check_store(store);
+  for (const auto& [one, two] : pairs) {
+    char buffer[4] = {};
+    REQUIRE(store->get({&one, sizeof one}, buffer, 3, 0) == 3);
+    CHECK(std::string(buffer) == "one");
+    REQUIRE(store->get({&two, sizeof two}, buffer, 3, 0) == 3);
+    CHECK(std::string(buffer) == "two");
+  }
+  store->close();
+}
+
+TEST_CASE("kill -9 of threads that write loses nothing acknowledged") {
+  const std::string path = "/var/tmp/lunar-kv-durable-" + std::to_string(getpid());
+  kv_test::make_file(path.c_str(), 8 * kMiB);
+  constexpr uint64_t kThreads = 4, kKeys = 100;
+  struct Told {
+    uint64_t key, version;
+  };
+  std::vector<uint64_t> least(kThreads * kKeys);
+  StoreOptions options;
+  options.log_bytes = 0;
+  options.dram_bytes = 4 * kMiB;
+  options.expected_keys = 16;
+  for (unsigned round = 0; round < 12; ++round) {
+    int told[2];
+    REQUIRE(pipe(told) == 0);
+    options.durability = round % 2 ? Durability::kGroup : Durability::kEach;
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      options.contents = round == 0 ? Contents::kNew : Contents::kKept;
+      options.device = kv_test::open_device(path.c_str(), 0);
+      Store* store = kv_test::open_store(options);
+      const auto work = [&](uint64_t thread) {
+        std::string value;
+        for (uint64_t i = 0;; ++i) {
+          const uint64_t key = thread * kKeys + kv_test::mix(i * 7 + round) % kKeys, version = ++least[key];
+          kv_test::fill(&value, key, version, 8 + version % 700);
+          memcpy(value.data(), &version, sizeof version);
+          if (store->set({&key, sizeof key}, bytes_of(value)) != 0) _exit(1);
+          const Told done{key, version};
+          if (write(told[1], &done, sizeof done) != sizeof done) _exit(1);
+        }
+      };
+      std::vector<std::thread> threads;
+      for (uint64_t i = 0; i < kThreads; ++i) threads.emplace_back(work, i);
+      for (std::thread& thread : threads) thread.join();
+    }
+    (void)close(told[1]);
+    Told done;
+    for (unsigned i = 0; i < 300 + round * 37; ++i) {
+      REQUIRE(read(told[0], &done, sizeof done) == sizeof done);
+      least[done.key] = done.version;
+    }
+    REQUIRE(kill(child, SIGKILL) == 0);
+    REQUIRE(waitpid(child, nullptr, 0) == child);
+    while (read(told[0], &done, sizeof done) == sizeof done) least[done.key] = done.version;
+    (void)close(told[0]);
+    options.contents = Contents::kKept;
+    options.device = kv_test::open_device(path.c_str(), 0);
+    Store* store = kv_test::open_store(options);
+    kv_test::check_store(store);
+    std::string value, buffer(1000, 0);
+    for (uint64_t key = 0; key < least.size(); ++key) {
+      const int64_t length = store->get({&key, sizeof key}, buffer.data(), buffer.size(), 0);
+      if (length == -ENOENT && least[key] == 0) continue;
+      REQUIRE(length >= 8);
+      uint64_t version;
+      memcpy(&version, buffer.data(), sizeof version);
+      CHECK((version == least[key] || version == least[key] + 1));
+      kv_test::fill(&value, key, version, 8 + version % 700);
+      memcpy(value.data(), &version, sizeof version);
+      REQUIRE(static_cast<uint64_t>(length) == value.size());
+      CHECK(memcmp(value.data(), buffer.data(), value.size()) == 0);
+      least[key] = version;
+    }
+    store->close();
+  }
+  (void)unlink(path.c_str());
+}
