@@ -78,6 +78,8 @@ typedef struct
  * ark_create: 20 threads and the other defaults.
  * The environment: LUNAR_KV_DRAM, DRAM of a store, hard (default a quarter of what is available); not in it: 80 bytes for
  * each of `basyncs`, the stacks of threads, the keys that an iterator holds. LUNAR_KV_SIZE instead of `size`.
+ * LUNAR_KV_DURABILITY=flush|group|each, with ARK_KV_PERSIST_STORE: when what is set is durable (with the next ark_flush or
+ * ark_delete; when the call returns, threads sharing writes; the same without waiting for others).
  * EINVAL: also nthreads <= 0, a stripe with ARK_KV_VIRTUAL_LUN, ARK_KV_PERSIST_... of memory, a directory, a=b or a virtual
  * LUN; ENOMEM, ENOSPC; EEXIST: the device holds data; EBADMSG: what was kept is damaged; EBUSY: it is in use; ENOENT,
  * EACCES, ... Why is told in a line on standard error. */

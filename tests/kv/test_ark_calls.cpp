@@ -2,6 +2,7 @@
 // libarkdb, the blocking calls: results, edges and errors, one behaviour a case.
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <set>
@@ -385,6 +386,42 @@ TEST_CASE("ark: a store that persists is there again, with what ark_flush or ark
   }
   Store store(file.path, 2, 0, 0, kLoad);
   CHECK(store.count() == 0);
+  unsetenv("LUNAR_KV_DRAM");
+}
+
+TEST_CASE("ark: with LUNAR_KV_DURABILITY what was set is there after a crash") {
+  setenv("LUNAR_KV_DRAM", "24m", 1);
+  for (const char* level : {"flush", "group", "each"}) {
+    File file(64 << 20);
+    setenv("LUNAR_KV_DURABILITY", level, 1);
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      Store store(file.path, 2, 0, 0, ARK_KV_PERSIST_STORE);
+      int64_t length = 0;
+      const bool done = store.status == 0 && store.set("a", "1") == 0 && store.set("b", "2") == 0 &&
+                        store.set("c", std::string(200'000, 'c')) == 0 &&
+                        ark_del(store.ark, 1, const_cast<char*>("a"), &length) == 0;
+      _exit(done ? 0 : 1);  // no ark_delete, no ark_flush
+    }
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    REQUIRE(status == 0);
+    {
+      Store store(file.path, 2, 0, 0, ARK_KV_PERSIST_LOAD);
+      REQUIRE(store.status == 0);
+      const bool kept = strcmp(level, "flush") != 0;
+      CHECK(store.count() == (kept ? 2 : 0));
+      if (kept) CHECK((store.get("b") == "2" && store.get("c") == std::string(200'000, 'c')));
+      REQUIRE(store.set("d", "4") == 0);  // not to be stored
+    }
+    Store store(file.path, 2, 0, 0, ARK_KV_PERSIST_LOAD);
+    CHECK(store.count() == (strcmp(level, "flush") != 0 ? 2 : 0));
+  }
+  setenv("LUNAR_KV_DURABILITY", "always", 1);
+  ARK* ark = nullptr;
+  CHECK(create("", 0, &ark) == EINVAL);
+  unsetenv("LUNAR_KV_DURABILITY");
   unsetenv("LUNAR_KV_DRAM");
 }
 

@@ -9,7 +9,8 @@
 //   LUNAR_KV_DRAM    DRAM that a store may have, hard; default a quarter of what is available, 64 MiB at least
 //   LUNAR_KV_SIZE    what a store takes of a place where it could take more and more: a file that it makes or that was
 //                    empty, a virtual LUN that was asked for. Default: ark_create_verbose's `size`, 1 GiB at least
-// Threading: any, blocking. Neither variable counts in a setuid program (config/trust.h).
+//   LUNAR_KV_DURABILITY  flush (default), group, each: when what is set with ARK_KV_PERSIST_STORE is durable
+// Threading: any, blocking. No variable counts in a setuid program (config/trust.h).
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -39,6 +40,19 @@ int size_variable(const char* name, uint64_t* bytes, ErrorText* why) {
   if (!text || !*text) return 0;
   if (parse_size(text, bytes) == 0 && *bytes != 0) return 0;
   return why->set(-EINVAL, "ark_create: %s=%s is no size; give one such as 512m or 4g", name, text);
+}
+
+int durability_variable(kv::Durability* out, ErrorText* why) {
+  const char* text = environment_value("LUNAR_KV_DURABILITY");
+  if (!text || !*text || strcmp(text, "flush") == 0)
+    *out = kv::Durability::kFlush;
+  else if (strcmp(text, "group") == 0)
+    *out = kv::Durability::kGroup;
+  else if (strcmp(text, "each") == 0)
+    *out = kv::Durability::kEach;
+  else
+    return why->set(-EINVAL, "ark_create: LUNAR_KV_DURABILITY=%s is none of flush, group and each", text);
+  return 0;
 }
 
 bool is_stripe(const char* path) {
@@ -161,11 +175,13 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
   uint64_t dram = 0, wanted = 0;
   int status = size_variable("LUNAR_KV_DRAM", &dram, why);
   if (status == 0) status = size_variable("LUNAR_KV_SIZE", &wanted, why);
+  kv::StoreOptions store;
+  kv::Durability durability = kv::Durability::kFlush;
+  if (status == 0) status = durability_variable(&durability, why);
   if (status < 0) return status;
   if (const int64_t available = sys::machine_memory_bytes("MemAvailable"); dram == 0 && available > 0)
     dram = static_cast<uint64_t>(available) / 4;
   if (dram < kDramLeast && !environment_value("LUNAR_KV_DRAM")) dram = kDramLeast;
-  kv::StoreOptions store;
   store.shards = shards_for(options.threads);
   store.expected_keys = options.hash_count ? options.hash_count : 1 << 20;
   const char* path = options.path ? options.path : "";
@@ -182,6 +198,7 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
   store.expected_keys = smaller(store.expected_keys, dram / 32);
   if (kept) {
     store.log_bytes = 0;
+    if (options.flags & ARK_KV_PERSIST_STORE) store.durability = durability;
     status = open_kept(path, options.flags, wanted ? wanted : larger(options.size, kSizeLeast), &store, why);
     return status < 0 ? status : kv::Store::open(store, out, why);
   }
