@@ -28,6 +28,8 @@ WANTED = [
     r"lib(?:64)?/(?:.*/)?libarkdb\.so",
     r"lib(?:64)?/(?:.*/)?pkgconfig/libarkdb\.pc",
     r"include/arkdb\.h",
+    r"include/lunar/kv\.h",
+    r"include/lunar/kv\.hpp",
 ]
 PROGRAM = "#include <lunar/lunar.h>\nint main(void) { return 0; }\n"
 CBLK_PROGRAM = """#include <sys/capiblock.h>
@@ -85,11 +87,23 @@ int main(void) {
   return key != NULL || ark_create(place, &ark, ARK_KV_HTC) != 0 || ark_delete(ark) != 0;
 }
 """
-# Libraries with IBM's names: header, how its calls begin, a program, what is exported beside them.
+KV_PROGRAM = """#include <lunar/kv.hpp>
+int main() {
+  auto store = lunar::kv::Store::open({.place = "mem:32m"});
+  if (!store || !store->set("key", "value") || store->get("key").value_or("") != "value") return 1;
+  for (std::string_view key : store->keys()) {
+    if (key != "key") return 1;
+  }
+  return store->close() ? 0 : 1;
+}
+"""
+# Libraries with IBM's names: header, how its calls begin, a program, what is exported beside them and needs no man page.
 IBMS = {
     "cflsh_block": ("capiblock.h", "cblk_", CBLK_PROGRAM, {"lunar_cblk_marker"}),
     "arkdb": ("arkdb.h", "ark_", ARK_PROGRAM, set()),
 }
+# Headers of calls that a library has beside IBM's.
+MORE_CALLS = {"arkdb": ("lunar/kv.h", "lunar_kv_")}
 
 
 def page_of(prefix, name):
@@ -105,6 +119,11 @@ def page_of(prefix, name):
             return text
         path = find(os.path.join(prefix, "share"), to[1])
     return text
+
+
+def calls_of(header, begin):
+    with open(header, encoding="utf-8") as file:
+        return set(re.findall(rf"^\w[\w ]*[ *]({begin}\w+)\(", file.read(), re.M))
 
 
 def check_ibms(destination, prefix, name):
@@ -126,8 +145,10 @@ def check_ibms(destination, prefix, name):
             problems.append(f"a program of {header_name} with {compiler[0]}: exit code {ran.returncode}: {ran.stdout.strip()}")
     if f"soname: [lib{name}-0.so]" not in run(["readelf", "-d", library]).stdout:
         problems.append(f"lib{name}-0.so has another soname")
-    with open(header, encoding="utf-8") as file:
-        declared = set(re.findall(rf"^\w[\w ]*[ *]({begin}\w+)\(", file.read(), re.M))
+    declared = calls_of(header, begin)
+    if name in MORE_CALLS:
+        more_header, more_begin = MORE_CALLS[name]
+        declared |= calls_of(os.path.join(prefix, "include", more_header), more_begin)
     exported = set(re.findall(r" [TRD] (\w+)", run(["nm", "-D", "--defined-only", library]).stdout))
     problems += [f"declared, not exported: {one}" for one in sorted(declared - exported)]
     problems += [f"exported, not declared: {one}" for one in sorted(exported - declared - others)]
@@ -138,6 +159,24 @@ def check_ibms(destination, prefix, name):
         if not re.search(rf"^\.Nm {one}\b", page, re.M) or not re.search(rf"^\.F[no] {one}\b", page, re.M):
             problems.append(f"no man page tells of {one}")
     return problems
+
+
+def check_kv_hpp(destination, prefix):
+    """A C++ program of lunar/kv.hpp builds by the words of libarkdb.pc, and runs."""
+    config, library = find(prefix, "libarkdb.pc"), find(prefix, "libarkdb-0.so")
+    if config is None or library is None:
+        return []
+    flags = run(["pkg-config", "--cflags", "--libs", "libarkdb"],
+                env={**os.environ, "PKG_CONFIG_PATH": os.path.dirname(config), "PKG_CONFIG_SYSROOT_DIR": destination})
+    if flags.returncode != 0:
+        return ["pkg-config: " + flags.stdout.strip()]
+    source, program = os.path.join(destination, "kv.cpp"), os.path.join(destination, "kv")
+    with open(source, "w", encoding="utf-8") as file:
+        file.write(KV_PROGRAM)
+    built = run(["g++", "-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", source, "-o", program,
+                 "-I" + os.path.join(prefix, "include"), *flags.stdout.split()])
+    ran = built if built.returncode else run([program], env={**os.environ, "LD_LIBRARY_PATH": os.path.dirname(library)})
+    return [] if ran.returncode == 0 else [f"a program of lunar/kv.hpp: exit code {ran.returncode}: {ran.stdout.strip()}"]
 
 
 def check_run(prefix):
@@ -168,6 +207,7 @@ def main():
         command = find(destination, "lunar") or os.path.join(destination, "usr/local/bin/lunar")
         prefix = os.path.dirname(os.path.dirname(command))
         problems = check_files(prefix) + check_compiles(destination, prefix) + check_run(prefix)
+        problems += check_kv_hpp(destination, prefix)
         for name in IBMS:
             problems += check_ibms(destination, prefix, name)
         print("\n".join(problems) or "installed as it should be")

@@ -23,8 +23,8 @@ SPDX = "SPDX-License-Identifier: Apache-2.0"
 SOURCE = (".c", ".cpp", ".h", ".hpp")
 WRAPPED = SOURCE + (".py", ".sh", ".build")
 HEADER = ".h"
-# The public C++ header; and the name that IBM's programs include the block library's by.
-OTHER_HEADERS = {os.path.join("runtime", "include", "lunar", "lunar.hpp")}
+# The public C++ headers; and the name that IBM's programs include the block library's by.
+OTHER_HEADERS = {os.path.join("runtime", "include", "lunar", name) for name in ("lunar.hpp", "kv.hpp")}
 SAME_NAME = {os.path.join("runtime", "include", "sys", "capiblock")}
 TOP_FOLDERS = {"runtime", "adapters", "examples", "tests", "tools"}
 SKIPPED_FOLDERS = re.compile(r"^(build.*|\.git|\.cache|__pycache__)$")

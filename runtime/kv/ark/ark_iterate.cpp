@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Iterators: see ark_store.h, and for what they see kv/store.h: Walk.
 //
-// One that comes to its end is freed by the call that says so; the others go with their store.
+// One that comes to its end is freed by the call that says so; the others by lunar_kv_end(), or with their store.
 #include <errno.h>
 #include <string.h>
 
@@ -12,24 +12,6 @@
 
 namespace lunar::ark {
 namespace {
-
-// Pre: in use by the caller alone.
-void end_iterator(Iterator* iterator) {
-  ArkStore* store = iterator->store;
-  {
-    sys::Locked<sys::Mutex> guard(store->lock);
-    if (store->closing || !table_shut(iterator)) {  // ark_delete frees it
-      table_release(iterator);
-      return;
-    }
-    store->closers.fetch_add(1, std::memory_order_relaxed);
-  }
-  table_release(iterator);
-  table_drain(iterator);
-  store->remove(iterator);
-  free_iterator(iterator);
-  store->closers.fetch_sub(1, std::memory_order_release);
-}
 
 int step(Iterator* iterator, uint64_t room, int64_t* length, void* buffer) {
   if (iterator->pending) {
@@ -73,6 +55,23 @@ void free_iterator(Iterator* iterator) {
   iterator->walk->close();
   table_free(iterator->slot);
   unmap_private(iterator, sizeof(Iterator));
+}
+
+void end_iterator(Iterator* iterator) {
+  ArkStore* store = iterator->store;
+  {
+    sys::Locked<sys::Mutex> guard(store->lock);
+    if (store->closing || !table_shut(iterator)) {  // ark_delete frees it
+      table_release(iterator);
+      return;
+    }
+    store->closers.fetch_add(1, std::memory_order_relaxed);
+  }
+  table_release(iterator);
+  table_drain(iterator);
+  store->remove(iterator);
+  free_iterator(iterator);
+  store->closers.fetch_sub(1, std::memory_order_release);
 }
 
 int first_key(ArkStore* store, uint64_t room, int64_t* length, void* buffer, uint64_t* handle) {

@@ -10,6 +10,7 @@
 //   LUNAR_KV_SIZE    what a store takes of a place where it could take more and more: a file that it makes or that was
 //                    empty, a virtual LUN that was asked for. Default: ark_create_verbose's `size`, 1 GiB at least
 //   LUNAR_KV_DURABILITY  flush (default), group, each: when what is set with ARK_KV_PERSIST_STORE is durable
+// lunar_kv_open() has a parameter for the first two, which counts before them.
 // Threading: any, blocking. No variable counts in a setuid program (config/trust.h).
 #include <errno.h>
 #include <fcntl.h>
@@ -172,16 +173,17 @@ int open_kept(const char* path, uint64_t flags, uint64_t bytes_if_empty, kv::Sto
 }  // namespace
 
 int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, ErrorText* why) {
-  uint64_t dram = 0, wanted = 0;
-  int status = size_variable("LUNAR_KV_DRAM", &dram, why);
-  if (status == 0) status = size_variable("LUNAR_KV_SIZE", &wanted, why);
-  kv::StoreOptions store;
+  uint64_t dram = options.dram_bytes, wanted = options.place_bytes;
+  int status = dram ? 0 : size_variable("LUNAR_KV_DRAM", &dram, why);
+  if (status == 0 && !wanted) status = size_variable("LUNAR_KV_SIZE", &wanted, why);
   kv::Durability durability = kv::Durability::kFlush;
   if (status == 0) status = durability_variable(&durability, why);
   if (status < 0) return status;
-  if (const int64_t available = sys::machine_memory_bytes("MemAvailable"); dram == 0 && available > 0)
-    dram = static_cast<uint64_t>(available) / 4;
-  if (dram < kDramLeast && !environment_value("LUNAR_KV_DRAM")) dram = kDramLeast;
+  if (dram == 0) {
+    const int64_t available = sys::machine_memory_bytes("MemAvailable");
+    dram = larger(available > 0 ? static_cast<uint64_t>(available) / 4 : 0, kDramLeast);
+  }
+  kv::StoreOptions store;
   store.shards = shards_for(options.threads);
   store.expected_keys = options.hash_count ? options.hash_count : 1 << 20;
   const char* path = options.path ? options.path : "";

@@ -63,6 +63,7 @@ struct CreateOptions {
   uint64_t size = 0, hash_count = 0;  // 0: not said
   int threads = 0, queue_depth = 0, asyncs = 0;
   uint64_t flags = 0;
+  uint64_t dram_bytes = 0, place_bytes = 0;  // in place of LUNAR_KV_DRAM and LUNAR_KV_SIZE; 0: those
 };
 
 // All give 0 or a positive errno.
@@ -81,6 +82,8 @@ struct CreateOptions {
 // 0, ENOENT (the iterator is gone), or errno. Pre: `iterator` is in use; it is released.
 [[nodiscard]] int next_key(Iterator* iterator, uint64_t room, int64_t* length, void* buffer);
 [[nodiscard]] int next_keys(Iterator* iterator, uint64_t room, void* buffer, int64_t* count);
+// Before its end or at it. Pre: `iterator` is in use; it is released.
+void end_iterator(Iterator* iterator);
 void free_iterator(Iterator* iterator);  // pre: shut and drained, and not in the store's list
 
 }  // namespace lunar::ark

@@ -1,0 +1,599 @@
+// SPDX-License-Identifier: Apache-2.0
+// lunar/kv.hpp - a key/value store for C++20. Header only, over libarkdb (link with -larkdb).
+//
+//   lunar::kv::Result<lunar::kv::Store> opened = lunar::kv::Store::open({.place = "/dev/sdb", .dram_bytes = 4ull << 30});
+//   if (!opened) return opened.error().value();
+//   lunar::kv::Store& store = *opened;
+//   store.set("key", "value");                                            blocking
+//   lunar::kv::Result<std::string> value = store.get("key");
+//   store.async_get("key", [](lunar::kv::Result<std::string> value) {});    by callback
+//   lunar::kv::Result<std::string> later = co_await store.async_get("key"); in a coroutine
+//   for (std::string_view key : store.keys()) ...
+//
+// Units: bytes. Keys and values are any bytes, from length 0 to 100 GiB.
+// Errors: calls return a Result, whose error() is an errno value (std::generic_category). Besides those that a call lists:
+// EINVAL (the store is not open, or was moved from; too long a key or value), ENOMEM, EIO, EBADMSG and others of the device.
+// Nothing damaged is ever returned. The header throws nothing itself; it can be compiled without exceptions.
+// Threads: every call from any thread, any number at once, but open, close, moves and destruction, as of any object. Calls on
+// one key appear one after the other. None is async-signal-safe.
+// Fork: stores are closed in the child (ark_fork() of the handle() of a store in memory is another matter).
+//
+// Asynchronous calls. They copy the key and the value before they return, and own them. They run on threads of the store's
+// (Options::threads): callbacks are called there, and coroutines resume there, with all signals blocked and 8 MiB of stack.
+//   - EAGAIN: Options::asyncs calls are under way. From a callback, or a coroutine that was resumed, the first call of each
+//     resumption is never EAGAIN.
+//   - What a callback or a coroutine throws beyond its own frame ends the program (std::terminate): there is no caller.
+//   - A coroutine that waits for a call must not be destroyed.
+//   - Destruction and close() of a store wait for the calls that are under way: each of them calls back, or resumes its
+//     coroutine, with its result. What these begin meanwhile is EINVAL. So a coroutine that refers to a store may be under way
+//     when the store is destroyed; it may not begin with the store afterwards.
+#ifndef LUNAR_KV_HPP
+#define LUNAR_KV_HPP
+
+#include <lunar/kv.h>
+
+#include <cerrno>
+#include <concepts>
+#include <coroutine>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <new>
+#include <optional>
+#include <ranges>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+
+// v0: other symbols than those of the engine in libarkdb, and of later versions of this header.
+namespace lunar::kv::inline v0 {
+
+// Errors with a meaning of their own, to compare error() with.
+inline constexpr std::errc not_found = std::errc::no_such_file_or_directory;        // ENOENT: no such key
+inline constexpr std::errc no_space = std::errc::no_space_on_device;                // ENOSPC: nothing has changed
+inline constexpr std::errc try_again = std::errc::resource_unavailable_try_again;   // EAGAIN: see above
+
+// A value or an error, in the manner of C++23's std::expected. pre of value(), * and ->: it has a value (else std::terminate).
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(std::error_code error) noexcept : error_(error) {}  // NOLINT(google-explicit-constructor)
+
+  bool has_value() const noexcept { return value_.has_value(); }
+  explicit operator bool() const noexcept { return has_value(); }
+  std::error_code error() const noexcept { return error_; }    // false where there is a value
+
+  T& value() & noexcept { return checked(*this); }
+  const T& value() const& noexcept { return checked(*this); }
+  T&& value() && noexcept { return std::move(checked(*this)); }
+  T& operator*() & noexcept { return checked(*this); }
+  const T& operator*() const& noexcept { return checked(*this); }
+  T&& operator*() && noexcept { return std::move(checked(*this)); }
+  T* operator->() noexcept { return &checked(*this); }
+  const T* operator->() const noexcept { return &checked(*this); }
+  template <class U>
+  T value_or(U&& otherwise) const& {
+    return has_value() ? *value_ : static_cast<T>(std::forward<U>(otherwise));
+  }
+  template <class U>
+  T value_or(U&& otherwise) && {
+    return has_value() ? std::move(*value_) : static_cast<T>(std::forward<U>(otherwise));
+  }
+
+ private:
+  template <class Self>
+  static auto& checked(Self& self) noexcept {
+    if (!self.value_.has_value()) std::terminate();
+    return *self.value_;
+  }
+  std::optional<T> value_;
+  std::error_code error_;
+};
+
+template <>
+class [[nodiscard]] Result<void> {
+ public:
+  Result() noexcept = default;
+  Result(std::error_code error) noexcept : error_(error) {}  // NOLINT(google-explicit-constructor)
+  bool has_value() const noexcept { return !error_; }
+  explicit operator bool() const noexcept { return has_value(); }
+  std::error_code error() const noexcept { return error_; }
+  void value() const noexcept {
+    if (error_) std::terminate();
+  }
+
+ private:
+  std::error_code error_;
+};
+
+// A view of bytes: of a string literal or C string up to its NUL, of strings, and of spans, vectors and other contiguous ranges
+// of one-byte elements. It owns nothing.
+class Bytes {
+ public:
+  constexpr Bytes() noexcept = default;
+  constexpr Bytes(const char* text) noexcept : Bytes(std::string_view(text)) {}  // NOLINT(google-explicit-constructor)
+  constexpr Bytes(const void* data, std::size_t size) noexcept : data_(data), size_(size) {}
+  template <std::ranges::contiguous_range Range>
+    requires(std::ranges::sized_range<Range> && !std::is_array_v<std::remove_cvref_t<Range>> &&
+             sizeof(std::ranges::range_value_t<Range>) == 1 &&
+             std::is_trivially_copyable_v<std::ranges::range_value_t<Range>>)
+  constexpr Bytes(const Range& range) noexcept  // NOLINT(google-explicit-constructor)
+      : data_(std::ranges::data(range)), size_(std::ranges::size(range)) {}
+
+  constexpr const void* data() const noexcept { return data_; }
+  constexpr std::size_t size() const noexcept { return size_; }
+
+ private:
+  const void* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+enum class Contents {
+  scratch,     // nothing outlives the store
+  create,      // kept by flush() and close(). A store that was kept there before is overwritten
+  keep,        // kept likewise; begins with what is there, or empty on a place that is blank
+  must_exist,  // begins with what is there (else ENOENT); only flush() keeps changes
+};
+
+struct Options {
+  std::string place;                // file, block device, directory, URI: see ark_create(3). Empty: in memory
+  std::uint64_t dram_bytes = 0;     // DRAM that the store may have, hard. 0: LUNAR_KV_DRAM, else a quarter of what is available
+  std::uint64_t size_bytes = 0;     // of pairs in memory at most; of a file that grows. 0: LUNAR_KV_SIZE, else see ark_create(3)
+  Contents contents = Contents::scratch;
+  std::uint64_t flags = 0;          // further ARK_KV_... flags
+  std::uint64_t expected_keys = 0;  // a hint
+  unsigned threads = 0;             // of asynchronous calls, each started when first needed. 0: 20
+  unsigned asyncs = 0;              // asynchronous calls under way at most. 0: 8192
+  std::size_t value_bytes = 4096;   // values up to this length take one read of get() and async_get(), longer ones two
+};
+
+struct Stats {
+  std::uint64_t pair_bytes;       // keys and values
+  std::uint64_t in_use_bytes;     // of the log of pairs, in segments that are not free
+  std::uint64_t allocated_bytes;  // that the log may take
+  std::uint64_t operations;       // so far, steps of iterators included
+  std::uint64_t device_ios;       // reads and writes of the device so far
+};
+
+namespace detail {
+
+inline std::error_code error_of(int code) noexcept { return {code, std::generic_category()}; }
+inline void* pointer_of(const void* data) noexcept { return const_cast<void*>(data); }    // the C interface writes to no key
+
+// text.resize(), without exceptions: false where there is no memory.
+inline bool resize(std::string& text, std::uint64_t bytes) noexcept {
+#if defined(__cpp_exceptions)
+  try {
+    text.resize(bytes);
+  } catch (...) {
+    return false;
+  }
+#else
+  text.resize(bytes);
+#endif
+  return true;
+}
+
+inline bool copy(std::string& to, Bytes from) noexcept {
+  if (!resize(to, from.size())) return false;
+  if (from.size() != 0) std::memcpy(to.data(), from.data(), from.size());
+  return true;
+}
+
+// A value that was read into a buffer of more bytes than it has.
+inline void cut(std::string& value, std::uint64_t length) noexcept {
+  value.resize(length);
+  if (value.capacity() > 2 * length) value.shrink_to_fit();
+}
+
+using Callback = void (*)(int error, std::uint64_t tag, std::int64_t length);
+
+enum class Call : unsigned char { get, set, del, exists };
+
+// An asynchronous call: owns its key and its value or buffer.
+struct Request {
+  ARK* ark = nullptr;
+  Call call = Call::get;
+  int error = 0;  // before issue(): it cannot be
+  std::int64_t length = 0;
+  std::string key, value;
+
+  Request(ARK* ark_, Call call_, Bytes key_, Bytes value_, std::size_t room) noexcept : ark(ark_), call(call_) {
+    const bool filled = copy(key, key_) && (call == Call::get ? resize(value, room) : copy(value, value_));
+    if (!filled) error = ENOMEM;
+  }
+  Request(const Request&) = delete;
+  Request& operator=(const Request&) = delete;
+
+  // 0: `back` will be called with `tag` once, or was already, and *this is its.
+  int issue(Callback back, void* tag) noexcept {
+    const auto word = reinterpret_cast<std::uintptr_t>(tag);
+    if (error != 0) return error;
+    switch (call) {
+      case Call::get: return ark_get_async_cb(ark, key.size(), key.data(), value.size(), value.data(), 0, back, word);
+      case Call::set: return ark_set_async_cb(ark, key.size(), key.data(), value.size(), value.data(), back, word);
+      case Call::del: return ark_del_async_cb(ark, key.size(), key.data(), back, word);
+      case Call::exists: return ark_exists_async_cb(ark, key.size(), key.data(), back, word);
+    }
+    return EINVAL;
+  }
+
+  // In the callback. False: the value is longer than the buffer was and is read again, so *this is the next callback's.
+  bool finish(int error_, std::int64_t length_, Callback back, void* tag) noexcept {
+    error = error_;
+    length = length_;
+    if (error != 0 || call != Call::get || static_cast<std::uint64_t>(length) <= value.size()) return true;
+    if (!resize(value, static_cast<std::uint64_t>(length))) {
+      error = ENOMEM;
+      return true;
+    }
+    const int status = issue(back, tag);
+    if (status == 0) return false;
+    error = status;
+    return true;
+  }
+
+  template <class T>
+  Result<T> take() noexcept {
+    ark = nullptr;
+    if (error != 0) return error_of(error);
+    if constexpr (std::is_void_v<T>) {
+      return {};
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      cut(value, static_cast<std::uint64_t>(length));
+      return std::move(value);
+    } else {
+      return static_cast<T>(length);
+    }
+  }
+};
+
+// A call with its callback, on the heap from issue() to the end of the callback.
+template <class T, class Function>
+struct Pending {
+  Request request;
+  Function function;
+
+  template <class F>
+  Pending(ARK* ark, Call call, Bytes key, Bytes value, std::size_t room, F&& function_)
+      : request(ark, call, key, value, room), function(std::forward<F>(function_)) {}
+
+  static void done(int error, std::uint64_t tag, std::int64_t length) noexcept {
+    auto* pending = reinterpret_cast<Pending*>(static_cast<std::uintptr_t>(tag));
+    if (!pending->request.finish(error, length, done, pending)) return;
+    std::unique_ptr<Pending> self(pending);
+    Result<T> result = self->request.template take<T>();
+    Function callback = std::move(self->function);
+    self.reset();
+    std::invoke(std::move(callback), std::move(result));
+  }
+};
+
+}  // namespace detail
+
+// What async_... without a callback gives: the call begins with co_await, which gives a Result<T>. Once; what was not awaited
+// does nothing.
+template <class T>
+class [[nodiscard]] Awaitable {
+ public:
+  bool await_ready() const noexcept { return request_.error != 0; }
+  bool await_suspend(std::coroutine_handle<> waiting) noexcept {
+    waiting_ = waiting;
+    const int status = request_.issue(done, this);
+    if (status == 0) return true;  // *this may be gone
+    request_.error = status;
+    return false;
+  }
+  Result<T> await_resume() noexcept { return request_.template take<T>(); }
+
+  Awaitable(const Awaitable&) = delete;
+  Awaitable& operator=(const Awaitable&) = delete;
+
+ private:
+  friend class Store;
+  Awaitable(ARK* ark, detail::Call call, Bytes key, Bytes value, std::size_t room) noexcept
+      : request_(ark, call, key, value, room) {}
+  static void done(int error, std::uint64_t tag, std::int64_t length) noexcept {
+    auto* self = reinterpret_cast<Awaitable*>(static_cast<std::uintptr_t>(tag));
+    if (self->request_.finish(error, length, done, self)) self->waiting_.resume();
+  }
+  detail::Request request_;
+  std::coroutine_handle<> waiting_;
+};
+
+// The keys of a store, an input range, in no order: keys that are there throughout come once, others may or may not. Writers go
+// on meanwhile, also the loop itself. A key is a std::string_view that is good until the iterator advances. Keys that cannot be
+// read are left out; error() has the first error, after the loop. One thread at a time; ends before its store does, or with it.
+class Keys : public std::ranges::view_interface<Keys> {
+ public:
+  class Iterator {
+   public:
+    using value_type = std::string_view;
+    using difference_type = std::ptrdiff_t;
+    using iterator_concept = std::input_iterator_tag;
+    Iterator() noexcept = default;
+    std::string_view operator*() const noexcept { return keys_->key_; }
+    Iterator& operator++() noexcept {
+      keys_->advance();
+      return *this;
+    }
+    void operator++(int) noexcept { keys_->advance(); }
+    bool operator==(std::default_sentinel_t) const noexcept { return keys_->ended_; }
+
+   private:
+    friend class Keys;
+    explicit Iterator(Keys* keys) noexcept : keys_(keys) {}
+    Keys* keys_ = nullptr;
+  };
+
+  // Begins. Once: a second call goes on where the first one is.
+  Iterator begin() noexcept {
+    if (!ended_ && !walk_) start();
+    return Iterator(this);
+  }
+  std::default_sentinel_t end() const noexcept { return {}; }
+  std::error_code error() const noexcept { return detail::error_of(error_); }
+
+ private:
+  friend class Store;
+  static constexpr std::uint64_t kBatchBytes = 64 * 1024;
+  explicit Keys(ARK* ark) noexcept : ark_(ark) {}
+
+  void stop() noexcept {
+    walk_.reset();
+    ended_ = true;
+  }
+  void note(int error) noexcept {
+    if (error_ == 0) error_ = error;
+  }
+  // ark_first() cuts a key at the buffer's end: again then, with a larger one.
+  void start() noexcept {
+    std::int64_t length = 0;
+    left_ = 0;
+    for (std::uint64_t room = kBatchBytes;; room = static_cast<std::uint64_t>(length)) {
+      if (!detail::resize(batch_, room)) {
+        note(ENOMEM);
+        return stop();
+      }
+      walk_.reset(ark_first(ark_, batch_.size(), &length, batch_.data()));
+      if (!walk_) {
+        if (errno != ENOENT) note(errno);
+        return stop();
+      }
+      if (static_cast<std::uint64_t>(length) <= room) break;
+    }
+    key_ = std::string_view(batch_.data(), static_cast<std::size_t>(length));
+  }
+  void advance() noexcept {
+    while (left_ == 0 && !ended_) fill();
+    if (ended_) return;
+    std::uint64_t length;
+    std::memcpy(&length, batch_.data() + at_, sizeof length);
+    key_ = std::string_view(batch_.data() + at_ + sizeof length, static_cast<std::size_t>(length));
+    at_ += sizeof length + length;
+    --left_;
+  }
+  // The next batch, into a buffer that its first key fits into; or the end; or a key that is left out.
+  void fill() noexcept {
+    at_ = 0;
+    const int status = ark_nextN(walk_.get(), batch_.size(), batch_.data(), &left_);
+    if (status == 0) return;
+    left_ = 0;
+    if (status == ENOSPC && detail::resize(batch_, batch_.size() * 2)) return;
+    if (status == ENOENT) {
+      (void)walk_.release();  // that ended it
+      return stop();
+    }
+    note(status == ENOSPC ? ENOMEM : status);
+    if (status == EINVAL || status == ENOMEM || status == ENOSPC) stop();
+  }
+
+  struct End {
+    void operator()(ARI* walk) const noexcept { (void)lunar_kv_end(walk); }    // EINVAL: its store is gone, and it with that
+  };
+
+  ARK* ark_;
+  std::unique_ptr<ARI, End> walk_;
+  bool ended_ = false;
+  std::int64_t left_ = 0;  // keys of the batch that are to come
+  std::uint64_t at_ = 0;     // the next one of them
+  int error_ = 0;
+  std::string batch_;        // keye_t one after the other
+  std::string_view key_;
+};
+
+// A store, closed with the object. Move-only; one that was moved from is not open.
+class Store {
+ public:
+  // Errors as ark_create(3). Why is told in a line on standard error.
+  static Result<Store> open(const Options& options = {}) noexcept {
+    lunar_kv_options raw{};
+    raw.struct_size = sizeof raw;
+    raw.place = options.place.c_str();
+    raw.flags = options.flags | flags_of(options.contents);
+    raw.dram_bytes = options.dram_bytes;
+    raw.size_bytes = options.size_bytes;
+    raw.expected_keys = options.expected_keys;
+    raw.threads = options.threads;
+    raw.asyncs = options.asyncs;
+    raw.queue_depth = options.asyncs != 0 ? options.asyncs : 8192;  // so that `asyncs` alone is the limit
+    ARK* ark = nullptr;
+    if (const int status = lunar_kv_open(&raw, &ark); status != 0) return detail::error_of(status);
+    return Store(ark, options.value_bytes);
+  }
+
+  // Closes it, as close(); errors are lost but for a line on standard error. Destroyed on a thread of the store's own (by its
+  // callback, or a coroutine that was resumed there) it ends the program, as a std::thread that is not joined does.
+  ~Store() { reset(); }
+  Store(Store&& other) noexcept : ark_(std::exchange(other.ark_, nullptr)), value_bytes_(other.value_bytes_) {}
+  Store& operator=(Store&& other) noexcept {
+    if (this == &other) return *this;
+    reset();
+    ark_ = std::exchange(other.ark_, nullptr);
+    value_bytes_ = other.value_bytes_;
+    return *this;
+  }
+
+  explicit operator bool() const noexcept { return ark_ != nullptr; }
+  // For the calls of arkdb.h; stays this object's.
+  ARK* handle() const noexcept { return ark_; }
+
+  // Waits for what is under way, and keeps what the store holds where its contents are to be kept; ENOSPC, EIO and the like: it
+  // is closed, and what was kept before is there. EDEADLK: on a thread of the store's own; it stays open.
+  Result<void> close() noexcept {
+    const int status = ark_delete(ark_);
+    if (status != EDEADLK) ark_ = nullptr;
+    return result_of(status);
+  }
+
+  // ---- blocking ----
+
+  Result<void> set(Bytes key, Bytes value) noexcept {
+    std::int64_t length = 0;
+    return result_of(ark_set(ark_, key.size(), pointer(key), value.size(), pointer(value), &length));
+  }
+  // ENOENT
+  Result<std::string> get(Bytes key) const noexcept {
+    std::string value;
+    for (std::uint64_t room = value_bytes_;;) {
+      if (!detail::resize(value, room)) return detail::error_of(ENOMEM);
+      std::int64_t length = 0;
+      const int status = ark_get(ark_, key.size(), pointer(key), room, value.data(), 0, &length);
+      if (status != 0) return detail::error_of(status);
+      if (static_cast<std::uint64_t>(length) <= room) {
+        detail::cut(value, static_cast<std::uint64_t>(length));
+        return value;
+      }
+      room = static_cast<std::uint64_t>(length);
+    }
+  }
+  // Copies what fits of the value from `offset` on; the length of the whole value. ENOENT
+  Result<std::uint64_t> get(Bytes key, std::span<std::byte> buffer, std::uint64_t offset = 0) const noexcept {
+    std::int64_t length = 0;
+    return length_of(ark_get(ark_, key.size(), pointer(key), buffer.size(), buffer.data(), offset, &length), length);
+  }
+  // The length of the value that was there. ENOENT
+  Result<std::uint64_t> del(Bytes key) noexcept {
+    std::int64_t length = 0;
+    return length_of(ark_del(ark_, key.size(), pointer(key), &length), length);
+  }
+  // The length of the value. ENOENT
+  Result<std::uint64_t> exists(Bytes key) const noexcept {
+    std::int64_t length = 0;
+    return length_of(ark_exists(ark_, key.size(), pointer(key), &length), length);
+  }
+
+  // ---- asynchronous, by callback: called once with a Result. An error here: it is not started and the callback is not called;
+  // ---- EAGAIN, ENOMEM, EINVAL
+
+  template <std::invocable<Result<void>> Function>
+  Result<void> async_set(Bytes key, Bytes value, Function&& function) {
+    return start<void>(detail::Call::set, key, value, std::forward<Function>(function));
+  }
+  template <std::invocable<Result<std::string>> Function>
+  Result<void> async_get(Bytes key, Function&& function) {
+    return start<std::string>(detail::Call::get, key, {}, std::forward<Function>(function));
+  }
+  template <std::invocable<Result<std::uint64_t>> Function>
+  Result<void> async_del(Bytes key, Function&& function) {
+    return start<std::uint64_t>(detail::Call::del, key, {}, std::forward<Function>(function));
+  }
+  template <std::invocable<Result<std::uint64_t>> Function>
+  Result<void> async_exists(Bytes key, Function&& function) {
+    return start<std::uint64_t>(detail::Call::exists, key, {}, std::forward<Function>(function));
+  }
+
+  // ---- asynchronous, to be awaited: co_await gives a Result as the blocking call returns; EAGAIN also
+
+  Awaitable<void> async_set(Bytes key, Bytes value) noexcept { return prepare<void>(detail::Call::set, key, value); }
+  Awaitable<std::string> async_get(Bytes key) noexcept { return prepare<std::string>(detail::Call::get, key, {}); }
+  Awaitable<std::uint64_t> async_del(Bytes key) noexcept { return prepare<std::uint64_t>(detail::Call::del, key, {}); }
+  Awaitable<std::uint64_t> async_exists(Bytes key) noexcept { return prepare<std::uint64_t>(detail::Call::exists, key, {}); }
+
+  // ---- the whole store ----
+
+  Keys keys() const noexcept { return Keys(ark_); }
+  // An arbitrary key. ENOENT: the store is empty
+  Result<std::string> random_key() const noexcept {
+    std::string key;
+    for (std::uint64_t room = 256;;) {
+      if (!detail::resize(key, room)) return detail::error_of(ENOMEM);
+      std::uint64_t length = 0;
+      if (const int status = ark_random(ark_, room, &length, key.data()); status != 0) return detail::error_of(status);
+      if (length <= room) {
+        detail::cut(key, length);
+        return key;
+      }
+      room = length;  // another key may come then
+    }
+  }
+  Result<std::uint64_t> count() const noexcept {
+    std::int64_t keys = 0;
+    return length_of(ark_count(ark_, &keys), keys);
+  }
+  Result<Stats> stats() const noexcept {
+    Stats out{};
+    int status = ark_actual(ark_, &out.pair_bytes);
+    if (status == 0) status = ark_inuse(ark_, &out.in_use_bytes);
+    if (status == 0) status = ark_allocated(ark_, &out.allocated_bytes);
+    if (status == 0) status = ark_stats(ark_, &out.operations, &out.device_ios);
+    if (status != 0) return detail::error_of(status);
+    return out;
+  }
+  // Makes durable what a store holds whose contents are kept: what an open finds after any crash. Writers wait meanwhile.
+  Result<void> flush() noexcept { return result_of(ark_flush(ark_)); }
+
+ private:
+  Store(ARK* ark, std::size_t value_bytes) noexcept : ark_(ark), value_bytes_(value_bytes) {}
+
+  static std::uint64_t flags_of(Contents contents) noexcept {
+    switch (contents) {
+      case Contents::scratch: return 0;
+      case Contents::create: return ARK_KV_PERSIST_STORE;
+      case Contents::keep: return ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD;
+      case Contents::must_exist: return ARK_KV_PERSIST_LOAD;
+    }
+    return 0;
+  }
+  static void* pointer(Bytes bytes) noexcept { return detail::pointer_of(bytes.data()); }
+  static Result<void> result_of(int status) noexcept {
+    return status == 0 ? Result<void>() : Result<void>(detail::error_of(status));
+  }
+  static Result<std::uint64_t> length_of(int status, const std::int64_t& length) noexcept {
+    if (status != 0) return detail::error_of(status);
+    return static_cast<std::uint64_t>(length);
+  }
+  void reset() noexcept {
+    if (ark_ != nullptr && ark_delete(ark_) == EDEADLK) std::terminate();
+    ark_ = nullptr;
+  }
+
+  template <class T>
+  Awaitable<T> prepare(detail::Call call, Bytes key, Bytes value) const noexcept {
+    return Awaitable<T>(ark_, call, key, value, value_bytes_);
+  }
+  template <class T, class Function>
+  Result<void> start(detail::Call call, Bytes key, Bytes value, Function&& function) const {
+    using Pending = detail::Pending<T, std::decay_t<Function>>;
+    std::unique_ptr<Pending> pending(new (std::nothrow)
+                                         Pending(ark_, call, key, value, value_bytes_, std::forward<Function>(function)));
+    if (!pending) return detail::error_of(ENOMEM);
+    const int status = pending->request.issue(Pending::done, pending.get());
+    if (status == 0) (void)pending.release();  // the callback's, which may have been there already
+    return result_of(status);
+  }
+
+  ARK* ark_ = nullptr;
+  std::size_t value_bytes_ = 0;
+};
+
+}  // namespace lunar::kv::inline v0
+#endif  // LUNAR_KV_HPP

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The calls of lunar/kv.h: what libarkdb has beside IBM's.
+// Threading: any.
+#include "lunar/kv.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "kv/ark/ark_store.h"
+
+#define KV_API extern "C" __attribute__((visibility("default")))
+
+using namespace lunar::ark;
+
+namespace {
+
+constexpr size_t kBytesFirst = 64;  // of lunar_kv_options as it was first released
+static_assert(sizeof(lunar_kv_options) == kBytesFirst, "later members lie behind these, and may be missing");
+
+// The caller's structure in the size of ours: what it lacks is 0, what it has more must be.
+int read_options(const lunar_kv_options* from, lunar_kv_options* out) {
+  if (!from || from->struct_size < kBytesFirst) return EINVAL;
+  const auto* bytes = reinterpret_cast<const unsigned char*>(from);
+  for (size_t i = sizeof *out; i < from->struct_size; ++i) {
+    if (bytes[i] != 0) return E2BIG;
+  }
+  *out = {};
+  memcpy(out, from, from->struct_size < sizeof *out ? from->struct_size : sizeof *out);
+  return out->reserved == 0 ? 0 : EINVAL;
+}
+
+int as_int(uint32_t value) { return value > INT32_MAX ? INT32_MAX : static_cast<int>(value); }
+
+}  // namespace
+
+KV_API int lunar_kv_open(const lunar_kv_options* options, ARK** ark) {
+  if (!ark) return EINVAL;
+  *ark = nullptr;
+  lunar_kv_options wanted;
+  if (const int status = read_options(options, &wanted); status != 0) return status;
+  CreateOptions create;
+  create.path = wanted.place;
+  create.hash_count = wanted.expected_keys;
+  create.threads = as_int(wanted.threads);
+  create.queue_depth = as_int(wanted.queue_depth);
+  create.asyncs = as_int(wanted.asyncs);
+  create.flags = wanted.flags;
+  create.dram_bytes = wanted.dram_bytes;
+  create.place_bytes = wanted.size_bytes;
+  uint64_t handle = 0;
+  const int status = create_store(create, &handle);
+  *ark = reinterpret_cast<ARK*>(handle);
+  return status;
+}
+
+KV_API int lunar_kv_end(ARI* iter) {
+  Object* object = iter ? table_acquire(iter, kIterator) : nullptr;
+  if (!object) return EINVAL;
+  end_iterator(static_cast<Iterator*>(object));
+  return 0;
+}
