@@ -17,18 +17,24 @@ def check(held, what):
         problems.append(what)
 
 
-def build(directory, link):
-    """gcc x.c -l<link>; the library as a program at run time finds it."""
+COMPILERS = {".c": ["gcc"], ".cpp": ["g++", "-std=c++20"]}
+
+
+def compile_program(source, program, *words):
+    line = [*COMPILERS[os.path.splitext(source)[1]], "-Wall", "-Wextra", "-Werror", source, "-o", program, "-I", INCLUDE, *words]
+    result = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
+    check(result.returncode == 0, f"{' '.join(line)}: {result.stderr}")
+    return program
+
+
+def build(directory, link, other_links=None):
+    """gcc x.c -l<link>, g++ -std=c++20 x.cpp -l<link>, or with other_links[x]; the library as a program at run time finds it."""
     programs = {}
-    for name in sorted(os.listdir(EXAMPLES)):
-        if not name.endswith(".c"):
-            continue
-        program = os.path.join(directory, name[:-2])
-        line = ["gcc", "-Wall", "-Wextra", "-Werror", os.path.join(EXAMPLES, name), "-o", program, "-I", INCLUDE, "-L",
-                os.path.dirname(LIBRARY), "-l" + link]
-        result = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
-        check(result.returncode == 0, f"{' '.join(line)}: {result.stderr}")
-        programs[name[:-2]] = program
+    for file in sorted(os.listdir(EXAMPLES)):
+        name, suffix = os.path.splitext(file)
+        if suffix in COMPILERS:
+            links = (other_links or {}).get(name, ["-L", os.path.dirname(LIBRARY), "-l" + link])
+            programs[name] = compile_program(os.path.join(EXAMPLES, file), os.path.join(directory, name), *links)
     return programs
 
 

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`check_documents.py ROOT LIBRARY`: what the documents promise to a reader who follows them. Every relative link of every page leads to a file,
-and to a heading where it names one; the C program on README.md's first screen builds with the public header and the library alone, and runs."""
+"""`check_documents.py ROOT LIBRARY ARK`: what the documents promise to a reader who follows them. Every relative link of every page leads to a file,
+and to a heading where it names one; the C program on README.md's first screen and the C++ program of
+runtime/kv/README.md build with the public headers and the library (liblunar, libarkdb) alone, and run."""
 import os
 import re
 import subprocess
 import sys
 import tempfile
 
-ROOT, LIBRARY = map(os.path.abspath, sys.argv[1:3])
+ROOT, LIBRARY, ARK = map(os.path.abspath, sys.argv[1:4])
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 CODE = re.compile(r"^```.*?^```", re.S | re.M)
 problems = []
@@ -47,32 +48,43 @@ def check_links(page):
             problems.append(f"{os.path.relpath(page, ROOT)}: links to {target}#{anchor}: no such heading there")
 
 
-def check_sample(directory):
-    blocks = re.findall(r"^```c\n(.*?)^```", read(os.path.join(ROOT, "README.md")), re.S | re.M)
+COMPILERS = {"c": ["gcc"], "cpp": ["g++", "-std=c++20", "-Wpedantic"]}
+
+
+def run_sample(directory, page, language, library):
+    """The one block of that language on the page, as a program: what it printed and its exit code; None: it does not build."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", read(os.path.join(ROOT, page)), re.S | re.M)
     if len(blocks) != 1:
-        problems.append(f"README.md has {len(blocks)} blocks of C: one program is expected")
-        return
-    source, program = os.path.join(directory, "program.c"), os.path.join(directory, "program")
+        problems.append(f"{page} has {len(blocks)} blocks of {language}: one program is expected")
+        return None
+    source, program = os.path.join(directory, "program." + language), os.path.join(directory, "program")
     with open(source, "w", encoding="utf-8") as file:
         file.write(blocks[0])
-    line = ["gcc", "-Wall", "-Wextra", "-Werror", source, "-o", program, "-I", os.path.join(ROOT, "runtime/include"), LIBRARY]
+    line = [*COMPILERS[language], "-Wall", "-Wextra", "-Werror", source, "-o", program, "-I", os.path.join(ROOT, "runtime/include"), library]
     built = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
     if built.returncode != 0:
-        problems.append(f"README.md: its C program does not build: {built.stderr}")
-        return
-    ran = subprocess.run([program], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False, cwd=directory,
-                         env={**os.environ, "LD_LIBRARY_PATH": os.path.dirname(LIBRARY)})
-    if "userfaultfd" in ran.stderr and ran.returncode == 1:
+        problems.append(f"{page}: its program does not build: {built.stderr}")
+        return None
+    return subprocess.run([program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
+                          cwd=directory, env={**os.environ, "LD_LIBRARY_PATH": os.path.dirname(library)})
+
+
+def check_samples(directory):
+    ran = run_sample(directory, "README.md", "c", LIBRARY)
+    if ran and "userfaultfd" in ran.stderr and ran.returncode == 1:
         print(f"skip: userfaultfd: the C program of README.md is not run: {ran.stderr.strip()}")
-    elif ran.returncode != 0:
+    elif ran and ran.returncode != 0:
         problems.append(f"README.md: its C program ends with {ran.returncode}: {ran.stderr}")
+    ran = run_sample(directory, "runtime/kv/README.md", "cpp", ARK)
+    if ran and (ran.returncode, ran.stdout, ran.stderr) != (0, "value\nkey\nvalue\n", ""):
+        problems.append(f"runtime/kv/README.md: its C++ program ends with {ran.returncode}: {ran.stdout}{ran.stderr}")
 
 
 def main():
     for page in sorted(pages()):
         check_links(page)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
-        check_sample(directory)
+        check_samples(directory)
     for problem in problems:
         print(problem)
     return 1 if problems else 0
