@@ -22,11 +22,11 @@
 #include "tools/bench/bench_host.h"
 #include "tools/bench/bench_main.h"
 #include "tools/bench/fault/fault_report.h"
-#include "tools/bench/fault/system_under_test.h"
 #include "tools/bench/progress.h"
 #include "tools/bench/setup_journal.h"
 #include "tools/bench/size_option.h"
 #include "tools/bench/swap_file.h"
+#include "tools/bench/system_under_test.h"
 #include "tools/support/cgroup.h"
 #include "tools/support/flags.h"
 

@@ -1,26 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// See plot.h. The script holds the data, and stays next to the pictures so that they can be redrawn.
+// See plot.h.
 // Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/redis/plot.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <stdexcept>
 
-#include "tools/support/process.h"
-#include "tools/support/text_file.h"
+#include "tools/bench/gnuplot.h"
 
 namespace lunar::tools {
 
 namespace {
 
-constexpr double kDrawSecondsMax = 60;
 constexpr const char* kScriptName = "redis.gnuplot";
 
 struct Chart {
@@ -50,30 +42,7 @@ std::string value_text(const RedisReport& report, const Chart& chart, const std:
   return "NaN";
 }
 
-// For a gnuplot string in double quotes.
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + "\"";
-}
-
 }  // namespace
-
-std::string plot_obstacle(const std::string& directory) {
-  if (find_in_path("gnuplot").empty()) return "--plot needs gnuplot: apt-get install gnuplot-nox";
-  if (mkdir(directory.c_str(), 0755) != 0 && errno != EEXIST) {
-    return fmt::format("--plot {}: {}", directory, strerror(errno));
-  }
-  struct stat info{};
-  if (stat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
-    return fmt::format("--plot {}: not a directory", directory);
-  }
-  if (access(directory.c_str(), W_OK) != 0) return fmt::format("--plot {}: {}", directory, strerror(errno));
-  return {};
-}
 
 std::string plot_script(const RedisReport& report, const std::string& directory) {
   std::vector<std::string> systems;
@@ -97,18 +66,19 @@ std::string plot_script(const RedisReport& report, const std::string& directory)
     out += "EOD\n";
   }
   for (const Chart& chart : kCharts) {
-    out += fmt::format("set title {} noenhanced\nset ylabel {}\n",
-                       quoted(fmt::format("{}: {} MiB DRAM, {} MiB of {} byte values, {} connections", chart.title,
-                                          report.options.dram_bytes >> 20, report.options.data_bytes >> 20,
-                                          report.options.value_bytes, report.options.connections)),
-                       quoted(chart.unit));
+    out +=
+        fmt::format("set title {} noenhanced\nset ylabel {}\n",
+                    gnuplot_quoted(fmt::format("{}: {} MiB DRAM, {} MiB of {} byte values, {} connections", chart.title,
+                                               report.options.dram_bytes >> 20, report.options.data_bytes >> 20,
+                                               report.options.value_bytes, report.options.connections)),
+                    gnuplot_quoted(chart.unit));
     if (chart.logarithmic) out += "set logscale y\nset yrange [*:*]\n";
     const char* const kinds[][2] = {{"svg", "svg size 1000,520 font 'sans,13' background '#ffffff'"},
                                     {"png", "pngcairo size 1000,520 font 'sans,11'"}};
     for (const auto& [suffix, terminal] : kinds) {
       out += fmt::format("set terminal {}\nset output {}\nplot for [i=2:{}] ${} using i:xtic(1) title columnheader\n",
-                         terminal, quoted(fmt::format("{}/{}.{}", directory, chart.name, suffix)), systems.size() + 1,
-                         chart.logarithmic ? "p99" : "throughput");
+                         terminal, gnuplot_quoted(fmt::format("{}/{}.{}", directory, chart.name, suffix)),
+                         systems.size() + 1, chart.logarithmic ? "p99" : "throughput");
     }
   }
   return out + "set output\n";
@@ -116,23 +86,7 @@ std::string plot_script(const RedisReport& report, const std::string& directory)
 
 std::vector<std::string> draw_plots(const RedisReport& report, const std::string& directory) {
   if (report.results.empty()) return {};
-  const std::string script = directory + "/" + kScriptName, errors = script + ".err";
-  const int fd = open(script.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  const int error_fd = open(errors.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd >= 0) close(fd);
-  if (fd < 0 || error_fd < 0 || write_text(script, plot_script(report, directory)) != 0) {
-    throw std::runtime_error(fmt::format("{} cannot be written: {}", script, strerror(errno)));
-  }
-  StartOptions start;
-  start.standard_output = start.standard_error = error_fd;
-  Process gnuplot({find_in_path("gnuplot"), script}, start);
-  close(error_fd);
-  const bool ended = gnuplot.wait(kDrawSecondsMax);
-  const std::string said = trimmed(read_text(errors).value_or(""));
-  unlink(errors.c_str());
-  if (!ended || gnuplot.how_it_ended() != "exit code 0") {
-    throw std::runtime_error(fmt::format("gnuplot: {}: {}", ended ? gnuplot.how_it_ended() : "too slow", said));
-  }
+  run_gnuplot(directory, kScriptName, plot_script(report, directory));
   std::vector<std::string> made;
   for (const Chart& chart : kCharts) {
     for (const char* suffix : {"svg", "png"}) made.push_back(fmt::format("{}/{}.{}", directory, chart.name, suffix));

@@ -9,8 +9,6 @@
 
 namespace lunar::tools {
 
-// Whether plots can be made in `directory` (made when it is not there). "" or one line: what, where, how to fix it.
-std::string plot_obstacle(const std::string& directory);
 // What gnuplot is told: a chart of throughput and one of p99, by workload and system, as DIRECTORY/NAME.svg and .png.
 std::string plot_script(const RedisReport& report, const std::string& directory);
 // Draws them; the files made. Throws std::runtime_error with gnuplot's words.

@@ -19,6 +19,7 @@
 
 #include "tools/bench/bench_host.h"
 #include "tools/bench/bench_main.h"
+#include "tools/bench/gnuplot.h"
 #include "tools/bench/progress.h"
 #include "tools/bench/redis/plot.h"
 #include "tools/bench/redis/redis_backend.h"

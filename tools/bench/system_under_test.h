@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The system under test as the bench sees it: a child process in a memory cgroup that makes one run on command.
+// The system under test as a bench sees it: a child process in a memory cgroup that makes one run on command.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <memory>
@@ -18,10 +18,11 @@ class SystemUnderTest {
  public:
   struct Setup {
     std::string system;                  // "lunar", "swap"
-    std::vector<std::string> arguments;  // of `lunar bench child`
+    std::vector<std::string> arguments;  // of the child
     uint64_t limit_bytes = 0;
     bool swap = false;                  // its cgroup may swap
     std::optional<CgroupPlace> cgroup;  // none: no limit but its own
+    std::string child = "child";        // the `lunar bench` command that it is
   };
   // Starts the child and waits until it is ready. Throws std::runtime_error with the child's reason.
   SystemUnderTest(const Setup& setup, SetupJournal& journal);
@@ -30,7 +31,9 @@ class SystemUnderTest {
   SystemUnderTest& operator=(const SystemUnderTest&) = delete;
 
   const std::string& system() const { return system_; }
-  // Sends one order and waits for its result, at most `seconds_max`.
+  // Sends one order and waits for its answer, a line, at most `seconds_max`. Throws std::runtime_error: none, or "error".
+  std::string ask(const std::string& line, double seconds_max);
+  // The same, where the answer is a result.
   RunResult order(const std::string& line, double seconds_max);
   uint64_t peak_bytes() const { return cgroup_ ? cgroup_->peak_bytes() : 0; }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See system_under_test.h. Two pipes; a child that does not answer in time is an error, not a wait without end.
 // Threading: one thread. May not be used by runtime/ (it allocates).
-#include "tools/bench/fault/system_under_test.h"
+#include "tools/bench/system_under_test.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -45,7 +45,7 @@ void SystemUnderTest::start(const Setup& setup) {
   from_child_ = out[0];
   start.standard_input = in[0];
   start.standard_output = out[1];
-  std::vector<std::string> arguments{"/proc/self/exe", "bench", "child"};
+  std::vector<std::string> arguments{"/proc/self/exe", "bench", setup.child};
   arguments.insert(arguments.end(), setup.arguments.begin(), setup.arguments.end());
   process_ = Process(arguments, start);
   close(in[0]);
@@ -65,18 +65,21 @@ void SystemUnderTest::end() {
   if (!recorded_.empty()) journal_.forget(recorded_);
 }
 
-RunResult SystemUnderTest::order(const std::string& line, double seconds_max) {
+std::string SystemUnderTest::ask(const std::string& line, double seconds_max) {
   const std::string whole = line + "\n";
   if (write(to_child_, whole.data(), whole.size()) != static_cast<ssize_t>(whole.size())) {
     process_.wait(1);
     throw std::runtime_error(fmt::format("{}: the child ended: {}", system_, process_.how_it_ended()));
   }
+  std::string answer = read_line(seconds_max);
+  if (answer.compare(0, 6, "error ") == 0) throw std::runtime_error(fmt::format("{}: {}", system_, answer.substr(6)));
+  return answer;
+}
+
+RunResult SystemUnderTest::order(const std::string& line, double seconds_max) {
   RunResult run;
-  const std::string answer = read_line(seconds_max);
-  if (!parse_run(answer, &run)) {
-    throw std::runtime_error(
-        fmt::format("{}: {}", system_, answer.compare(0, 6, "error ") == 0 ? answer.substr(6) : answer));
-  }
+  const std::string answer = ask(line, seconds_max);
+  if (!parse_run(answer, &run)) throw std::runtime_error(fmt::format("{}: {}", system_, answer));
   return run;
 }
 
