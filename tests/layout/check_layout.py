@@ -55,7 +55,7 @@ ROOMS = {
     "superpipe": [{"."}, {"ring"}, {"file", "nvme", "pmem", "capi", "sim"}, {"registry"}],
     "lun": [{"raw_io"}, {"raid"}, {"volume"}, {"."}],
     "kv": [{"."}, {"ark"}],
-    "tools": [{"support", "subcommands"}, {"lun", "bench"}, {"bench/fault", "bench/io", "bench/lio", "bench/redis"}, {"bench/bench"},
+    "tools": [{"support", "subcommands"}, {"lun", "bench"}, {"bench/fault", "bench/io", "bench/kv", "bench/lio", "bench/redis"}, {"bench/bench"},
               {"run", "dev"}, {"doctor"}, {"."}],
 }
 # What others may see of a part. (tests/ may look inside.)

@@ -9,6 +9,8 @@
 #include "tools/bench/fault/fault_child.h"
 #include "tools/bench/fault/fits_bench.h"
 #include "tools/bench/io/io_bench.h"
+#include "tools/bench/kv/kv_bench.h"
+#include "tools/bench/kv/kv_child.h"
 #include "tools/bench/lio/lio_bench.h"
 #include "tools/bench/redis/redis_bench.h"
 #include "tools/subcommands.h"
@@ -23,6 +25,7 @@ constexpr const char* kHelp =
     "  fits       programs whose data fits into DRAM: alone, with Lunar below its budget, and with the pager "
     "activated\n"
     "  redis      redis-server with Lunar (the module; `lunar run`) against redis-server with kernel swap, likewise\n"
+    "  kv         Lunar's key/value store (libarkdb) against RocksDB, LMDB and the bare disk\n"
     "  superpipe  random block I/O: a superpipe context and the block library against blocking threads, Linux AIO and "
     "fio\n"
     "  lio        lists of I/Os on pmem: handed to delegate threads, against one after the other and lio_listio\n"
@@ -34,11 +37,13 @@ int cmd_bench(int argc, char** argv) {
   const std::string_view name = argc > 1 ? argv[1] : "";
   if (name == "fault") return fault_bench_main(argc - 1, argv + 1);
   if (name == "redis") return redis_bench_main(argc - 1, argv + 1);
+  if (name == "kv") return kv_bench_main(argc - 1, argv + 1);
   if (name == "superpipe") return superpipe_bench_main(argc - 1, argv + 1);
   if (name == "window") return window_bench_main(argc - 1, argv + 1);
   if (name == "lio") return lio_bench_main(argc - 1, argv + 1);
   if (name == "fits") return fits_bench_main(argc - 1, argv + 1);
   if (name == "fits-child") return fits_child_main(argc - 1, argv + 1);  // for the bench itself
+  if (name == "kv-child") return kv_child_main(argc - 1, argv + 1);      // likewise
   if (name == "child") return fault_child_main(argc - 1, argv + 1);      // for the benches themselves
   if (name == "--help" || name == "-h") {
     fmt::print("{}", kHelp);
@@ -47,7 +52,8 @@ int cmd_bench(int argc, char** argv) {
   if (name.empty())
     fmt::print(stderr, "{}", kHelp);
   else
-    fmt::print(stderr, "lunar: bench: no bench named '{}' (there are: fault, fits, redis, superpipe, lio, window)\n",
+    fmt::print(stderr,
+               "lunar: bench: no bench named '{}' (there are: fault, fits, redis, kv, superpipe, lio, window)\n",
                printable(name));
   return kExitUsage;
 }

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+// See kv_driver.h. Values are made and checked inside the clocked time, by all systems alike; the latency of an
+// asynchronous operation is from its issue to its callback.
+// Threading: as in the header. May not be used by runtime/ (it allocates).
+#include "tools/bench/kv/kv_driver.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+
+#include "tools/bench/kv/kv_worker.h"
+#include "tools/support/clock.h"
+#include "tools/support/procfs.h"
+
+namespace lunar::tools {
+
+namespace {
+
+constexpr uint64_t kLoadChunk = 1000;
+constexpr size_t kBlockBytes = 4096;
+
+void sleep_seconds(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+// Room for `count` values, each aligned as the system wants it.
+struct ValueBuffers {
+  ValueBuffers(const KvSetup& setup, size_t count)
+      : stride((setup.value_bytes + align(setup) - 1) / align(setup) * align(setup)),
+        memory(static_cast<char*>(
+                   aligned_alloc(kBlockBytes, (count * stride + kBlockBytes - 1) / kBlockBytes * kBlockBytes)),
+               free) {
+    if (!memory) throw std::runtime_error("no memory for values");
+    memset(memory.get(), 0, count * stride);
+  }
+  static size_t align(const KvSetup& setup) { return setup.system == "raw" ? kBlockBytes : 64; }
+  char* at(size_t i) const { return memory.get() + i * stride; }
+  size_t stride;
+  std::unique_ptr<char, decltype(&free)> memory;
+};
+
+}  // namespace
+
+void KvStates::loaded(uint64_t keys) {
+  for (uint64_t number = 0; number < keys; ++number) states_[number].store(1, std::memory_order_relaxed);
+  keys_.store(keys, std::memory_order_release);
+}
+
+bool KvStates::add(uint64_t* number) {
+  uint64_t keys = keys_.load(std::memory_order_relaxed);
+  do {
+    if (keys == capacity_) return false;
+  } while (!keys_.compare_exchange_weak(keys, keys + 1, std::memory_order_acq_rel));
+  states_[*number = keys].store(kBusy, std::memory_order_release);
+  return true;
+}
+
+bool KvStates::claim(uint64_t number) {
+  uint32_t state = states_[number].load(std::memory_order_relaxed);
+  return (state & kBusy) == 0 && state != 0 &&
+         states_[number].compare_exchange_strong(state, state | kBusy, std::memory_order_acq_rel);
+}
+
+void KvStates::release(uint64_t number, bool written) {
+  const uint32_t version = get(number) & ~kBusy;
+  states_[number].store(version + (written ? 1 : 0), std::memory_order_release);
+}
+
+struct KvDriver::Counters {
+  uint64_t ns = 0;
+  int64_t ios = -1;
+  double cpu = 0, machine_cpu = 0;
+  std::optional<DiskBytes> disk;
+};
+
+KvDriver::KvDriver(const KvSetup& setup, const KvLimits& limits, uint64_t seed)
+    : setup_(setup),
+      limits_(limits),
+      content_(seed, setup.value_bytes),
+      states_(limits.keys_max),
+      bytes_without_store_(process_memory(getpid(), "VmRSS")),
+      system_(make_kv_system(setup)) {}
+
+KvDriver::Counters KvDriver::count() const {
+  Counters counters;
+  counters.disk = read_disk(limits_.disk_stat);
+  counters.ios = system_->ios();
+  counters.machine_cpu = machine_cpu_seconds();
+  counters.cpu = static_cast<double>(clock_ns(CLOCK_PROCESS_CPUTIME_ID)) / 1e9;
+  counters.ns = now_ns();
+  return counters;
+}
+
+KvTally& KvDriver::tally() {
+  thread_local KvTally* mine = nullptr;
+  thread_local uint64_t of_run = 0;
+  if (mine == nullptr || of_run != run_number_) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    tallies_.push_back(std::make_unique<KvTally>());
+    mine = tallies_.back().get();
+    of_run = run_number_;
+  }
+  const int phase = phase_.load(std::memory_order_acquire);
+  if (phase != kWarm && !mine->measuring) {
+    *mine = KvTally();
+    mine->measuring = true;
+  }
+  return *mine;
+}
+
+void KvDriver::fail(int code, const char* what) {
+  const std::lock_guard<std::mutex> guard(lock_);
+  if (error_.empty()) error_ = fmt::format("{}: {}", what, strerror(code));
+  phase_.store(kStop, std::memory_order_release);
+}
+
+void KvDriver::begin_run() {
+  tallies_.clear();
+  ++run_number_;
+  phase_.store(kWarm);
+}
+
+KvRun KvDriver::result(const Counters& before, const Counters& after) {
+  if (!error_.empty()) throw std::runtime_error(error_);
+  KvTally all;
+  for (const auto& one : tallies_) {
+    all.mismatches += one->mismatches;  // also those of the warm-up
+    if (!one->measuring) continue;
+    all.latencies.merge(one->latencies);
+    all.reads += one->reads;
+    all.writes += one->writes;
+  }
+  KvRun run;
+  run.ops = static_cast<double>(all.latencies.count());
+  run.reads = static_cast<double>(all.reads);
+  run.writes = static_cast<double>(all.writes);
+  run.mismatches = static_cast<double>(all.mismatches);
+  run.seconds = static_cast<double>(after.ns - before.ns) / 1e9;
+  run.ops_per_s = run.ops / run.seconds;
+  run.mean_ns = all.latencies.mean();
+  run.p50_ns = all.latencies.percentile(0.50);
+  run.p99_ns = all.latencies.percentile(0.99);
+  run.p999_ns = all.latencies.percentile(0.999);
+  run.max_ns = static_cast<double>(all.latencies.max());
+  run.cpu_s = after.cpu - before.cpu;
+  run.cores = run.cpu_s / run.seconds;
+  run.ops_per_core_s = run.cpu_s > 0 ? run.ops / run.cpu_s : 0;
+  run.machine_cpu_s = after.machine_cpu - before.machine_cpu;
+  run.cpu_us_per_op = run.ops > 0 ? run.machine_cpu_s * 1e6 / run.ops : 0;
+  run.bytes_per_s = run.ops_per_s * static_cast<double>(sizeof(KvKey) + setup_.value_bytes);
+  if (after.ios >= 0) {
+    run.ios = static_cast<double>(after.ios - before.ios);
+    run.ios_per_s = run.ios / run.seconds;
+  }
+  if (before.disk && after.disk && !setup_.place.empty()) {
+    run.disk_read_bytes = static_cast<double>(after.disk->read - before.disk->read);
+    run.disk_written_bytes = static_cast<double>(after.disk->written - before.disk->written);
+  }
+  run.keys = static_cast<double>(states_.keys());
+  run.resident_bytes = static_cast<double>(process_memory(getpid(), "VmRSS"));
+  run.in_use_bytes = static_cast<double>(system_->bytes_in_use());
+  return run;
+}
+
+// Memory of L bytes holds at most L / v of v bytes of values that are asked for alike; for zipf the mass of as many of
+// the hottest. Three standard deviations down: chance must not fail an honest short run.
+double KvDriver::must_read_bytes(const KvOrder& order, double reads) const {
+  if (setup_.place.empty() || setup_.system == "rocksdb-lz4" || order.draw == KvDraw::kLatest) return 0;
+  const auto value = static_cast<double>(setup_.value_bytes), keys = static_cast<double>(states_.keys());
+  const double fit = static_cast<double>(limits_.memory_bytes) / value;
+  const double hit = order.draw == KvDraw::kZipf ? zipf_->mass(static_cast<uint64_t>(fit)) : std::fmin(1, fit / keys);
+  return value * std::fmax(0, reads * (1 - hit) - 3 * std::sqrt(reads * hit * (1 - hit)) - order.threads * order.depth);
+}
+
+void KvDriver::load_range(uint64_t from, uint64_t to) {
+  const auto session = system_->connect();
+  const ValueBuffers buffer(setup_, 1);
+  std::vector<uint64_t> numbers;
+  for (uint64_t last = now_ns(); from < to && phase_.load() != kStop; from += numbers.size()) {
+    numbers.resize(std::min(kLoadChunk, to - from));
+    std::iota(numbers.begin(), numbers.end(), from);
+    if (const int code = session->set_many(numbers, content_, buffer.at(0)); code != 0) return fail(code, "load");
+    const uint64_t now = now_ns();
+    KvTally& mine = tally();
+    mine.latencies.add((now - last) / numbers.size(), numbers.size());
+    mine.writes += numbers.size();
+    last = now;
+  }
+}
+
+KvRun KvDriver::load(unsigned threads) {
+  begin_run();
+  phase_.store(kMeasure);
+  const Counters before = count();
+  std::vector<std::thread> workers;
+  for (unsigned t = 0; t < threads; ++t)
+    workers.emplace_back(
+        [this, t, threads] { load_range(setup_.keys * t / threads, setup_.keys * (t + 1) / threads); });
+  for (std::thread& worker : workers) worker.join();
+  if (error_.empty()) {
+    if (const int code = system_->flush(); code != 0) fail(code, "flush");
+  }
+  const Counters after = count();
+  states_.loaded(setup_.keys);
+  KvRun run = result(before, after);
+  const auto bytes = static_cast<double>(setup_.keys * setup_.value_bytes);
+  if (setup_.place.empty() && run.in_use_bytes >= 0)
+    run.index_bytes = (run.resident_bytes - static_cast<double>(bytes_without_store_) - run.in_use_bytes) / run.keys;
+  const bool kept = setup_.system != "lunar" || setup_.kept;
+  if (!setup_.place.empty() && setup_.system != "rocksdb-lz4")
+    run.must_write_bytes = kept ? bytes : std::fmax(0, bytes - static_cast<double>(limits_.memory_bytes));
+  return run;
+}
+
+void KvDriver::work(const KvOrder& order, unsigned thread) {
+  const auto session = system_->connect();
+  const ValueBuffers buffer(setup_, 1);
+  KvWorker worker(*this, order, order.seed * 4096 + thread, buffer.at(0));
+  for (uint64_t last = now_ns(); phase_.load(std::memory_order_acquire) != kStop;) {
+    worker.begin();
+    KvTally* mine = nullptr;
+    for (bool more = true; more;) {
+      int64_t length = 0;
+      const int code = worker.writing() ? session->set(worker.number(), worker.key(), worker.value())
+                                        : session->get(worker.number(), worker.key(), worker.value(), &length);
+      if (code != 0) {
+        worker.give_up();
+        return fail(code, worker.writing() ? "set" : "get");
+      }
+      mine = &tally();
+      more = worker.end(length, *mine);
+    }
+    const uint64_t now = now_ns();
+    mine->latencies.add(now - last);
+    last = now;
+  }
+}
+
+void KvDriver::work_async(const KvOrder& order, unsigned thread) {
+  const auto session = system_->connect();
+  const ValueBuffers buffers(setup_, order.depth);
+  std::vector<std::unique_ptr<KvChain>> chains;
+  for (unsigned i = 0; i < order.depth; ++i) {
+    const uint64_t seed = (order.seed * 4096 + thread) * 4096 + i;
+    chains.push_back(std::make_unique<KvChain>(*this, *session, order, seed, buffers.at(i)));
+  }
+  for (const auto& chain : chains) chain->start();
+  const auto over = [this] { return chains_alive_.load(std::memory_order_acquire) == 0; };
+  if (session->carry_on(over)) return;
+  for (uint32_t left; (left = chains_alive_.load(std::memory_order_acquire)) != 0;) chains_alive_.wait(left);
+}
+
+KvRun KvDriver::run(const KvOrder& order) {
+  if (order.draw != KvDraw::kUniform && !zipf_) zipf_ = std::make_unique<ZipfGenerator>(setup_.keys, kZipfTheta);
+  begin_run();
+  chains_alive_.store(order.threads * order.depth);
+  std::vector<std::thread> workers;
+  for (unsigned t = 0; t < order.threads; ++t) {
+    workers.emplace_back([this, &order, t] {
+      try {
+        if (order.async)
+          work_async(order, t);
+        else
+          work(order, t);
+      } catch (const std::exception& error) {
+        fmt::print(stderr, "{}\n", error.what());
+        fail(EIO, "worker");
+      }
+    });
+  }
+  sleep_seconds(order.warm_seconds);
+  const Counters before = count();
+  int expected = kWarm;
+  phase_.compare_exchange_strong(expected, kMeasure);
+  sleep_seconds(order.seconds);
+  phase_.store(kStop, std::memory_order_release);
+  for (std::thread& worker : workers) worker.join();
+  const Counters after = count();
+  KvRun run = result(before, after);
+  run.must_read_bytes = must_read_bytes(order, run.reads);
+  if (run.writes > 0) system_->settle();
+  return run;
+}
+
+// A walk that came to its end must have given each key once: their number and their sum are checked.
+KvRun KvDriver::scan(uint64_t at_once, double seconds) {
+  begin_run();
+  phase_.store(kMeasure);
+  uint64_t seen = 0, sum = 0;
+  bool whole = true, named = true;
+  const Counters before = count();
+  const uint64_t end = before.ns + static_cast<uint64_t>(seconds * 1e9);
+  const int code = system_->scan(at_once, [&](std::string_view key) {
+    uint64_t word = 0;
+    memcpy(&word, key.data(), std::min(key.size(), sizeof word));
+    named &= key.size() == sizeof word;
+    sum += word;
+    if (++seen % 64 != 0 || now_ns() < end) return true;
+    return whole = false;
+  });
+  const Counters after = count();
+  if (code != 0) throw std::runtime_error(fmt::format("scan: {}", strerror(code)));
+  KvTally& mine = tally();
+  mine.reads = seen;
+  if (seen > 0) mine.latencies.add((after.ns - before.ns) / seen, seen);
+  if (whole) {
+    uint64_t expected = 0;
+    for (uint64_t number = 0; number < states_.keys(); ++number) {
+      const KvKey key = content_.key(number);
+      uint64_t word;
+      memcpy(&word, key.data(), sizeof word);
+      expected += word;
+    }
+    if (seen != states_.keys() || (named && sum != expected)) mine.mismatches = 1;
+  }
+  return result(before, after);
+}
+
+}  // namespace lunar::tools
