@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "pager/account_find.h"
-#include "pager/descriptors.h"
+#include "pager/pager.h"
 #include "preload.h"
 #include "sys/file.h"
 #include "sys/proc.h"
@@ -29,7 +29,7 @@ int answer(long rc) {
   return -1;
 }
 
-bool is_ours(int fd) { return account_is(fd) || sys::uffd_device_is(fd) || descriptor_is_kept(fd); }
+bool is_ours(int fd) { return account_is(fd) || sys::uffd_device_is(fd) || pager_keeps_descriptor(fd); }
 
 // The lowest of ours in [first, last], or -1.
 int next_of_ours(unsigned first, unsigned last) {

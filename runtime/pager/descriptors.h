@@ -23,10 +23,6 @@ void forget_device(PagerState& state, unsigned lun);
 void keep_lun_directory(PagerState& state);
 [[nodiscard]] bool has_lun_directory(const PagerState& state);  // still
 
-// Whether `fd` is one of those that could not be had again with fewer rights or below another root directory: /proc, this
-// process' files there, the LUNs. Any thread, signal handlers and children of vfork included.
-[[nodiscard]] bool descriptor_is_kept(int fd);
-
 // For an operation through the program's table (growing the LUN) after the program has closed descriptors: puts them
 // back under their numbers where these are free. Best effort; blocking.
 void descriptors_put_back(PagerState& state);

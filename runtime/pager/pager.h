@@ -167,6 +167,10 @@ bool pager_validate();
 // Number of page state of an address for tests: see page_word.h; -1 outside regions.
 int pager_page_state(const void* address);
 
+// Whether `fd` is one of those that could not be had again with fewer rights or below another root directory: /proc, this
+// process' files there, the LUNs. Any thread, signal handlers and children of vfork included.
+[[nodiscard]] bool pager_keeps_descriptor(int fd);
+
 // fork: called by pthread_atfork handlers that the pager installs at activation. Exposed for adapters that wrap fork():
 // -ENOMEM when the tree has no room for another process, or the LUN cannot promise what the child may come to need; 0
 // otherwise: then that is reserved

@@ -199,28 +199,26 @@ int no_address_space() {
 }
 
 // ---- daemons --------------------------------------------------------------------------------------------------------
+bool ends_well(pid_t pid) {
+  int status = 0;
+  return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
+}
 
 int of_all_descriptors(int (*close_some)(int first)) {
   char* p = filled_map();
   CHECK(chroot("/proc/self/fdinfo") == 0 && chdir("/") == 0 && setgid(65534) == 0 && setuid(65534) == 0);
   CHECK(close_some(3) == 0);
-  auto more = map_private(kHeap / 2);
+  char* more = map_private(kHeap / 2);
   fill(more, kHeap / 2, 9);
   for (int round = 0; round < 2; ++round) {
     const pid_t child = fork();
-    CHECK(child >= 0);
     if (child == 0) {
-      CHECK(holds(p, kHeap, 7) && holds(more, kHeap / 2, 9));
-      CHECK(close_some(3) == 0);
+      CHECK(holds(p, kHeap, 7) && holds(more, kHeap / 2, 9) && close_some(3) == 0);
       fill(p, kHeap, 8);
-      const pid_t grandchild = fork();
-      if (grandchild == 0) _exit(holds(p, kHeap, 8) && holds(more, kHeap / 2, 9) ? 0 : 1);
-      int status = 0;
-      CHECK(grandchild > 0 && waitpid(grandchild, &status, 0) == grandchild);
-      _exit(status == 0 && holds(p, kHeap, 8) ? 0 : 1);
+      if (const pid_t grandchild = fork(); grandchild != 0) _exit(ends_well(grandchild) && holds(p, kHeap, 8) ? 0 : 1);
+      _exit(holds(p, kHeap, 8) && holds(more, kHeap / 2, 9) ? 0 : 1);
     }
-    int status = 0;
-    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(ends_well(child));
   }
   CHECK(holds(p, kHeap, 7) && holds(more, kHeap / 2, 9));
   return 0;
@@ -244,14 +242,12 @@ int confined_early() {
   constexpr size_t kEach = 72 * kMiB;
   CHECK(chroot("/proc/self/fdinfo") == 0 && chdir("/") == 0);
   const pid_t child = fork();
-  CHECK(child >= 0);
   const unsigned long seed = child == 0 ? 1 : 2;
   char* p = map_private(kEach);
   fill(p, kEach, seed);
   for (int round = 0; round < 3; ++round) CHECK(holds(p, kEach, seed));
   if (child == 0) _exit(0);
-  int status = 0;
-  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  CHECK(ends_well(child));
   return 0;
 }
 
