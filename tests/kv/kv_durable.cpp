@@ -292,8 +292,8 @@ uint64_t History::crash_everywhere() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const uint64_t histories = argument(argc, argv, "--histories", 6);
-  const uint64_t operations = argument(argc, argv, "--operations", 1500);
+  const uint64_t histories = argument(argc, argv, "--histories", 4);
+  const uint64_t operations = argument(argc, argv, "--operations", 1000);
   const uint64_t seed = tier::run_seed();
   uint64_t images = 0;
   for (uint64_t i = 0; i < histories; ++i) {
