@@ -34,6 +34,9 @@ struct Backing {
   }
   int open(Contents contents, Durability durability, Store** store) {
     devices.push_back(new lunar_test::MemoryDevice(memory.data(), kBytes));
+    return Store::open(options_for(contents, durability), store, &why);
+  }
+  StoreOptions options_for(Contents contents, Durability durability) {
     StoreOptions options;
     options.device = devices.back();
     options.contents = contents;
@@ -43,7 +46,7 @@ struct Backing {
     options.dram_bytes = 4 * kMiB;
     options.shards = 4;
     options.expected_keys = 16;
-    return Store::open(options, store, &why);
+    return options;
   }
   Store* must_open(Contents contents, Durability durability) {
     Store* store = nullptr;
@@ -280,10 +283,24 @@ TEST_CASE("a state is saved before the log is longer than an open may read") {
   store->close();
 }
 
-// Cleaning moves records whose entries look alike (one tag, one segment): replay must tell them apart.
-TEST_CASE("records that look alike in the index are told apart when the log is replayed") {
+// Cleaning moves records, some of whose entries look alike (one tag, one segment): replay must find those they had.
+TEST_CASE("records that cleaning moved replace themselves when the log is replayed") {
+  // What a crash would leave just before a younger state counts: then the log is at its longest.
+  struct Images final : lunar_test::MemoryDevice {
+    explicit Images(Backing* of) : MemoryDevice(of->memory.data(), kBytes), backing(of) {}
+    int64_t transfer(const Command& command) override {
+      if (command.op == Op::kWrite && command.offset.value - lunar::kv::media::kFrontRootsAt < 2 * 4096)
+        images.push_back(backing->memory);
+      return MemoryDevice::transfer(command);
+    }
+    Backing* backing;
+    std::vector<std::vector<char>> images;
+  };
   Backing backing;
-  Store* store = backing.must_open(Contents::kNew, Durability::kGroup);
+  auto* device = new Images(&backing);
+  backing.devices.push_back(device);
+  StoreOptions options = backing.options_for(Contents::kNew, Durability::kGroup);
+  Store* store = kv_test::open_store(options);
   // Of the hash an entry has 24 bits of tag and its place: 4 bits of the bucket at first. Shards: the 2 highest.
   std::unordered_map<uint64_t, uint64_t> seen;
   std::vector<std::pair<uint64_t, uint64_t>> pairs;
@@ -297,18 +314,27 @@ TEST_CASE("records that look alike in the index are told apart when the log is r
     REQUIRE(store->set({&two, sizeof two}, {"two", 3}) == 0);
   }
   REQUIRE(store->flush() == 0);
-  for (uint64_t i = 0; store->cleaned_bytes() < kMiB; ++i) must_set(store, "key " + std::to_string(i % 5000), value);
-  store->close();
-  store = backing.must_open(Contents::kKept, Durability::kFlush);
-  kv_test::check_store(store);
-  for (const auto& [one, two] : pairs) {
-    char buffer[4] = {};
-    REQUIRE(store->get({&one, sizeof one}, buffer, 3, 0) == 3);
-    CHECK(std::string(buffer) == "one");
-    REQUIRE(store->get({&two, sizeof two}, buffer, 3, 0) == 3);
-    CHECK(std::string(buffer) == "two");
+  for (uint64_t i = 0; i < 7000; ++i) {
+    if (i == 5000) device->images.clear();
+    must_set(store, "key " + std::to_string(i < 5000 ? i : kv_test::mix(i) % 5000), value);
   }
   store->close();
+  REQUIRE(device->images.size() > 3);
+  Backing crashed;
+  for (const auto& image : device->images) {
+    crashed.memory = image;
+    store = crashed.must_open(Contents::kKept, Durability::kFlush);
+    kv_test::check_store(store);
+    CHECK(store->count() == 5000 + 2 * pairs.size());
+    for (const auto& [one, two] : pairs) {
+      char buffer[4] = {};
+      REQUIRE(store->get({&one, sizeof one}, buffer, 3, 0) == 3);
+      CHECK(std::string(buffer) == "one");
+      REQUIRE(store->get({&two, sizeof two}, buffer, 3, 0) == 3);
+      CHECK(std::string(buffer) == "two");
+    }
+    store->close();
+  }
 }
 
 TEST_CASE("kill -9 of threads that write loses nothing acknowledged") {
