@@ -71,12 +71,12 @@ void finish(KvOptions& options, const std::string& dram, const std::string& data
 }
 
 void parse(CLI::App& app, KvOptions& options, int argc, char** argv) {
-  std::string dram, data, allowance = "64m";
+  std::string dram, data, allowance = "96m";
   add_options(app, options);
   auto* dram_option = app.add_option("--dram", dram, "DRAM budget of each store (default 128m; 64m with --quick)");
   auto* data_option = app.add_option("--data", data, "bytes of values (default: 4 times --dram; twice with --quick)");
   app.add_option("--allowance", allowance,
-                 "memory limit of each system above --dram: code, stacks, page tables (default 64m)");
+                 "memory limit of each system above --dram: code, stacks, page tables (default 96m)");
   options.seconds = 1;
   const CommonFlags common(app, options,
                            "directory for all files (default /var/tmp); or Lunar's place, a file, device or URI: the "

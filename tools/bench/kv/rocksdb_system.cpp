@@ -2,8 +2,8 @@
 // RocksDB, set up as its wiki says for point lookups: full bloom filters of 10 bits (none for the last level: every key
 // that is asked for is there), hash indexes in the blocks, index and filters in the block cache, direct I/O.
 //
-// The DRAM budget goes to two memtables and the block cache: half and half for a load, which ends with a full
-// compaction (untimed), an eighth and the rest from then on. Durable at a flush: no write-ahead log, and a flush of the
+// The DRAM budget goes to two memtables and the block cache: a quarter and a half for a load (compaction wants the rest),
+// which ends with a full compaction (untimed), an eighth and the rest from then on. Durable at a flush: no write-ahead log, and a flush of the
 // memtables; every write: a synced log, which concurrent writers share, and loads without batches.
 // Threading: as in the header. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
@@ -39,13 +39,14 @@ struct RocksCalls {
   X(get_pinned)                                                                                                       \
   X(pinnableslice_value)                                                                                              \
   X(pinnableslice_destroy)                                                                                            \
-  X(put) X(write) X(flush) X(compact_range) X(property_value) X(free) X(create_iterator) X(iter_seek_to_first) X(     \
-      iter_valid) X(iter_next) X(iter_key) X(iter_destroy) X(writebatch_create) X(writebatch_put) X(writebatch_clear) \
-      X(writebatch_destroy) X(options_create) X(options_destroy) X(options_set_create_if_missing)                     \
-          X(options_set_compression) X(options_set_write_buffer_size) X(options_set_max_write_buffer_number)          \
-              X(options_set_use_direct_reads) X(options_set_use_direct_io_for_flush_and_compaction)                   \
-                  X(options_set_max_background_jobs) X(options_set_optimize_filters_for_hits)                         \
-                      X(options_set_level_compaction_dynamic_level_bytes) X(options_compaction_readahead_size)        \
+  X(put)                                                                                                              \
+  X(write) X(flush) X(compact_range) X(property_value) X(free) X(create_iterator) X(iter_seek_to_first) X(iter_valid) \
+      X(iter_next) X(iter_key) X(iter_destroy) X(writebatch_create) X(writebatch_put) X(writebatch_clear)             \
+          X(writebatch_destroy) X(options_create) X(options_destroy) X(options_set_create_if_missing)                 \
+              X(options_set_compression) X(options_set_write_buffer_size) X(options_set_max_write_buffer_number)      \
+                  X(options_set_use_direct_reads) X(options_set_use_direct_io_for_flush_and_compaction)               \
+                      X(options_set_max_background_jobs) X(options_set_optimize_filters_for_hits) X(                  \
+                          options_set_level_compaction_dynamic_level_bytes) X(options_compaction_readahead_size)      \
                           X(options_set_memtable_whole_key_filtering) X(options_set_memtable_prefix_bloom_size_ratio) \
                               X(options_set_block_based_table_factory) X(options_set_max_open_files)                  \
                                   X(block_based_options_create) X(block_based_options_destroy)                        \
@@ -146,7 +147,7 @@ class RocksSystem : public KvSystem {
     calls.writeoptions_set_sync(store_.writes, setup.durability != "flush");
     flush_ = calls.flushoptions_create();
     calls.flushoptions_set_wait(flush_, 1);
-    open(setup.dram_bytes / 4, setup.dram_bytes / 2);
+    open(setup.dram_bytes / 8, setup.dram_bytes / 2);
   }
   ~RocksSystem() override {
     close();
