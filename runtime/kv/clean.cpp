@@ -193,6 +193,36 @@ int Store::make_run(uint64_t count, uint64_t* first) {
   return 0;
 }
 
+// Until no segment is worth it, or what lives in them has no room before a younger state is saved.
+int Store::clean_what_is_worth_it() {
+  for (unsigned round = 0;;) {
+    if (const int status = room_for_frames(); status < 0) return status;
+    log_.reclaim();
+    uint64_t segment;
+    const int chosen = log_.victim(&segment);
+    if (chosen == -ENOSPC) return 0;
+    const int status = chosen == 0 ? clean(segment) : chosen;
+    if (status == 0 || status == -EBADMSG) continue;
+    if (status != -EAGAIN) return status;
+    if (chosen == 0 && !log_.any_retired()) return 0;
+    wait_a_little(round++);
+  }
+}
+
+int Store::compact() {
+  if (read_only_) return -EROFS;
+  MutexLock guard(cleaning_);
+  for (uint64_t best = UINT64_MAX;;) {
+    int status = kept_ ? settle() : 0;
+    if (status == 0) status = clean_what_is_worth_it();
+    if (status == 0 && kept_) status = save();
+    if (status < 0) return status;
+    log_.reclaim();
+    if (bytes_in_use() >= best) return 0;
+    best = bytes_in_use();
+  }
+}
+
 int Store::room_for_run(uint64_t count, uint64_t* first) {
   MutexLock guard(cleaning_);
   log_.reclaim();

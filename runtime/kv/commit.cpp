@@ -309,7 +309,7 @@ bool Log::records_are_sound(uint64_t number, const char* memory, uint64_t from, 
     if (bytes < sizeof(Record) || bytes > to - at) return false;
     const uint64_t needed = sizeof(Record) + round_up(record->key_bytes, 8) + record->value_bytes +
                             Record::replaced_units(record->size_type) * kUnitBytes;
-    if (needed > bytes) return false;
+    if (needed > bytes || !possible(record, to - at)) return false;
     if (record->checksum != record_checksum(record, Address{((number << segment_bits_) + at) / kUnitBytes}, life))
       return false;
     at += bytes;

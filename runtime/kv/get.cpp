@@ -24,7 +24,9 @@ uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
 uint64_t hash_of(Bytes key) { return XXH3_64bits(key.data, key.size); }
 
 Bytes Store::key_of(const Record* record) const {
-  if (record->type() == RecordType::kPair) return {record->key(), record->key_bytes};
+  // What a damaged index leads to may be no record: its length leads out of no mapping.
+  if (record->type() == RecordType::kPair)
+    return {record->key(), smaller(record->key_bytes, log_.inline_units_max() * kUnitBytes)};
   return {log_.run_memory(record->large().first), record->large().key_bytes};
 }
 
@@ -53,7 +55,7 @@ int Store::is_key_of_run(const LargePlace& place, uint64_t hash, Bytes key) {
 Record* Store::resident(Address address, Candidate* cold) const {
   Record* record = log_.at(address);
   if (record && (record->type() == RecordType::kPair || !log_.on_device())) return record;
-  *cold = {address, log_.life_of(address), record ? record->large() : LargePlace{}};
+  *cold = {address, log_.life_of(address), record && log_.possible(record->large()) ? record->large() : LargePlace{}};
   return nullptr;
 }
 

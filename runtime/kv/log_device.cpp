@@ -18,12 +18,11 @@ namespace {
 
 constexpr uint64_t kBlockBytes = 4096;
 constexpr unsigned kBuffers = 32;
-constexpr uint64_t kPartData = Log::kPartBytes - sizeof(uint64_t);  // a part: checksum, then so much of a large pair
 
 }  // namespace
 
 // What of `bytes` the buffers leave goes into frames, one of which is the cleaner's.
-int Log::open_frames(uint64_t bytes) {
+int Log::open_frames(uint64_t bytes, bool read_only) {
   buffer_bytes_ = segment_bytes() / 16 + 2 * kBlockBytes;
   if (buffer_bytes_ < kPartBytes) buffer_bytes_ = kPartBytes;
   const uint64_t tables = count_ * sizeof(Segment) + kBuffers * buffer_bytes_;
@@ -38,7 +37,7 @@ int Log::open_frames(uint64_t bytes) {
   frames_ = reinterpret_cast<Frame*>(frames_memory_ + frames_mapped_ - table);
   for (uint64_t i = 0; i < frame_count_; ++i) new (&frames_[i]) Frame;
   buffers_.store(UINT32_MAX, std::memory_order_relaxed);
-  return device_->reserve(DeviceOffset{device_offset_}, count_ << segment_bits_);
+  return read_only ? 0 : device_->reserve(DeviceOffset{device_offset_}, count_ << segment_bits_);
 }
 
 char* Log::take_buffer() {
@@ -244,16 +243,18 @@ int Log::read_record(Address address, uint64_t life, char* buffer) {
   uint64_t have = room < 2 * kBlockBytes ? room : 2 * kBlockBytes;
   if (const int status = transfer(Op::kRead, begin, buffer, have); status < 0) return status;
   const auto* record = reinterpret_cast<const Record*>(buffer + (at - begin));
-  const uint64_t bytes = record->units() * kUnitBytes, end = at - begin + bytes;
-  const bool possible = bytes >= sizeof(Record) && bytes <= inline_units_max() * kUnitBytes && end <= room &&
-                        sizeof(Record) + round_up(record->key_bytes, 8) + record->value_bytes <= bytes;
-  if (!possible) return -EBADMSG;
+  // What is not read yet may be a LargePlace.
+  const bool begins_well = possible_size(record, room - (at - begin));
+  const uint64_t end = at - begin + record->units() * kUnitBytes;
+  if (!begins_well) return -EBADMSG;
   if (end > have) {
     if (const int status = transfer(Op::kRead, begin + have, buffer + have, round_up(end, kBlockBytes) - have);
         status < 0)
       return status;
   }
-  return record->checksum == record_checksum(record, address, life) ? 0 : -EBADMSG;
+  const bool sound =
+      record->checksum == record_checksum(record, address, life) && possible(record, room - (at - begin));
+  return sound ? 0 : -EBADMSG;
 }
 
 int Look::locked(Address address) {
@@ -281,16 +282,47 @@ int Log::segment_contents(uint64_t number, const char** memory) {
     status = transfer(Op::kRead, begin, own, round_up(end, kBlockBytes));
     for (uint64_t at = number == 0 ? kUnitBytes : 0; status == 0 && at < end;) {
       const auto* record = reinterpret_cast<const Record*>(own + at);
-      const uint64_t bytes = record->units() * kUnitBytes;
-      if (bytes < sizeof(Record) || bytes > end - at ||
-          record->checksum != record_checksum(record, Address{(begin + at) / kUnitBytes}, life(number)))
+      if (!possible_size(record, end - at) ||
+          record->checksum != record_checksum(record, Address{(begin + at) / kUnitBytes}, life(number)) ||
+          !possible(record, end - at))
         status = -EBADMSG;
-      at += bytes;
+      at += record->units() * kUnitBytes;
     }
     if (status == 0) break;
   }
   *memory = own;
   return status;
+}
+
+bool Log::possible_size(const Record* record, uint64_t room) const {
+  const uint64_t bytes = record->units() * kUnitBytes;
+  return bytes >= sizeof(Record) && bytes <= inline_units_max() * kUnitBytes && bytes <= room &&
+         sizeof(Record) + round_up(record->key_bytes, 8) + record->value_bytes <= bytes;
+}
+
+bool Log::possible(const Record* record, uint64_t room) const {
+  if (!possible_size(record, room)) return false;
+  if (record->type() == RecordType::kDeleted) return record->key_bytes == sizeof(DeletedKey);
+  if (record->type() != RecordType::kLarge) return true;
+  return record->key_bytes == sizeof(LargePlace) && record->value_bytes == 0 && possible(record->large());
+}
+
+bool Log::possible(const LargePlace& place) const {
+  return place.key_bytes <= kPairBytesMax && place.value_bytes <= kPairBytesMax && place.count != 0 &&
+         place.count == run_segments(place.value_at() + place.value_bytes) && place.first < count_ &&
+         place.count <= count_ - place.first;
+}
+
+bool Log::are_of_runs(uint64_t first, uint64_t count) const {
+  if (first >= count_ || count > count_ - first) return false;
+  for (uint64_t i = first; i < first + count; ++i) {
+    if (state(i) != SegmentState::kLarge || pending(i)) return false;
+  }
+  return true;
+}
+
+bool Log::is_run(const LargePlace& place) const {
+  return possible(place) && life(place.first) == place.life && are_of_runs(place.first, place.count);
 }
 
 uint64_t Log::run_segments(uint64_t bytes) const {
@@ -328,6 +360,7 @@ int Log::write_run(const LargePlace& place, Bytes key, Bytes value) {
 }
 
 int Log::read_run(const LargePlace& place, uint64_t offset, void* to, uint64_t bytes) {
+  if (!possible(place)) return -EBADMSG;
   char* buffer = take_buffer();
   int status = 0;
   for (auto* out = static_cast<char*>(to); status == 0 && bytes;) {

@@ -47,7 +47,7 @@ int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
   for (uint64_t i = 0; i < count_; ++i) new (&segments_[i]) Segment;
   free_.store(count_, std::memory_order_relaxed);
   tail_used_ = segment_bytes();
-  if (device) return open_frames(budget->limit() / 4 * 3);
+  if (device) return open_frames(budget->limit() / 4 * 3, place.read_only);
   if (!budget->take(count_ << segment_bits_)) return -ENOMEM;
   memory_ = map_records(count_ << segment_bits_);
   if (!memory_) return -ENOMEM;

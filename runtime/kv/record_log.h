@@ -60,6 +60,7 @@ enum class SegmentState : uint8_t {
   kState,
   kNext
 };
+constexpr unsigned kSegmentStates = 10;
 
 struct Segment {
   std::atomic<uint32_t> live{0};  // units
@@ -85,12 +86,15 @@ struct LogPlace {
   Device* device = nullptr;  // nullptr: DRAM. Not owned
   uint64_t offset = 0;       // of segment 0
   unsigned segment_bits = 0;
+  bool read_only = false;
 };
 
 class Log {
  public:
   static constexpr uint64_t kReserve = 3, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
   static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB, kPartBytes = 64 * kKiB;
+  static constexpr uint64_t kPartData =
+      kPartBytes - sizeof(uint64_t);  // a part: checksum, then so much of a large pair
 
   // All DRAM is charged to the budget at once, and mapped lazily; on a device a quarter is left, for the index. 0,
   // -EINVAL (larger than an address reaches), -ENOMEM.
@@ -120,6 +124,10 @@ class Log {
   uint64_t life(uint64_t number) const { return segments_[number].life.load(std::memory_order_acquire); }
   // A record larger than that lies in a run, unless it is a descriptor.
   uint64_t inline_units_max() const { return segment_bytes() / 16 / kUnitBytes; }
+  // Whether they can be what this log holds: no length or place leads out of it. A checksum proves who wrote a record, not
+  // that it makes sense. room: bytes from the record to the end of what is there.
+  bool possible(const Record* record, uint64_t room) const;
+  bool possible(const LargePlace& place) const;
 
   // Runs. take: first segment of `count` free neighbours, or -EAGAIN. retire: reusable once no reader looks at them.
   uint64_t run_segments(uint64_t bytes) const;
@@ -127,6 +135,8 @@ class Log {
   void run_published(uint64_t first, uint64_t count);  // pre: the lock of its shard
   bool pending(uint64_t number) const { return segments_[number].pending.load(std::memory_order_relaxed); }
   void retire(uint64_t first, uint64_t count);
+  bool are_of_runs(uint64_t first, uint64_t count) const;
+  bool is_run(const LargePlace& place) const;  // it lies there, and is nobody else's. Pre: the lock of its shard
   // Where a run lies in DRAM. Pre: not on a device, and the caller in an epoch.
   char* run_memory(uint64_t first) const { return segments_[first].memory.load(std::memory_order_acquire); }
   [[nodiscard]] int write_run(const LargePlace& place, Bytes key, Bytes value);
@@ -281,7 +291,7 @@ class Log {
   bool take_one(bool cleaning, uint64_t* number);
   bool window_may_go(uint64_t first, uint64_t count, uint64_t* live) const;
   // on a device (log_device.cpp)
-  int open_frames(uint64_t bytes);
+  int open_frames(uint64_t bytes, bool read_only);
   static char* map_records(uint64_t bytes);
   char* frame_memory(uint64_t frame) const { return frames_memory_ + (frame << segment_bits_); }
   bool take_frame(bool cleaning, uint64_t owner);
@@ -289,6 +299,7 @@ class Log {
   int oldest_frame(uint64_t* frame);
   int write_out(uint64_t number);
   void give_back(uint64_t number);
+  bool possible_size(const Record* record, uint64_t room) const;
   int read_record(Address address, uint64_t life, char* buffer);
   char* take_buffer();
   void give_buffer(char* buffer);

@@ -96,6 +96,7 @@ int Store::apply(Record* record, Address address) {
   if (before.place) {
     log_.drop_live(before.address, before.units);
     pair_bytes -= key_bytes + before.value_bytes;
+    if (before.run_count && !log_.are_of_runs(before.run, before.run_count)) return -EBADMSG;
     if (before.run_count) log_.retire(before.run, before.run_count);
   }
   shard.pair_bytes.fetch_add(pair_bytes, std::memory_order_relaxed);

@@ -109,6 +109,13 @@ int superblock_read(Device* device, media::Superblock* out, ErrorText* why) {
              : why->set(-ENOENT, "%s: holds no key/value store", device->name());
 }
 
+bool superblock_is_copy(Device* device, uint64_t at, const media::Superblock& super, const char** fault) {
+  const Block block;
+  const int status = block.get() ? raw_io(device, Op::kRead, at, block.get(), media::kBlockBytes) : -ENOMEM;
+  *fault = status < 0 ? errno_text(status) : "it is not what the other copy is";
+  return status == 0 && memcmp(block.get(), &super, sizeof super) == 0;
+}
+
 // ---- links ----------------------------------------------------------------------------------------------------------
 
 int StateWriter::write_link(uint64_t next) {
@@ -144,8 +151,9 @@ int StateWriter::put(const void* data, uint64_t bytes) {
 int StateWriter::finish() { return segment_ ? write_link(0) : 0; }
 
 int StateReader::read_link() {
+  ++number_;
   if (next_ == 0 || next_ > log_.segments() || log_.state(next_ - 1) != SegmentState::kFree) return -EBADMSG;
-  const uint64_t segment = next_ - 1, most = log_.segment_bytes() - sizeof(media::StateLink);
+  const uint64_t segment = segment_ = next_ - 1, most = log_.segment_bytes() - sizeof(media::StateLink);
   if (const int status = log_.transfer(Op::kRead, segment * log_.segment_bytes(), frame_, log_.segment_bytes());
       status < 0)
     return status;
@@ -153,7 +161,7 @@ int StateReader::read_link() {
   memcpy(&link, frame_, sizeof link);
   if (link.bytes > most || link.bytes > left_) return -EBADMSG;
   const uint64_t checked = sizeof link + link.bytes - sizeof link.checksum;
-  if (link.checksum != part_checksum(frame_ + sizeof link.checksum, checked, number_++, life_)) return -EBADMSG;
+  if (link.checksum != part_checksum(frame_ + sizeof link.checksum, checked, number_ - 1, life_)) return -EBADMSG;
   log_.restore(segment, SegmentState::kState, life_, 0, 0);
   next_ = link.next;
   at_ = sizeof link;
@@ -206,7 +214,7 @@ int Store::open_root(const StoreOptions& options, ErrorText* why) {
   else if (status = format(device_, super_, &root_); status < 0)
     return why->set(status, "key/value store on %s: cannot be formatted: %s", device_->name(), errno_text(status));
   if (status == 0 && root.log != 0) status = replay(root, why);
-  if (status < 0 || (root.log == 0 && options.durability == Durability::kFlush)) return status;
+  if (status < 0 || read_only_ || (root.log == 0 && options.durability == Durability::kFlush)) return status;
   return begin_commits(options, why);
 }
 
@@ -223,35 +231,60 @@ int Store::begin_commits(const StoreOptions& options, ErrorText* why) {
 
 int Store::load(media::Root* out, ErrorText* why) {
   SlotReport report;
-  int status = root_.load(Repair::kOne, &report);
+  int status = root_.load(read_only_ ? Repair::kNo : Repair::kOne, &report);
   if (status == -EPROTONOSUPPORT || status == -EROFS)
     return why->set(status, "key/value store on %s: made by a later Lunar, which uses what this one does not know",
                     device_->name());
+  root_bad_ = report.bad;
   media::Root& root = *out;
   if (status == 0) memcpy(&root, root_.body(), sizeof root);
   if (status == 0 && root.first == 0) return 0;
+  if (status < 0)
+    return why->set(status, "key/value store on %s: the roots of its saved state are damaged (%s: %s)", device_->name(),
+                    report.what, errno_text(status));
   StateReader state(log_, root);
-  for (uint64_t i = 0; status == 0 && i < log_.segments(); ++i) {
-    media::SegmentEntry entry;
-    if (status = state.take(&entry, sizeof entry); status < 0 || entry.kind == media::SegmentKind::kFree) continue;
-    const bool run = entry.kind == media::SegmentKind::kRun;
-    if ((!run && entry.kind != media::SegmentKind::kRecords) || entry.used > log_.segment_bytes() ||
-        log_.state(i) != SegmentState::kFree)
-      status = -EBADMSG;
-    else
-      log_.restore(i, run ? SegmentState::kLarge : SegmentState::kSealed, entry.life, entry.live, entry.used);
-  }
-  for (unsigned i = 0; status == 0 && i < 1u << shard_bits_; ++i) status = load_shard(state, i);
+  status = load_segments(state);
+  if (status == 0) status = load_shards(state);
   if (status == 0 && (!state.at_end() || count() != root.keys)) status = -EBADMSG;
   if (status == -ENOMEM)
     return why->set(status, "key/value store on %s: %s of DRAM do not hold its index; give it more", device_->name(),
                     format_size(budget_.limit()).text);
-  return status < 0 ? why->set(status, "key/value store on %s: its saved state is damaged (%s)", device_->name(),
-                               errno_text(status))
-                    : 0;
+  return status < 0
+             ? why->set(status, "key/value store on %s: its saved state is damaged in part %llu, segment %llu (%s)",
+                        device_->name(), static_cast<unsigned long long>(state.part()),
+                        static_cast<unsigned long long>(state.segment()), errno_text(status))
+             : 0;
 }
 
-int Store::load_shard(StateReader& state, unsigned number) {
+// What a checksum cannot tell is checked by itself: no number of the state leads out of the log or of an array.
+int Store::load_segments(StateReader& state) {
+  for (uint64_t i = 0; i < log_.segments(); ++i) {
+    media::SegmentEntry entry;
+    if (const int status = state.take(&entry, sizeof entry); status < 0) return status;
+    if (entry.kind == media::SegmentKind::kFree) continue;
+    const bool run = entry.kind == media::SegmentKind::kRun;
+    if ((!run && entry.kind != media::SegmentKind::kRecords) || log_.state(i) != SegmentState::kFree) return -EBADMSG;
+    if (entry.used > log_.segment_bytes() || entry.used % kUnitBytes != 0 || entry.live > entry.used / kUnitBytes)
+      return -EBADMSG;
+    log_.restore(i, run ? SegmentState::kLarge : SegmentState::kSealed, entry.life, entry.live, entry.used);
+  }
+  return 0;
+}
+
+int Store::load_shards(StateReader& state) {
+  const uint64_t bytes = log_.segments() * sizeof(uint32_t);
+  auto* entries = static_cast<uint32_t*>(map_private(bytes, ForkPolicy::kInherit));  // that lead to each segment
+  if (!entries) return -ENOMEM;
+  int status = 0;
+  for (unsigned i = 0; status == 0 && i < 1u << shard_bits_; ++i) status = load_shard(state, i, entries);
+  for (uint64_t i = 0; status == 0 && i < log_.segments(); ++i) {
+    if (uint64_t{entries[i]} * record_units(0, 0) > log_.live(i)) status = -EBADMSG;
+  }
+  unmap_private(entries, bytes);
+  return status;
+}
+
+int Store::load_shard(StateReader& state, unsigned number, uint32_t* entries) {
   Shard& shard = shards_[number];
   media::ShardHeader header;
   if (const int status = state.take(&header, sizeof header); status < 0) return status;
@@ -260,8 +293,12 @@ int Store::load_shard(StateReader& state, unsigned number) {
     if (const int status = state.take(&n, sizeof n); status < 0) return status;
     for (; n; --n) {
       if (const int status = state.take(&entry, sizeof entry); status < 0) return status;
-      const uint64_t segment = log_.segment_of(Index::address_in(entry));
-      if (segment >= log_.segments() || log_.state(segment) != SegmentState::kSealed) return -EBADMSG;
+      const Address address = Index::address_in(entry);
+      const uint64_t segment = log_.segment_of(address);
+      if (address.value == 0 || segment >= log_.segments() || log_.state(segment) != SegmentState::kSealed ||
+          address.value * kUnitBytes - segment * log_.segment_bytes() + sizeof(Record) > log_.used(segment))
+        return -EBADMSG;
+      ++entries[segment];
       if (const int status = shard.index.restore(bucket, entry); status < 0) return status;
     }
   }
@@ -347,7 +384,7 @@ int Store::save() {
 }
 
 int Store::flush() {
-  if (!kept_) return 0;
+  if (!kept_ || read_only_) return 0;
   MutexLock guard(cleaning_);
   return save();
 }

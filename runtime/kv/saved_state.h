@@ -11,6 +11,9 @@ namespace lunar::kv {
 // The sound one of the two. -ENOENT: there is none; -EPROTONOSUPPORT: of a later version; -EBADMSG; -errno of the device.
 [[nodiscard]] int superblock_read(Device* device, media::Superblock* out, ErrorText* why);
 
+// Whether the copy at `at` is that superblock; else *fault says what is wrong.
+[[nodiscard]] bool superblock_is_copy(Device* device, uint64_t at, const media::Superblock& super, const char** fault);
+
 // Appends to a chain of links in segments of the log, which it takes. Pre: the cleaner's frame is the caller's.
 class StateWriter {
  public:
@@ -35,6 +38,9 @@ class StateReader {
       : log_(log), life_(root.life), left_(root.bytes), frame_(log.cleaners_frame()), next_(root.first) {}
   [[nodiscard]] int take(void* data, uint64_t bytes);
   bool at_end() const { return left_ == 0; }
+  // The link that was read last: its number, and the segment that it lies in, or should.
+  uint64_t part() const { return number_; }
+  uint64_t segment() const { return segment_; }
 
  private:
   int read_link();
@@ -42,7 +48,7 @@ class StateReader {
   const uint64_t life_;
   uint64_t left_;
   char* frame_;
-  uint64_t next_, number_ = 0, at_ = 0, end_ = 0;
+  uint64_t next_, segment_ = 0, number_ = 0, at_ = 0, end_ = 0;
 };
 
 }  // namespace lunar::kv

@@ -72,6 +72,7 @@ int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out) {
 }
 
 int Store::set(Bytes key, Bytes value) {
+  if (read_only_) return -EROFS;
   if (key.size > kPairBytesMax || value.size > kPairBytesMax) return -EINVAL;
   if (log_.failed()) return -EIO;
   const uint64_t hash = hash_of(key), notes = log_.commits() ? sizeof(ReplacedRun) / kUnitBytes : 0;
@@ -115,7 +116,7 @@ void Store::forget_record(Address address, uint64_t units) {
 // What an entry led to lives no more. Pre: it is gone or leads elsewhere.
 void Store::drop(const Found& found) {
   log_.drop_live(found.address, found.units);
-  if (found.run.count) log_.retire(found.run.first, found.run.count);
+  if (found.run.count && log_.is_run(found.run)) log_.retire(found.run.first, found.run.count);
 }
 
 // The key's entry leads to the record at `address` from now on. Pre: the lock. -ENOMEM: no room for an entry, nothing
@@ -237,6 +238,7 @@ int64_t Store::del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_rese
 
 // Where the store is full the record that a key is gone goes into what is kept for cleaning.
 int64_t Store::del(Bytes key) {
+  if (read_only_) return -EROFS;
   if (log_.failed()) return -EIO;
   const uint64_t hash = hash_of(key);
   Shard& shard = shard_of(hash);

@@ -22,6 +22,11 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
     status = why->set(-EINVAL, "key/value store: only what lies on a device can be kept");
   else if (options.contents == Contents::kScratch && options.durability != Durability::kFlush)
     status = why->set(-EINVAL, "key/value store: only what is kept can be durable");
+  else if (options.read_only && options.contents != Contents::kKept)
+    status = why->set(-EINVAL, "key/value store: only one that is there can be opened for reading alone");
+  else if (const uint64_t bytes = options.segment_bytes;
+           bytes != 0 && ((bytes & (bytes - 1)) != 0 || bytes < Log::kSegmentBytesMin || bytes > Log::kSegmentBytesMax))
+    status = why->set(-EINVAL, "key/value store: segments of %s; 64k, 128k, 256k, 512k or 1m", format_size(bytes).text);
   else if (options.contents == Contents::kKept)
     status = superblock_read(options.device, &super, why);
   if (status < 0) {
@@ -38,6 +43,7 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
   store->mapping_bytes_ = bytes;
   store->device_ = options.device;
   store->super_ = super;
+  store->read_only_ = options.read_only;
   store->shard_bits_ = bits;
   store->shards_ = reinterpret_cast<Shard*>(memory + head);
   for (unsigned i = 0; i < 1u << bits; ++i) new (&store->shards_[i]) Shard;
@@ -59,7 +65,10 @@ int Store::start(const StoreOptions& options, ErrorText* why) {
     if (bytes > kLogBytesMax) bytes = kLogBytesMax;
   }
   if (kept) bytes = super_.segment_count << super_.segment_bits;
-  const LogPlace place{bytes, device_, around ? media::kHeadBytes : 0, super_.segment_bits};
+  const unsigned wanted_bits =
+      options.segment_bytes ? static_cast<unsigned>(__builtin_ctzll(options.segment_bytes)) : 0;
+  const LogPlace place{bytes, device_, around ? media::kHeadBytes : 0, kept ? super_.segment_bits : wanted_bits,
+                       read_only_};
   budget_.open(options.dram_bytes || device_ ? options.dram_bytes : bytes + bytes / 3 + 2 * kMiB);
   if (const int status = log_.open(place, &budget_, &epochs_); status == -ENOMEM)
     return why->set(status,

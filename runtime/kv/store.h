@@ -49,6 +49,8 @@ struct StoreOptions {
   uint64_t replay_bytes_most = 0;
   // what records may take, in segments (16 at least). 0: all that the device has. kKept: as the store was made
   uint64_t log_bytes = kGiB;
+  // of the log, a power of two from 64 KiB to 1 MiB; 0: chosen by its size and the DRAM. kKept: as the store was made
+  uint64_t segment_bytes = 0;
   // all that it may use, hard. In DRAM: the log, and what is left for the index (0: a third more than log_bytes).
   uint64_t dram_bytes = 0;
   //   On a device: a quarter for the index, the rest for the youngest part of the
@@ -56,7 +58,14 @@ struct StoreOptions {
   uint64_t expected_keys = 1 << 20;  // a hint: the index begins small enough for a quarter of them, and grows
   // rounded up to a power of two, 1..256: how many writers can be busy at one time. kKept: as the store was made
   unsigned shards = 16;
+  // kKept: nothing is written, not even to repair what a crash left; set and del give -EROFS, flush does nothing. Such a
+  // store may be opened several times at once
+  bool read_only = false;
 };
+
+struct StoreInfo;
+struct Sweep;
+struct CheckReport;
 
 struct Shard;
 
@@ -97,6 +106,8 @@ class Store {
   // is wanted, writers flush by themselves. 0 (also when contents is kScratch); -ENOSPC, -EIO and the like: the durable
   // state is the one before, or this one.
   [[nodiscard]] int flush();
+  // Cleans as long as that gives segments back, and flushes. For a store that is kept. 0; -errno of the device, -EROFS.
+  [[nodiscard]] int compact();
   // An arbitrary key: returns its length and copies up to `bytes` of it. -ENOENT: there is none.
   [[nodiscard]] int64_t random(void* buffer, uint64_t bytes);
 
@@ -113,12 +124,19 @@ class Store {
   uint64_t dram_used() const { return budget_.used(); }
   uint64_t index_bytes() const;
 
+  void info(StoreInfo* out);  // inspect.h
+  // Reads everything that the saved state refers to, in the order of the device, and tells of each thing that is not as
+  // it was written, and of each pair. Pre: read_only. Takes 8 bytes of memory a key in addition to dram_bytes, and what
+  // a large pair takes. 0, also when there is damage (*out counts it); -EINVAL, -ENOMEM, -ECANCELED (on_pair ended it).
+  [[nodiscard]] int sweep(const Sweep& sweep, CheckReport* out);
+
   // Whole-structure check: every index entry leads to a record of that hash, and live counts are right. No thread may
   // write meanwhile. 0 or -EBADMSG with *why.
   [[nodiscard]] int validate(ErrorText* why);
 
  private:
   friend class Walk;
+  friend class Sweeper;
   // What an entry that is a key's leads to. place == nullptr: there is none.
   struct Found {
     std::atomic<uint64_t>* place = nullptr;
@@ -144,7 +162,9 @@ class Store {
   // saved_state.cpp
   int open_root(const StoreOptions& options, ErrorText* why);
   int load(media::Root* root, ErrorText* why);
-  int load_shard(class StateReader& state, unsigned number);
+  int load_segments(class StateReader& state);
+  int load_shard(class StateReader& state, unsigned number, uint32_t* entries);
+  int load_shards(class StateReader& state);
   int begin_commits(const StoreOptions& options, ErrorText* why);
   // replay.cpp
   struct LogEnd {
@@ -201,6 +221,7 @@ class Store {
   int room_for_segment();
   int room_for_run(uint64_t count, uint64_t* first);
   int clean(uint64_t segment);
+  int clean_what_is_worth_it();
   int move_record(const Record* record, Address from);
   int make_run(uint64_t count, uint64_t* first);
   int reserve_window(uint64_t count, uint64_t* first);
@@ -208,9 +229,11 @@ class Store {
   uint64_t mapping_bytes_ = 0;
   Device* device_ = nullptr;
   bool kept_ = false;
+  bool read_only_ = false;
   uint64_t full_at_ = 0;  // bytes that lived when saves did not help any more. Under the cleaning mutex
   media::Superblock super_ = {};
   AtomicImage root_;
+  unsigned root_bad_ = 0;  // slots that were out of form at open: SlotReport::bad
   Budget budget_;
   Epochs epochs_;
   Log log_;

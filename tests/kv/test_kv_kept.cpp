@@ -242,6 +242,53 @@ TEST_CASE("a full store goes on after flushes whose outcome was unknown") {
   store->close();
 }
 
+TEST_CASE("a store that is opened for reading changes nothing") {
+  Backing backing;
+  backing.make(1000);
+  backing.damage(lunar::kv::media::kFrontRootsAt + 40);  // what an open for writing would repair
+  const std::vector<char> before = backing.memory;
+  lunar_test::MemoryDevice device(backing.memory.data(), kBytes);
+  StoreOptions options;
+  options.device = &device;
+  options.contents = Contents::kKept;
+  options.dram_bytes = 4 * kMiB;
+  options.read_only = true;
+  Store* store = nullptr;
+  REQUIRE(Store::open(options, &store, &backing.why) == 0);
+  CHECK(value_of(store, "key 7") == "key 7");
+  CHECK(store->set({"a", 1}, {"1", 1}) == -EROFS);
+  CHECK(store->del({"key 7", 5}) == -EROFS);
+  CHECK(store->compact() == -EROFS);
+  CHECK(store->flush() == 0);
+  store->close();
+  CHECK(backing.memory == before);
+  options.contents = Contents::kNew;
+  CHECK(Store::open(options, &store, &backing.why) == -EINVAL);
+}
+
+TEST_CASE("compaction gives back what was deleted, and loses nothing") {
+  Backing backing;
+  Store* store = backing.must_open(Contents::kNew);
+  const std::string value(500, 'v');
+  for (uint64_t key = 0; key < 4000; ++key) REQUIRE(store->set({&key, sizeof key}, bytes_of(value)) == 0);
+  for (uint64_t key = 0; key < 4000; ++key) {
+    if (key % 4 != 0) REQUIRE(store->del({&key, sizeof key}) == 500);
+  }
+  REQUIRE(store->flush() == 0);
+  const uint64_t before = store->bytes_in_use();
+  REQUIRE(store->compact() == 0);
+  CHECK(store->bytes_in_use() < before / 2);
+  const uint64_t after = store->bytes_in_use();
+  REQUIRE(store->compact() == 0);
+  CHECK(store->bytes_in_use() == after);
+  store->close();
+  store = backing.must_open(Contents::kKept);
+  kv_test::check_store(store);
+  CHECK(store->count() == 1000);
+  for (uint64_t key = 0; key < 4000; key += 4) CHECK(store->exists({&key, sizeof key}) == 500);
+  store->close();
+}
+
 TEST_CASE("kill -9 leaves what was flushed") {
   const std::string path = "/var/tmp/lunar-kv-kill-" + std::to_string(getpid());
   kv_test::make_file(path.c_str(), 8 * kMiB);

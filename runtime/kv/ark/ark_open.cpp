@@ -6,42 +6,30 @@
 //   a path or URI    lun/compose.h: scratch_open, so nothing that holds data is taken
 //   a=b[=c..]        a stripe over those; not where the whole is a URI or names a file
 //
-//   LUNAR_KV_DRAM    DRAM that a store may have, hard; default a quarter of what is available, 64 MiB at least
-//   LUNAR_KV_SIZE    what a store takes of a place where it could take more and more: a file that it makes or that was
-//                    empty, a virtual LUN that was asked for. Default: ark_create_verbose's `size`, 1 GiB at least
+// LUNAR_KV_DRAM, LUNAR_KV_SIZE: kv/kept_place.h. A place that gives more and more is a file that the store makes or that
+// was empty, and a virtual LUN that was asked for; the default is ark_create_verbose's `size`, 1 GiB at least.
+// lunar_kv_open() has a parameter for each, which counts before them.
 //   LUNAR_KV_DURABILITY  flush (default), group, each: when what is set with ARK_KV_PERSIST_STORE is durable
-// lunar_kv_open() has a parameter for the first two, which counts before them.
 // Threading: any, blocking. No variable counts in a setuid program (config/trust.h).
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "arkdb.h"
 #include "config/trust.h"
 #include "kv/ark/ark_store.h"
-#include "kv/saved_state.h"
+#include "kv/kept_place.h"
 #include "lun/compose.h"
 #include "lun/raid/stripe_device.h"
 #include "superpipe/registry.h"
 #include "sys/file.h"
 #include "sys/log.h"
-#include "sys/proc.h"
 
 namespace lunar::ark {
 namespace {
 
 constexpr unsigned kDevicesMax = 8;
-constexpr uint64_t kSizeLeast = kGiB, kDramLeast = 64 * kMiB, kPathMax = 4096;
-
-// A size from the environment; 0: not set.
-int size_variable(const char* name, uint64_t* bytes, ErrorText* why) {
-  const char* text = environment_value(name);
-  *bytes = 0;
-  if (!text || !*text) return 0;
-  if (parse_size(text, bytes) == 0 && *bytes != 0) return 0;
-  return why->set(-EINVAL, "ark_create: %s=%s is no size; give one such as 512m or 4g", name, text);
-}
+constexpr uint64_t kSizeLeast = kGiB, kPathMax = 4096;
 
 int durability_variable(kv::Durability* out, ErrorText* why) {
   const char* text = environment_value("LUNAR_KV_DURABILITY");
@@ -117,72 +105,32 @@ unsigned shards_for(int threads) {
   return shards;
 }
 
-int make_large(const char* path, uint64_t bytes) {
-  const int fd = sys::open_file(path, O_RDWR);
-  const int status = fd < 0 ? fd : sys::set_file_size(fd, bytes);
-  if (fd >= 0) sys::close_file(fd);
-  return status;
-}
-
-// For a store that is kept the device is used as it is, for this process alone: a store's, or a blank one.
 int open_kept(const char* path, uint64_t flags, uint64_t bytes_if_empty, kv::StoreOptions* out, ErrorText* why) {
-  struct stat status_of;
   if (flags & ARK_KV_VIRTUAL_LUN || !*path || strncmp(path, "mem:", 4) == 0 || is_stripe(path))
     return why->set(-EINVAL,
                     "ark_create: %s: ARK_KV_PERSIST_STORE and _LOAD want a file, a device or a URI of one (stripe: for "
                     "several); memory and virtual LUNs end with their process",
                     *path ? path : "no path");
-  const bool known = sys::path_status(path, &status_of) == 0;
-  if (known && S_ISDIR(status_of.st_mode))
-    return why->set(-EINVAL, "ark_create: %s: is a directory; a store that is kept wants a file in it", path);
-  if (known && S_ISREG(status_of.st_mode) && status_of.st_size == 0) {
-    if ((flags & ARK_KV_PERSIST_STORE) == 0)
-      return why->set(-ENOENT, "ark_create: %s: is empty; there is no store to load", path);
-    if (const int status = make_large(path, bytes_if_empty); status < 0)
-      return why->set(status, "ark_create: %s: cannot be made %s large: %s", path, format_size(bytes_if_empty).text,
-                      errno_text(status));
-  }
-  DeviceOptions options;
-  options.scratch = false;
-  options.claim = Claim::kAlone;
-  int status = raw_open(path, options, Format::kIfBlank, &out->device, why);
-  if (status < 0) return status;
-  kv::media::Superblock super;
-  status = kv::superblock_read(out->device, &super, why);
-  const bool overwrites = (flags & ARK_KV_PERSIST_LOAD) == 0;
-  if (status == -ENOENT && (flags & ARK_KV_PERSIST_STORE) != 0) {
-    DeviceContent content = DeviceContent::kForeign;
-    char what[64];
-    status = device_content(out->device, &content, what, sizeof what, false);
-    if (status == 0 && content != DeviceContent::kBlank && content != DeviceContent::kEnded)
-      status = why->set(-EEXIST, "ark_create: %s: holds %s; give an empty file or device, or erase it (wipefs -a %s)",
-                        path, what, path);
-    out->contents = kv::Contents::kNew;
-  } else if (overwrites && (status == 0 || status == -EBADMSG)) {
-    status = 0;
-    out->contents = kv::Contents::kNew;
-  } else {
-    out->contents = kv::Contents::kKept;
-  }
-  if (status == 0) return 0;
-  device_close(out->device);
-  out->device = nullptr;
-  return status;
+  const bool loads = (flags & ARK_KV_PERSIST_LOAD) != 0, stores = (flags & ARK_KV_PERSIST_STORE) != 0;
+  kv::KeptPlace place;
+  place.path = path;
+  place.take = !loads ? kv::Take::kReplaceStore : stores ? kv::Take::kLoadOrMake : kv::Take::kLoad;
+  place.bytes_if_empty = bytes_if_empty;
+  place.caller = "ark_create";
+  place.advice = "; give an empty file or device, or erase it (wipefs -a)";
+  bool made;
+  return kv::kept_place_open(place, &out->device, &out->contents, &made, why);
 }
 
 }  // namespace
 
 int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, ErrorText* why) {
   uint64_t dram = options.dram_bytes, wanted = options.place_bytes;
-  int status = dram ? 0 : size_variable("LUNAR_KV_DRAM", &dram, why);
-  if (status == 0 && !wanted) status = size_variable("LUNAR_KV_SIZE", &wanted, why);
+  int status = dram ? 0 : kv::dram_of_stores("ark_create", &dram, why);
+  if (status == 0 && !wanted) status = kv::size_variable("LUNAR_KV_SIZE", "ark_create", &wanted, why);
   kv::Durability durability = kv::Durability::kFlush;
   if (status == 0) status = durability_variable(&durability, why);
   if (status < 0) return status;
-  if (dram == 0) {
-    const int64_t available = sys::machine_memory_bytes("MemAvailable");
-    dram = larger(available > 0 ? static_cast<uint64_t>(available) / 4 : 0, kDramLeast);
-  }
   kv::StoreOptions store;
   store.shards = shards_for(options.threads);
   store.expected_keys = options.hash_count ? options.hash_count : 1 << 20;

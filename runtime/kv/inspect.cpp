@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// Looking at a store as a whole: see inspect.h.
+//
+// A sweep reads each segment in one piece and goes from record to record. Behind one that is damaged, lengths mean
+// nothing: it goes on where the index says that the next record begins. So all of a segment is looked at, and every
+// pair that the index knows is either read with its checksum or named.
+// Threading: as in store.h.
+#include "kv/inspect.h"
+
+#include <errno.h>
+
+#include <algorithm>
+
+#include "kv/saved_state.h"
+#include "lun/raw_io.h"
+#include "sys/arena.h"
+
+namespace lunar::kv {
+
+void Store::info(StoreInfo* out) {
+  *out = {};
+  {
+    MutexLock guard(cleaning_);
+    if (kept_) {
+      out->version = super_.version;
+      memcpy(out->uuid, super_.uuid, sizeof out->uuid);
+      out->place_bytes = super_.device_bytes;
+    }
+    if (kept_ && root_.loaded()) {
+      media::Root root;
+      memcpy(&root, root_.body(), sizeof root);
+      out->sequence = root_.sequence();
+      out->state_bytes = root.bytes;
+      out->features_compatible = root_.header().features_compatible;
+      out->features_read_only = root_.header().features_read_only;
+      out->features_incompatible = root_.header().features_incompatible;
+    }
+  }
+  out->keys = count();
+  out->pair_bytes = bytes_actual();
+  out->index_bytes = index_bytes();
+  out->dram_bytes = dram_used();
+  out->shards = 1u << shard_bits_;
+  out->segment_bytes = log_.segment_bytes();
+  for (uint64_t i = 0; i < log_.segments(); ++i) {
+    const SegmentState state = log_.state(i);
+    ++out->segments[static_cast<unsigned>(state)];
+    if (state == SegmentState::kOpen || state == SegmentState::kSealed || state == SegmentState::kDamaged)
+      out->live_bytes += log_.live(i) * kUnitBytes;
+  }
+}
+
+// One run of Store::sweep.
+class Sweeper {
+ public:
+  Sweeper(Store& store, const Sweep& sweep, CheckReport* out)
+      : store_(store), log_(store.log_), sweep_(sweep), out_(out) {}
+  int run();
+
+ private:
+  static constexpr uint64_t kBlockBytes = media::kBlockBytes, kKeyShown = 256;
+
+  uint64_t offset_of(uint64_t at) const { return media::kHeadBytes + at; }
+  void report(Damage damage) {
+    ++out_->damages;
+    out_->pairs_lost += damage.pair_lost ? 1 : 0;
+    sweep_.on_damage(sweep_.context, damage);
+  }
+  bool in_index(uint64_t hash, Address address) const {
+    return store_.shard_of(hash).index.find_entry(hash, [&](Address found) { return found == address; }) != nullptr;
+  }
+  bool sound(const Record* record, Address address, uint64_t life, uint64_t room) const {
+    return log_.possible(record, room) && record->checksum == record_checksum(record, address, life);
+  }
+  void check_heads();
+  void gather_addresses();
+  void read_segment(uint64_t number, uint64_t bytes);
+  uint64_t check_segment(uint64_t number, uint64_t next);
+  uint64_t check_live(const Record* record, uint64_t number, uint64_t offset);
+  void check_run(const LargePlace& place);
+  bool run_is_sound(const LargePlace& place, Damage* damage);
+  bool deliver_run(const LargePlace& place, Damage* damage);
+  void report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end, bool live);
+  uint64_t address_in(uint64_t next, uint64_t number) const;
+
+  Store& store_;
+  Log& log_;
+  const Sweep& sweep_;
+  CheckReport* out_;
+  char* memory_ = nullptr;         // of one segment
+  uint64_t* addresses_ = nullptr;  // of all entries, in order
+  uint64_t count_ = 0;
+  int status_ = 0;             // not 0: the end
+  uint64_t run_segments_ = 0;  // of large pairs that the index leads to
+};
+
+// The copies that opening did not need.
+void Sweeper::check_heads() {
+  const char* fault = nullptr;
+  for (const uint64_t at : {uint64_t{0}, media::kSecondSuperAt}) {
+    if (!superblock_is_copy(store_.device_, at, store_.super_, &fault))
+      report({.what = "superblock", .fault = fault, .offset = at, .bytes = kBlockBytes});
+  }
+  const unsigned bad = store_.root_bad_;
+  for (unsigned i = 0; i < 4; ++i) {
+    const uint64_t copy = i < 2 ? media::kFrontRootsAt : store_.super_.back_offset;
+    if (bad >> i & 1)
+      report({.what = "root of the saved state",
+              .fault = "its checksum is wrong, or it is older than its other copies",
+              .offset = copy + (i % 2) * kBlockBytes,
+              .bytes = kBlockBytes});
+  }
+}
+
+void Sweeper::gather_addresses() {
+  for (unsigned i = 0; i < 1u << store_.shard_bits_; ++i) {
+    const Index& index = store_.shards_[i].index;
+    for (uint64_t bucket = 0; bucket < index.buckets(); ++bucket)
+      index.for_bucket(bucket, [&](uint64_t entry) { addresses_[count_++] = Index::address_in(entry).value; });
+  }
+  std::sort(addresses_, addresses_ + count_);
+}
+
+// What cannot be read becomes bytes that no checksum fits.
+void Sweeper::read_segment(uint64_t number, uint64_t bytes) {
+  const uint64_t begin = number * log_.segment_bytes();
+  out_->read_bytes += bytes;
+  if (log_.transfer(Op::kRead, begin, memory_, bytes) == 0) return;
+  for (uint64_t at = 0; at < bytes; at += kBlockBytes) {
+    if (log_.transfer(Op::kRead, begin + at, memory_ + at, kBlockBytes) < 0) memset(memory_ + at, 0xff, kBlockBytes);
+  }
+}
+
+// Where entry `next` leads, from the start of segment `number`; its end when that lies in another.
+uint64_t Sweeper::address_in(uint64_t next, uint64_t number) const {
+  const uint64_t begin = number * log_.segment_bytes();
+  const bool inside = next < count_ && addresses_[next] * kUnitBytes < begin + log_.segment_bytes();
+  return inside ? addresses_[next] * kUnitBytes - begin : log_.segment_bytes();
+}
+
+// What is wrong between `offset` and `end`. A key that stands there is believed when the index has it at that address.
+void Sweeper::report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end, bool live) {
+  const uint64_t begin = number * log_.segment_bytes();
+  Damage damage{.what = live ? "record" : "space of dead records",
+                .fault = "the checksum is wrong",
+                .pair_lost = live,
+                .in_segment = true,
+                .segment = number,
+                .offset = offset_of(begin + offset),
+                .bytes = end - offset};
+  const uint64_t room = log_.segment_bytes() - offset;
+  if (live && sizeof(Record) + uint64_t{record->key_bytes} <= room && record->type() == RecordType::kPair) {
+    damage.key = {record->key(), record->key_bytes};
+    damage.key_bytes = record->key_bytes;
+    damage.key_readable = in_index(hash_of(damage.key), Address{(begin + offset) / kUnitBytes});
+  }
+  report(damage);
+}
+
+// Part by part.
+bool Sweeper::run_is_sound(const LargePlace& place, Damage* damage) {
+  char byte;
+  for (uint64_t at = 0; at < place.value_at() + place.value_bytes; at += Log::kPartData) {
+    if (log_.read_run(place, at, &byte, 1) == 0) continue;
+    const uint64_t where = place.first * log_.segment_bytes() + at / Log::kPartData * Log::kPartBytes;
+    damage->segment = where / log_.segment_bytes();
+    damage->offset = offset_of(where);
+    damage->bytes = Log::kPartBytes;
+    return false;
+  }
+  return true;
+}
+
+// Reads it whole, and hands it over.
+bool Sweeper::deliver_run(const LargePlace& place, Damage* damage) {
+  const uint64_t bytes = sweep_.keys_only ? place.key_bytes : place.value_at() + place.value_bytes;
+  auto* pair = static_cast<char*>(map_private(bytes + 1, ForkPolicy::kInherit));
+  if (!pair) {
+    status_ = -ENOMEM;
+    return true;
+  }
+  const bool whole = log_.read_run(place, 0, pair, bytes) == 0;
+  const Bytes value{sweep_.keys_only ? nullptr : pair + place.value_at(), place.value_bytes};
+  if (whole && !sweep_.on_pair(sweep_.context, {pair, place.key_bytes}, value)) status_ = -ECANCELED;
+  unmap_private(pair, bytes + 1);
+  return whole || run_is_sound(place, damage);
+}
+
+void Sweeper::check_run(const LargePlace& place) {
+  char key[kKeyShown];
+  const uint64_t shown = std::min(place.key_bytes, kKeyShown);
+  Damage damage{.what = "large pair",
+                .fault = "the checksum of a part is wrong",
+                .key_bytes = place.key_bytes,
+                .pair_lost = true,
+                .in_segment = true,
+                .segment = place.first,
+                .offset = offset_of(place.first * log_.segment_bytes()),
+                .bytes = place.value_at() + place.value_bytes};
+  run_segments_ += place.count;
+  const bool taken = !log_.is_run(place);
+  if (taken) damage.fault = "its segments are another's";
+  if (!taken && (sweep_.on_pair ? deliver_run(place, &damage) : run_is_sound(place, &damage))) {
+    out_->read_bytes += damage.bytes;
+    ++out_->large_pairs;
+    return;
+  }
+  damage.key_readable = !taken && log_.read_run(place, 0, key, shown) == 0;
+  damage.key = {key, shown};
+  report(damage);
+}
+
+// A sound record that the index leads to: whether it is the one that it should be. Its units.
+uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t offset) {
+  const uint64_t begin = number * log_.segment_bytes();
+  if (!in_index(store_.hash_of_record(record), Address{(begin + offset) / kUnitBytes})) {
+    report({.what = "index",
+            .fault = "it leads another key to this record",
+            .pair_lost = true,
+            .in_segment = true,
+            .segment = number,
+            .offset = offset_of(begin + offset),
+            .bytes = record->units() * kUnitBytes});
+  } else if (record->type() == RecordType::kLarge) {
+    check_run(record->large());
+  } else {
+    ++out_->records;
+    const Bytes value{reinterpret_cast<const char*>(record + 1) + round_up(record->key_bytes, 8), record->value_bytes};
+    if (sweep_.on_pair && !sweep_.on_pair(sweep_.context, store_.key_of(record), value)) status_ = -ECANCELED;
+  }
+  return record->units();
+}
+
+// next: the first entry that leads into this segment or a later one. Returns the first that leads behind it.
+uint64_t Sweeper::check_segment(uint64_t number, uint64_t next) {
+  const uint64_t begin = number * log_.segment_bytes(), used = log_.used(number), life = log_.life(number);
+  const uint64_t damages = out_->damages;
+  uint64_t live_units = 0;
+  read_segment(number, round_up(used, kBlockBytes));
+  for (uint64_t at = number == 0 ? kUnitBytes : 0; at < used && status_ == 0;) {
+    const auto* record = reinterpret_cast<const Record*>(memory_ + at);
+    const bool live = address_in(next, number) == at;
+    if (live) ++next;
+    if (sound(record, Address{(begin + at) / kUnitBytes}, life, used - at)) {
+      live ? live_units += check_live(record, number, at) : ++out_->dead_records;
+      at += record->units() * kUnitBytes;
+    } else {
+      // A length that leads to a sound record is right, else the next that is known counts.
+      uint64_t end = std::min(address_in(next, number), used);
+      const uint64_t behind = at + record->units() * kUnitBytes;
+      if (behind > at && behind < end &&
+          sound(reinterpret_cast<const Record*>(memory_ + behind), Address{(begin + behind) / kUnitBytes}, life,
+                used - behind))
+        end = behind;
+      report_damaged(record, number, at, end, live);
+      at = end;
+    }
+    for (; address_in(next, number) < at; ++next)
+      report({.what = "index",
+              .fault = "it leads into the middle of a record",
+              .pair_lost = true,
+              .in_segment = true,
+              .segment = number,
+              .offset = offset_of(begin + address_in(next, number))});
+  }
+  if (status_ == 0 && damages == out_->damages && live_units != log_.live(number))
+    report({.what = "segment",
+            .fault = "what lives in it is not what the saved state says",
+            .in_segment = true,
+            .segment = number,
+            .offset = offset_of(begin),
+            .bytes = log_.segment_bytes()});
+  return next;
+}
+
+int Sweeper::run() {
+  const uint64_t bytes = (store_.count() + 1) * sizeof(uint64_t), segment_bytes = log_.segment_bytes();
+  // A record's header, or a LargePlace, may seem to begin at a segment's very end.
+  memory_ = static_cast<char*>(map_private(segment_bytes + kBlockBytes, ForkPolicy::kInherit));
+  addresses_ = static_cast<uint64_t*>(map_private(bytes, ForkPolicy::kInherit));
+  const bool room = memory_ && addresses_;
+  if (room) {
+    check_heads();
+    gather_addresses();
+    uint64_t large = 0;
+    for (uint64_t i = 0, next = 0; status_ == 0 && i < log_.segments(); ++i) {
+      if (log_.state(i) == SegmentState::kSealed) next = check_segment(i, next);
+      if (log_.state(i) == SegmentState::kLarge) ++large;
+    }
+    if (status_ == 0 && out_->damages == 0 && large != run_segments_)
+      report({.what = "segments of large pairs", .fault = "more or fewer than the pairs in them take"});
+  }
+  if (memory_) unmap_private(memory_, segment_bytes + kBlockBytes);
+  if (addresses_) unmap_private(addresses_, bytes);
+  return room ? status_ : -ENOMEM;
+}
+
+int Store::sweep(const Sweep& sweep, CheckReport* out) {
+  *out = {};
+  if (!read_only_ || !kept_ || !sweep.on_damage) return -EINVAL;
+  MutexLock guard(cleaning_);
+  return Sweeper(*this, sweep, out).run();
+}
+
+}  // namespace lunar::kv

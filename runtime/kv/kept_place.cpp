@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Places of stores that are kept: see kept_place.h.
+// Threading: as there.
+#include "kv/kept_place.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "config/trust.h"
+#include "kv/saved_state.h"
+#include "lun/compose.h"
+#include "lun/raw_io.h"
+#include "sys/file.h"
+#include "sys/proc.h"
+
+namespace lunar::kv {
+namespace {
+
+constexpr uint64_t kDramLeast = 64 * kMiB, kEndBytes = kMiB;
+
+int make_large(const KeptPlace& place, int flags, ErrorText* why) {
+  const int fd = sys::open_file(place.path, O_RDWR | flags, 0600);
+  const int status = fd < 0 ? fd : sys::set_file_size(fd, place.bytes_if_empty);
+  if (fd >= 0) sys::close_file(fd);
+  return status < 0 ? why->set(status, "%s: %s: cannot be made %s large: %s", place.caller, place.path,
+                               format_size(place.bytes_if_empty).text, errno_text(status))
+                    : 0;
+}
+
+// A file that is wanted, or empty, gets its size.
+int prepare_file(const KeptPlace& place, bool* made, ErrorText* why) {
+  struct stat status_of;
+  const int status = sys::path_status(place.path, &status_of);
+  const bool makes = place.take == Take::kMake || place.take == Take::kReplaceAll;
+  if (status == -ENOENT && makes && scheme_length(place.path) == 0) {
+    const int done = make_large(place, O_CREAT | O_EXCL, why);
+    *made = done == 0;
+    return done;
+  }
+  if (status < 0) return 0;  // a URI, or opening says it
+  if (S_ISDIR(status_of.st_mode))
+    return why->set(-EINVAL, "%s: %s: is a directory; a store that is kept wants a file in it", place.caller,
+                    place.path);
+  const bool may_grow = place.take != Take::kLook && place.take != Take::kLoad;
+  if (S_ISREG(status_of.st_mode) && status_of.st_size == 0 && may_grow) return make_large(place, 0, why);
+  return 0;
+}
+
+int refuse_content(const KeptPlace& place, const char* what, ErrorText* why) {
+  return why->set(-EEXIST, "%s: %s: holds %s%s", place.caller, place.path, what, place.advice);
+}
+
+// The ends of a device, where formats have their marks and copies of them.
+int erase_ends(Device* device) {
+  const uint64_t bytes = device->size_bytes(), head = media::kHeadBytes;
+  if (bytes <= head + kEndBytes) return raw_zero(device, 0, round_down(bytes, media::kBlockBytes));
+  int status = raw_zero(device, 0, head);
+  if (status == 0) status = raw_zero(device, round_down(bytes, media::kBlockBytes) - kEndBytes, kEndBytes);
+  return status == 0 ? raw_flush(device) : status;
+}
+
+// What there is, against what may be.
+int choose(const KeptPlace& place, Device* device, Contents* contents, ErrorText* why) {
+  *contents = Contents::kKept;
+  media::Superblock super;
+  const int found = superblock_read(device, &super, why);
+  if (place.take == Take::kLook || place.take == Take::kLoad || (place.take == Take::kLoadOrMake && found != -ENOENT))
+    return found;
+  *contents = Contents::kNew;
+  if (place.take == Take::kReplaceAll) {
+    constexpr uint64_t kLeast = media::kHeadBytes + media::kTailBytes + Log::kSegmentsMin * Log::kSegmentBytesMin;
+    if (device->size_bytes() < kLeast)
+      return why->set(-ENOSPC, "%s: %s: %s are too small for a store; give %s at least", place.caller, place.path,
+                      format_size(device->size_bytes()).text, format_size(kLeast).text);
+    const int status = erase_ends(device);
+    return status < 0 ? why->set(status, "%s: %s: cannot be erased: %s", place.caller, place.path, errno_text(status))
+                      : 0;
+  }
+  if (found != -ENOENT) {
+    const bool is_store = found == 0 || found == -EBADMSG || found == -EPROTONOSUPPORT;
+    if (!is_store) return found;
+    if (place.take == Take::kMake) return refuse_content(place, "a key/value store", why);
+    return found == -EPROTONOSUPPORT ? found : 0;
+  }
+  DeviceContent content = DeviceContent::kForeign;
+  char what[64];
+  if (const int status = device_content(device, &content, what, sizeof what, false); status < 0)
+    return why->set(status, "%s: %s: cannot be read: %s", place.caller, place.path, errno_text(status));
+  if (content == DeviceContent::kBlank || content == DeviceContent::kEnded) return 0;
+  return refuse_content(place, what, why);
+}
+
+}  // namespace
+
+int kept_place_open(const KeptPlace& place, Device** device, Contents* contents, bool* made, ErrorText* why) {
+  *device = nullptr;
+  *made = false;
+  if (const int status = prepare_file(place, made, why); status < 0) return status;
+  DeviceOptions options;
+  options.scratch = false;
+  options.read_only = place.take == Take::kLook;
+  // kWhole: a lock that readers share, and that a description for reading can have (superpipe/ownership.h).
+  options.claim = options.read_only ? Claim::kWhole : Claim::kAlone;
+  int status = raw_open(place.path, options, options.read_only ? Format::kNever : Format::kIfBlank, device, why);
+  if (status == 0) status = choose(place, *device, contents, why);
+  if (status == 0) return 0;
+  device_close(*device);
+  *device = nullptr;
+  if (*made) (void)::unlink(place.path);
+  return status;
+}
+
+int size_variable(const char* name, const char* caller, uint64_t* bytes, ErrorText* why) {
+  const char* text = environment_value(name);
+  *bytes = 0;
+  if (!text || !*text) return 0;
+  if (parse_size(text, bytes) == 0 && *bytes != 0) return 0;
+  return why->set(-EINVAL, "%s: %s=%s is no size; give one such as 512m or 4g", caller, name, text);
+}
+
+int dram_of_stores(const char* caller, uint64_t* bytes, ErrorText* why) {
+  if (const int status = size_variable("LUNAR_KV_DRAM", caller, bytes, why); status < 0 || *bytes != 0) return status;
+  const int64_t available = sys::machine_memory_bytes("MemAvailable");
+  *bytes = available > 0 ? static_cast<uint64_t>(available) / 4 : 0;
+  if (*bytes < kDramLeast) *bytes = kDramLeast;
+  return 0;
+}
+
+}  // namespace lunar::kv

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loader against images that no store wrote: fields of a sound image are changed and the checksums made right
+// again, so that nothing but the checks of the fields themselves stands between them and the engine.
+//
+//   kv_fuzz [--images N]
+//
+// Whatever an image holds: opening refuses it by one line, or every operation ends, without a crash and with a value or
+// an error. A forged value with a right checksum is a value; what is asked for is that nothing leaves the log's bounds.
+#include <errno.h>
+
+#include <algorithm>
+#include <vector>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "kv/inspect.h"
+#include "lun/volume/image_format.h"
+#include "tests/kv/kv_support.h"
+#include "tests/support/lun_device.h"
+#include "tests/support/seed.h"
+
+using namespace lunar;
+using namespace lunar::kv;
+using kv_test::fail;
+namespace form = lunar::kv::media;
+
+namespace {
+
+constexpr uint64_t kBytes = 4 * kMiB, kSegment = 64 * kKiB, kKeys = 3000, kSlot = 4096;
+
+struct Counts {
+  uint64_t images = 0, refused = 0, opened = 0, damages = 0;
+};
+
+class Image {
+ public:
+  explicit Image(uint64_t seed) : random_(seed) {}
+  void make();
+  void restore() { memory = sound_; }
+  void mutate();
+  // What each field of a saved state may not be, one after the other: nullptr when there is no case `number`.
+  const char* forge(unsigned number);
+  std::vector<char> memory = std::vector<char>(kBytes);
+
+ private:
+  struct Link {
+    uint64_t segment, number;
+  };
+  template <class T>
+  T read(uint64_t at) const {
+    T out;
+    memcpy(&out, memory.data() + at, sizeof out);
+    return out;
+  }
+  template <class T>
+  void write(uint64_t at, const T& value) {
+    memcpy(memory.data() + at, &value, sizeof value);
+  }
+  static uint64_t place(uint64_t segment) { return form::kHeadBytes + segment * kSegment; }
+  void learn();
+  void seal_link(const Link& link);
+  void write_state(uint64_t at, uint64_t value, uint64_t bytes);
+  void change_word(uint64_t at, uint64_t bytes);
+  void mutate_superblock();
+  void mutate_root();
+  void mutate_link();
+  void mutate_record();
+
+  struct Place {
+    uint64_t segment, offset, life;
+    RecordType type;
+  };
+  kv_test::Random random_;
+  std::vector<char> sound_;
+  std::string state_;
+  std::vector<Link> links_;
+  std::vector<Place> records_, large_;
+  uint64_t back_ = 0, life_ = 0;
+  unsigned newest_ = 0;
+};
+
+StoreOptions options_for(Device* device, Contents contents) {
+  StoreOptions options;
+  options.device = device;
+  options.contents = contents;
+  options.log_bytes = 0;
+  options.segment_bytes = kSegment;
+  options.dram_bytes = 4 * kMiB;
+  options.shards = 4;
+  options.expected_keys = 16;
+  return options;
+}
+
+void Image::make() {
+  lunar_test::MemoryDevice device(memory.data(), kBytes);
+  Store* store = kv_test::open_store(options_for(&device, Contents::kNew));
+  std::string value;
+  for (uint64_t key = 0; key < kKeys; ++key) {
+    kv_test::fill(&value, key, 1, random_.below(key % 50 == 0 ? 3000 : 200));
+    if (store->set({&key, sizeof key}, kv_test::bytes_of(value)) != 0) fail("set");
+  }
+  for (uint64_t key = kKeys; key < kKeys + 6; ++key) {
+    kv_test::fill(&value, key, 1, 5000 + random_.below(120'000));
+    if (store->set({&key, sizeof key}, kv_test::bytes_of(value)) != 0) fail("set of a large pair");
+  }
+  for (uint64_t key = 0; key < kKeys; key += 3) (void)store->del({&key, sizeof key});
+  if (store->flush() != 0) fail("flush");
+  store->close();
+  sound_ = memory;
+  learn();
+}
+
+// Where links and records lie.
+void Image::learn() {
+  const auto super = read<form::Superblock>(0);
+  back_ = super.back_offset;
+  const auto a = read<lunar::media::ImageHeader>(form::kFrontRootsAt);
+  const auto b = read<lunar::media::ImageHeader>(form::kFrontRootsAt + kSlot);
+  newest_ = a.sequence > b.sequence ? 0 : 1;
+  const auto root = read<form::Root>(form::kFrontRootsAt + newest_ * kSlot + sizeof a);
+  life_ = root.life;
+  std::string state;
+  for (uint64_t next = root.first, number = 0; next; ++number) {
+    const auto link = read<form::StateLink>(place(next - 1));
+    links_.push_back({next - 1, number});
+    state.append(memory.data() + place(next - 1) + sizeof link, link.bytes);
+    next = link.next;
+  }
+  if (state.size() != root.bytes) fail("the chain of links is not understood");
+  state_ = state;
+  for (uint64_t i = 0; i < super.segment_count; ++i) {
+    form::SegmentEntry entry;
+    memcpy(&entry, state.data() + i * sizeof entry, sizeof entry);
+    if (entry.kind != form::SegmentKind::kRecords) continue;
+    for (uint64_t at = i == 0 ? kUnitBytes : 0; at < entry.used;) {
+      const auto* record = reinterpret_cast<const Record*>(memory.data() + place(i) + at);
+      if (record->checksum != record_checksum(record, Address{(i * kSegment + at) / kUnitBytes}, entry.life))
+        fail("records are not understood");
+      (record->type() == RecordType::kLarge ? large_ : records_).push_back({i, at, entry.life, record->type()});
+      at += record->units() * kUnitBytes;
+    }
+  }
+  if (links_.empty() || records_.size() < kKeys || large_.size() < 6) fail("the image lacks something");
+}
+
+// One aligned word of [at, at + bytes), to what breaks most.
+void Image::change_word(uint64_t at, uint64_t bytes) {
+  const bool wide = random_.below(2) != 0 && bytes >= 8;
+  const uint64_t size = wide ? 8 : 4, where = at + random_.below(bytes / size) * size;
+  uint64_t value = 0;
+  memcpy(&value, memory.data() + where, size);
+  switch (random_.below(8)) {
+    case 0:
+      value = 0;
+      break;
+    case 1:
+      value = UINT64_MAX;
+      break;
+    case 2:
+      ++value;
+      break;
+    case 3:
+      --value;
+      break;
+    case 4:
+      value ^= uint64_t{1} << random_.below(64);
+      break;
+    case 5:
+      value = random_.below(kBytes / 8 * 2);
+      break;
+    case 6:
+      value = uint64_t{1} << random_.below(64);
+      break;
+    default:
+      value = random_.next();
+  }
+  memcpy(memory.data() + where, &value, size);
+}
+
+void Image::mutate_superblock() {
+  const uint64_t at = offsetof(form::Superblock, device_bytes);
+  change_word(at, offsetof(form::Superblock, reserved) - at);
+  auto super = read<form::Superblock>(0);
+  super.checksum = XXH3_64bits(&super, offsetof(form::Superblock, checksum));
+  write(0, super);
+  write(form::kSecondSuperAt, super);
+}
+
+void Image::mutate_root() {
+  const uint64_t front = form::kFrontRootsAt + newest_ * kSlot;
+  auto header = read<lunar::media::ImageHeader>(front);
+  random_.below(8) == 0 ? change_word(front + offsetof(lunar::media::ImageHeader, body_bytes), sizeof(uint64_t))
+                        : change_word(front + sizeof header, sizeof(form::Root));
+  header = read<lunar::media::ImageHeader>(front);
+  header.body_checksum = XXH3_64bits(memory.data() + front + sizeof header, sizeof(form::Root));
+  header.checksum = XXH3_64bits(&header, offsetof(lunar::media::ImageHeader, checksum));
+  write(front, header);
+  memcpy(memory.data() + back_ + newest_ * kSlot, memory.data() + front, kSlot);
+}
+
+void Image::mutate_link() {
+  const Link link = links_[random_.below(links_.size())];
+  const uint64_t begin = place(link.segment), bytes = read<form::StateLink>(begin).bytes;
+  const uint64_t used =
+      bytes < 8 || bytes > kSegment - sizeof(form::StateLink) ? kSegment : sizeof(form::StateLink) + bytes;
+  const uint64_t table = kBytes / kSegment * sizeof(form::SegmentEntry);
+  switch (random_.below(4)) {
+    case 0:
+      change_word(begin + sizeof(uint64_t), 16);  // next, bytes
+      break;
+    case 1:
+      change_word(begin + sizeof(form::StateLink), std::min(table, used - sizeof(form::StateLink)));
+      break;
+    default:
+      change_word(begin + sizeof(form::StateLink), used - sizeof(form::StateLink));
+  }
+  seal_link(link);
+}
+
+void Image::seal_link(const Link& link) {
+  const uint64_t begin = place(link.segment), after = read<form::StateLink>(begin).bytes;
+  const uint64_t covered = after > kSegment - sizeof(form::StateLink) ? kSegment : sizeof(form::StateLink) + after;
+  write(begin, part_checksum(memory.data() + begin + 8, covered - 8, link.number, life_));
+}
+
+void Image::mutate_record() {
+  const auto& list = random_.below(2) ? large_ : records_;
+  const Place where = list[random_.below(list.size())];
+  const uint64_t at = place(where.segment) + where.offset;
+  change_word(at + offsetof(Record, size_type), where.type == RecordType::kLarge ? 12 + sizeof(LargePlace) : 12);
+  auto* record = reinterpret_cast<Record*>(memory.data() + at);
+  if (record->units() * kUnitBytes < sizeof(Record) || record->units() * kUnitBytes > kSegment - where.offset) return;
+  record->checksum =
+      record_checksum(record, Address{(where.segment * kSegment + where.offset) / kUnitBytes}, where.life);
+}
+
+void Image::write_state(uint64_t at, uint64_t value, uint64_t bytes) {
+  constexpr uint64_t kRoom = kSegment - sizeof(form::StateLink);
+  const Link& link = links_[at / kRoom];
+  memcpy(memory.data() + place(link.segment) + sizeof(form::StateLink) + at % kRoom, &value, bytes);
+  seal_link(link);
+}
+
+const char* Image::forge(unsigned number) {
+  const auto super = read<form::Superblock>(0);
+  uint64_t segment = 0, entry = super.segment_count * sizeof(form::SegmentEntry) + sizeof(form::ShardHeader);
+  form::SegmentEntry table;
+  for (;; ++segment) {  // a full one of records
+    memcpy(&table, state_.data() + segment * sizeof table, sizeof table);
+    if (table.kind == form::SegmentKind::kRecords && table.used > kSegment / 2) break;
+  }
+  uint64_t n = 0, word = 0;
+  for (; memcpy(&n, state_.data() + entry, sizeof n), n == 0;) entry += sizeof n;  // the first bucket that is not empty
+  entry += sizeof n;
+  memcpy(&word, state_.data() + entry, sizeof word);
+  const uint64_t tag = word >> kAddressBits << kAddressBits, row = segment * sizeof table;
+  const uint64_t live = row + offsetof(form::SegmentEntry, live), used = row + offsetof(form::SegmentEntry, used);
+  switch (number) {
+    case 0:
+      return write_state(entry, tag, 8), "address 0";
+    case 1:
+      return write_state(entry, tag | super.segment_count * kSegment / kUnitBytes, 8), "an address behind the log";
+    case 2:
+      return write_state(entry, tag | (segment * kSegment + table.used) / kUnitBytes, 8), "an address in no record";
+    case 3:
+      return write_state(live, table.used / kUnitBytes + 1, 4), "more lives than there is";
+    case 4:
+      return write_state(live, 1, 4), "less lives than the index leads to";
+    case 5:
+      return write_state(used, kSegment + kUnitBytes, 4), "more used than a segment has";
+    case 6:
+      return write_state(used, table.used + 1, 4), "a part of a unit";
+    case 7:
+      return write_state(row + offsetof(form::SegmentEntry, kind), 3, 4), "a kind that there is not";
+    default:
+      return nullptr;
+  }
+}
+
+void Image::mutate() {
+  for (uint64_t n = 1 + random_.below(3); n; --n) {
+    const uint64_t what = random_.below(16);
+    if (what == 0)
+      mutate_superblock();
+    else if (what < 3)
+      mutate_root();
+    else if (what < 11)
+      mutate_link();
+    else
+      mutate_record();
+  }
+}
+
+bool known_error(int64_t status) {
+  for (const int error : {EBADMSG, ENOENT, ENOSPC, ENOMEM, EIO, EINVAL, EPROTONOSUPPORT, EROFS}) {
+    if (status == -error) return true;
+  }
+  return false;
+}
+
+void expect(int64_t status, const char* what) {
+  if (status < 0 && !known_error(status)) fail(std::string(what) + ": " + std::to_string(status));
+}
+
+void read_all(Store* store) {
+  char buffer[256];
+  for (uint64_t key = 0; key < kKeys + 6; ++key) {
+    const int64_t length = store->get({&key, sizeof key}, buffer, sizeof buffer, key % 7);
+    expect(length, "get");
+    if (length > static_cast<int64_t>(kPairBytesMax)) fail("a length beyond all that can be");
+  }
+  expect(store->random(buffer, sizeof buffer), "random");
+  Walk* walk = nullptr;
+  if (Walk::open(store, &walk) != 0) fail("walk");
+  for (uint64_t steps = 0;; ++steps) {
+    const int64_t length = walk->next(buffer, sizeof buffer);
+    if (length == -ENOENT) break;
+    expect(length, "walk");
+    if (steps > 4 * kKeys) fail("a walk without an end");
+  }
+  walk->close();
+}
+
+// Replaces and deletes what there is, until segments are cleaned, saved and used again.
+void change_all(Store* store) {
+  std::string value;
+  for (uint64_t key = 0; key < kKeys + 6; ++key) {
+    kv_test::fill(&value, key, 2, key % 100 == 0 ? 8000 : 100);
+    expect(key % 5 == 0 ? store->del({&key, sizeof key}) : store->set({&key, sizeof key}, kv_test::bytes_of(value)),
+           "change");
+  }
+  expect(store->flush(), "flush");
+  expect(store->compact(), "compact");
+  ErrorText why;
+  expect(store->validate(&why), "validate");
+}
+
+// Whether it could be opened.
+bool use(std::vector<char>* memory, bool read_only, Counts* counts) {
+  lunar_test::MemoryDevice device(memory->data(), kBytes);
+  StoreOptions options = options_for(&device, Contents::kKept);
+  options.read_only = read_only;
+  ErrorText why;
+  Store* store = nullptr;
+  const int status = Store::open(options, &store, &why);
+  if (status < 0) {
+    expect(status, "open");
+    if (!why.text[0]) fail("a refusal without a word");
+    return false;
+  }
+  if (read_only) {
+    CheckReport report;
+    Sweep sweep;
+    sweep.on_damage = [](void*, const Damage&) {};
+    if (store->sweep(sweep, &report) < 0) fail("check");
+    counts->damages += report.damages;
+    uint64_t pairs = 0;
+    sweep.context = &pairs;
+    sweep.on_pair = [](void* sum, Bytes, Bytes) { return ++*static_cast<uint64_t*>(sum) != 0; };
+    if (store->sweep(sweep, &report) < 0 || pairs != report.records + report.large_pairs) fail("sweep");
+    StoreInfo info;
+    store->info(&info);
+  }
+  read_all(store);
+  if (!read_only) {
+    change_all(store);
+    read_all(store);
+  }
+  store->close();
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const uint64_t images = kv_test::argument(argc, argv, "--images", 400);
+  Counts counts;
+  Image image(tier::run_seed());
+  image.make();
+  if (!use(&image.memory, true, &counts) || counts.damages != 0) fail("the sound image is not");
+  for (unsigned number = 0;; ++number) {
+    image.restore();
+    const char* what = image.forge(number);
+    if (!what) break;
+    lunar_test::MemoryDevice device(image.memory.data(), kBytes);
+    ErrorText why;
+    Store* store = nullptr;
+    if (Store::open(options_for(&device, Contents::kKept), &store, &why) != -EBADMSG) fail(what);
+  }
+  for (; counts.images < images; ++counts.images) {
+    image.restore();
+    image.mutate();
+    const std::vector<char> before = image.memory;
+    const bool opened = use(&image.memory, true, &counts);
+    if (image.memory != before) fail("a store that was opened for reading was written to");
+    ++(use(&image.memory, false, &counts) ? counts.opened : counts.refused);
+    // What it left may be damaged, but is no worse to open.
+    if (opened) (void)use(&image.memory, false, &counts);
+  }
+  printf("%llu images: %llu refused, %llu opened, %llu damages named\n", static_cast<unsigned long long>(images),
+         static_cast<unsigned long long>(counts.refused), static_cast<unsigned long long>(counts.opened),
+         static_cast<unsigned long long>(counts.damages));
+  if (images >= 100 && (counts.refused < images / 10 || counts.opened < images / 10 || counts.damages == 0))
+    fail("the changes are all of one kind");
+}
