@@ -76,7 +76,7 @@ typedef struct
  *   nqueue    asynchronous calls that may wait for one of these threads: 48..65536 (outside: the nearest; <= 0: 400)
  *   basyncs   asynchronous calls that may be under way on this handle: 1..1048576 (more: that; <= 0: 8192)
  * ark_create: 20 threads and the other defaults.
- * The environment: LUNAR_KV_DRAM, DRAM of a store, hard (default a quarter of what is available); not in it: 80 bytes for
+ * The environment: LUNAR_KV_DRAM, DRAM of a store, hard (default a quarter of what is available); not in it: 96 bytes for
  * each of `basyncs`, the stacks of threads, the keys that an iterator holds. LUNAR_KV_SIZE instead of `size`.
  * LUNAR_KV_DURABILITY=flush|group|each, with ARK_KV_PERSIST_STORE: when what is set is durable (with the next ark_flush or
  * ark_delete; when the call returns, threads sharing writes; the same without waiting for others).

@@ -131,6 +131,43 @@ int64_t Store::get_now(Bytes key, void* buffer, uint64_t bytes, uint64_t offset)
   return result >= 0 || cold.count == 0 ? result : -EAGAIN;
 }
 
+int64_t Store::cold_begin(ColdGet* get, Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
+  const uint64_t hash = hash_of(key);
+  Candidates cold;
+  const int64_t result = get_resident(hash, key, buffer, bytes, offset, &cold);
+  if (result >= 0 || cold.count == 0) return result;
+  if (cold.count > 1 || cold.more || cold.list[0].place.count) return -EAGAIN;
+  char* block = log_.take_block();
+  if (!block) return -ENOBUFS;
+  *get = {{},
+          {block, log_.cold_bytes(cold.list[0].address)},
+          key,
+          buffer,
+          bytes,
+          offset,
+          hash,
+          cold.list[0].life,
+          cold.list[0].address};
+  log_.cold_command(get->address, &get->piece, &get->command);
+  return -EINPROGRESS;
+}
+
+int64_t Store::cold_finish(ColdGet* get, int64_t moved) {
+  auto* block = static_cast<char*>(get->piece.iov_base);
+  int64_t result = -EAGAIN;
+  Record* record = nullptr;
+  if (moved == static_cast<int64_t>(get->piece.iov_len) &&
+      log_.cold_record(get->address, get->life, block, get->piece.iov_len, &record) == 0 &&
+      record->type() == RecordType::kPair) {
+    result = is_key(record, get->hash, get->key)
+                 ? static_cast<int64_t>(value_copy_out(record, get->offset, get->buffer, get->bytes))
+                 : -ENOENT;
+    Reading(epochs_).count();
+  }
+  log_.give_block(block);
+  return result;
+}
+
 int64_t Store::get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
   const uint64_t hash = hash_of(key);
   shard_of(hash).index.prefetch(hash);

@@ -25,18 +25,23 @@ constexpr unsigned kBuffers = 32;
 int Log::open_frames(uint64_t bytes, bool read_only) {
   buffer_bytes_ = segment_bytes() / 16 + 2 * kBlockBytes;
   if (buffer_bytes_ < kPartBytes) buffer_bytes_ = kPartBytes;
-  const uint64_t tables = count_ * sizeof(Segment) + kBuffers * buffer_bytes_;
+  block_count_ = bytes / 16 / kColdBytes < kBlocksMax ? bytes / 16 / kColdBytes : kBlocksMax;
+  const uint64_t reading = kBuffers * buffer_bytes_ + blocks_bytes();
+  const uint64_t tables = count_ * sizeof(Segment) + reading;
   const uint64_t frames = bytes > tables ? (bytes - tables) / (segment_bytes() + sizeof(Frame)) : 0;
   if (frames < kFramesMin + 1) return -ENOMEM;
   frame_count_ = frames - 1 < count_ ? frames - 1 : count_;
   const uint64_t table = round_up((frame_count_ + 1) * sizeof(Frame), kBlockBytes);
-  frames_mapped_ = ((frame_count_ + 1) << segment_bits_) + kBuffers * buffer_bytes_ + table;
+  frames_mapped_ = ((frame_count_ + 1) << segment_bits_) + reading + table;
   if (!budget_->take(frames_mapped_)) return -ENOMEM;
   frames_memory_ = map_records(frames_mapped_);
   if (!frames_memory_) return -ENOMEM;
   frames_ = reinterpret_cast<Frame*>(frames_memory_ + frames_mapped_ - table);
   for (uint64_t i = 0; i < frame_count_; ++i) new (&frames_[i]) Frame;
   buffers_.store(UINT32_MAX, std::memory_order_relaxed);
+  blocks_memory_ = frame_memory(frame_count_ + 1) + kBuffers * buffer_bytes_;
+  for (uint64_t i = 0; i < block_count_; ++i)
+    blocks_[i / 64].fetch_or(uint64_t{1} << i % 64, std::memory_order_relaxed);
   return read_only ? 0 : device_->reserve(DeviceOffset{device_offset_}, count_ << segment_bits_);
 }
 
@@ -236,25 +241,90 @@ void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t l
   free_.fetch_sub(1, std::memory_order_relaxed);
 }
 
+// How much to read, from the beginning of a block on, of a record at `at`.
+uint64_t Log::guess_bytes(uint64_t at) const {
+  const uint64_t room = segment_bytes() - (round_down(at, kBlockBytes) & (segment_bytes() - 1));
+  const uint64_t likely = round_up(at % kBlockBytes + usual_bytes_.load(std::memory_order_relaxed), kBlockBytes);
+  return likely < room ? likely : room;
+}
+
+// Up fast and down slowly: reading too little costs a second read.
+void Log::note_record(uint64_t bytes) {
+  const uint32_t usual = usual_bytes_.load(std::memory_order_relaxed), now = static_cast<uint32_t>(bytes);
+  if (now == usual) return;
+  usual_bytes_.store(now > usual ? usual + (now - usual + 1) / 2 : usual - (usual - now + 15) / 16,
+                     std::memory_order_relaxed);
+}
+
+char* Log::take_block() {
+  for (unsigned i = 0; i < kBlocksMax / 64; ++i) {
+    uint64_t free = blocks_[i].load(std::memory_order_relaxed);
+    while (free) {
+      const auto bit = static_cast<unsigned>(__builtin_ctzll(free));
+      if (blocks_[i].compare_exchange_weak(free, free & ~(uint64_t{1} << bit), std::memory_order_acquire))
+        return blocks_memory_ + (i * 64 + bit) * kColdBytes;
+    }
+  }
+  return nullptr;
+}
+
+void Log::give_block(char* block) {
+  const auto i = static_cast<uint64_t>(block - blocks_memory_) / kColdBytes;
+  blocks_[i / 64].fetch_or(uint64_t{1} << i % 64, std::memory_order_release);
+}
+
+uint64_t Log::cold_bytes(Address address) const {
+  const uint64_t bytes = guess_bytes(address.value * kUnitBytes);
+  return bytes < kColdBytes ? bytes : kColdBytes;
+}
+
+void Log::cold_command(Address address, iovec* piece, Command* out) {
+  *out = {};
+  out->offset = DeviceOffset{device_offset_ + round_down(address.value * kUnitBytes, kBlockBytes)};
+  out->iov = piece;
+  out->iov_count = 1;
+  ios_.fetch_add(1, std::memory_order_relaxed);
+}
+
+int Log::cold_record(Address address, uint64_t life, char* block, uint64_t bytes, Record** out) {
+  const uint64_t at = address.value * kUnitBytes, skip = at % kBlockBytes;
+  const uint64_t room = segment_bytes() - (round_down(at, kBlockBytes) & (segment_bytes() - 1));
+  auto* record = reinterpret_cast<Record*>(block + skip);
+  if (skip + sizeof(Record) > bytes) return -EAGAIN;
+  if (!possible_size(record, room - skip)) return -EBADMSG;
+  const uint64_t own = record->units() * kUnitBytes;
+  if (skip + own > bytes) {
+    note_record(own);
+    return -EAGAIN;
+  }
+  // What was not read may have been a LargePlace.
+  if (record->checksum != record_checksum(record, address, life) || !possible(record, room - skip)) return -EBADMSG;
+  note_record(own);
+  *out = record;
+  return 0;
+}
+
 // One record into `buffer`, from a block's beginning. Where in it: as on the device.
 int Log::read_record(Address address, uint64_t life, char* buffer) {
   const uint64_t at = address.value * kUnitBytes, begin = round_down(at, kBlockBytes);
-  const uint64_t room = ((segment_of(address) + 1) << segment_bits_) - begin;  // to the end of the segment
-  uint64_t have = room < 2 * kBlockBytes ? room : 2 * kBlockBytes;
+  uint64_t have = guess_bytes(at);
+  if (have > buffer_bytes_) have = buffer_bytes_;
   if (const int status = transfer(Op::kRead, begin, buffer, have); status < 0) return status;
-  const auto* record = reinterpret_cast<const Record*>(buffer + (at - begin));
-  // What is not read yet may be a LargePlace.
-  const bool begins_well = possible_size(record, room - (at - begin));
-  const uint64_t end = at - begin + record->units() * kUnitBytes;
-  if (!begins_well) return -EBADMSG;
-  if (end > have) {
-    if (const int status = transfer(Op::kRead, begin + have, buffer + have, round_up(end, kBlockBytes) - have);
-        status < 0)
-      return status;
+  Record* record;
+  int status = cold_record(address, life, buffer, have, &record);
+  if (status != -EAGAIN) return status;
+  // its header may lie behind what was read, too
+  const uint64_t room = segment_bytes() - (begin & (segment_bytes() - 1));
+  const uint64_t skip = at - begin;
+  uint64_t wanted = skip + sizeof(Record) > have ? 2 * kBlockBytes : 0;
+  if (!wanted) wanted = round_up(skip + reinterpret_cast<Record*>(buffer + skip)->units() * kUnitBytes, kBlockBytes);
+  while (status == -EAGAIN && wanted > have && wanted <= room && wanted <= buffer_bytes_) {
+    if (status = transfer(Op::kRead, begin + have, buffer + have, wanted - have); status < 0) return status;
+    have = wanted;
+    status = cold_record(address, life, buffer, have, &record);
+    wanted = round_up(skip + reinterpret_cast<Record*>(buffer + skip)->units() * kUnitBytes, kBlockBytes);
   }
-  const bool sound =
-      record->checksum == record_checksum(record, address, life) && possible(record, room - (at - begin));
-  return sound ? 0 : -EBADMSG;
+  return status == -EAGAIN ? -EBADMSG : status;
 }
 
 int Look::locked(Address address) {

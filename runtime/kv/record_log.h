@@ -234,6 +234,21 @@ class Log {
   // Of the log, from its beginning on.
   [[nodiscard]] int transfer(Op op, uint64_t offset, void* memory, uint64_t bytes);
 
+  // Reads of single records that a caller carries out by a context of the device, in place of Look::cold. A block is where
+  // one goes: at most kColdBytes; nullptr: all are taken, or memory is short. cold_bytes: how much to read of a record, as
+  // far as its length can be guessed. cold_record: what to think of the bytes that came: -EBADMSG as
+  // Look::cold; -EAGAIN: the record goes on behind them.
+  static constexpr uint64_t kColdBytes = 16 * kKiB;
+  static constexpr unsigned kBlocksMax = 256;
+  char* take_block();
+  void give_block(char* block);
+  char* blocks() const { return blocks_memory_; }
+  uint64_t blocks_bytes() const { return block_count_ * kColdBytes; }
+  uint64_t cold_bytes(Address address) const;
+  bool fit_blocks() const { return usual_bytes_.load(std::memory_order_relaxed) < kColdBytes * 3 / 4; }  // as a rule
+  void cold_command(Address address, iovec* piece, Command* out);                                        // pre: *piece
+  [[nodiscard]] int cold_record(Address address, uint64_t life, char* block, uint64_t bytes, Record** out);
+
   // Frees retired segments that no reader looks at any more. Returns how many are free.
   uint64_t reclaim();
   bool any_retired() const { return retired_.load(std::memory_order_relaxed) != 0; }
@@ -301,6 +316,8 @@ class Log {
   void give_back(uint64_t number);
   bool possible_size(const Record* record, uint64_t room) const;
   int read_record(Address address, uint64_t life, char* buffer);
+  uint64_t guess_bytes(uint64_t at) const;
+  void note_record(uint64_t bytes);
   char* take_buffer();
   void give_buffer(char* buffer);
 
@@ -321,6 +338,10 @@ class Log {
   Frame* frames_ = nullptr;        // under the mutex
   uint64_t frame_count_ = 0, frames_mapped_ = 0, buffer_bytes_ = 0;
   std::atomic<uint32_t> buffers_{0};  // a bit each: free
+  char* blocks_memory_ = nullptr;
+  uint64_t block_count_ = 0;
+  std::atomic<uint64_t> blocks_[kBlocksMax / 64] = {};  // a bit each: free
+  std::atomic<uint32_t> usual_bytes_{4096};             // of a record that was read from the device, as a rule
   std::atomic<uint64_t> ios_{0}, lives_{0};
 
   alignas(64) sys::SpinLock tail_lock_;

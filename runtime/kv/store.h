@@ -69,6 +69,16 @@ struct CheckReport;
 
 struct Shard;
 
+// A get whose record is being read from the device: Store::cold_begin. Its caller keeps it in place meanwhile.
+struct ColdGet {
+  Command command;  // to be carried out by a context of Store::device()
+  iovec piece = {};
+  Bytes key;
+  void* buffer = nullptr;
+  uint64_t bytes = 0, offset = 0, hash = 0, life = 0;
+  Address address;
+};
+
 class Store {
  public:
   // 0, -EINVAL, -ENOMEM (also: dram_bytes are too few), -ENOSPC (the device is too small, or has no room) with *why;
@@ -99,6 +109,15 @@ class Store {
   [[nodiscard]] int64_t get_now(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   [[nodiscard]] int set_now(Bytes key, Bytes value);
   bool on_device() const { return log_.on_device(); }
+  // get() in two steps, for one thread that has many under way. cold_begin: -EINPROGRESS: get->command is to be carried
+  // out, and then cold_finish() called with what it moved, or -errno, exactly once. Both: the result; -EAGAIN: only get()
+  // can tell (a large pair, several candidates, a record that moved or is damaged). -ENOBUFS: no buffer is free.
+  [[nodiscard]] int64_t cold_begin(ColdGet* get, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
+  [[nodiscard]] int64_t cold_finish(ColdGet* get, int64_t moved);
+  bool reads_in_steps() const { return log_.on_device() && log_.fit_blocks(); }  // as a rule
+  // What such commands go to, and the memory they read into; nullptr in DRAM.
+  Device* device() const { return device_; }
+  iovec read_window() const { return {log_.blocks(), log_.blocks_bytes()}; }
   // Makes what the store holds durable: it is what a later open with kKept finds, after any crash, until another flush
   // has come to its end. Writers wait meanwhile, readers do not; it takes one write of what is not on the device yet,
   // one of the index (some 10 bytes a key) and two flushes of the device, of which one that fails is the last: -EIO from

@@ -2,8 +2,8 @@
 // Asynchronous calls: see ark_pool.h.
 //
 // A queue is a stack that any thread pushes to and its own thread takes whole, and turns round: no lock, and nothing is
-// ever popped from between, so no ABA. A thread that finds nothing puts kAsleep there; the one that pushes next takes that
-// away and wakes it.
+// ever popped from between, so no ABA. A thread that finds nothing puts kAsleep there, or kInRing when reads are under way
+// that it waits for as well; the one that pushes next takes that away and wakes it.
 #include "kv/ark/ark_pool.h"
 
 #include <errno.h>
@@ -12,6 +12,8 @@
 
 #include "base/units.h"
 #include "kv/ark/ark_store.h"
+#include "kv/ark/cold_ring.h"
+#include "sys/file.h"
 
 namespace lunar::ark {
 namespace {
@@ -19,8 +21,16 @@ namespace {
 constexpr uint64_t kCallbackStackBytes = 8 * kMiB;
 constexpr uint64_t kHashedBytes = 1024;  // of a key's end, to choose its lane: keys may be as long as 100 GiB
 
-Op asleep;
+constexpr unsigned kOwnerShift = 24;  // of a lane
+constexpr uint32_t kLaneCount = (1u << kOwnerShift) - 1;
+static_assert(Pool::kThreadsMax <= 1u << (32 - kOwnerShift));
+constexpr unsigned kReapEvery = 16;  // callbacks, when reads are under way
+constexpr unsigned kManyReads = 32;  // in flight: then several are waited for, which halves the CPU of a read
+
+Op asleep, in_ring;  // never used
 Op* const kAsleep = &asleep;
+Op* const kInRing = &in_ring;
+bool is_op(const Op* op) { return op && op != kAsleep && op != kInRing; }
 
 // The callback that the calling thread is in.
 struct Frame {
@@ -73,9 +83,10 @@ void Pool::wake(Queue& queue) {
 
 void Pool::push(Queue& queue, Op* op) {
   Op* head = queue.incoming.load(std::memory_order_relaxed);
-  do op->next = head == kAsleep ? nullptr : head;
-  while (!queue.incoming.compare_exchange_weak(head, op, std::memory_order_release, std::memory_order_relaxed));
+  do op->next = is_op(head) ? head : nullptr;
+  while (!queue.incoming.compare_exchange_weak(head, op, std::memory_order_acq_rel, std::memory_order_relaxed));
   if (head == kAsleep) wake(queue);
+  if (head == kInRing) sys::eventfd_signal(queue.cold_event.load(std::memory_order_relaxed));
 }
 
 // A place in a queue. near: of those few for what is done, while they have room. 0, EAGAIN, ENOMEM.
@@ -93,10 +104,19 @@ int Pool::reserve(unsigned lane, bool near, Queue** out) {
   return EAGAIN;
 }
 
+// Counts an Op that is not done; returns whose queue it goes to.
+unsigned Pool::enter_lane(unsigned lane, unsigned queue) {
+  uint32_t seen = lanes_[lane].load(std::memory_order_relaxed), owner;
+  do owner = seen & kLaneCount ? seen >> kOwnerShift : queue;
+  while (!lanes_[lane].compare_exchange_weak(seen, owner << kOwnerShift | ((seen & kLaneCount) + 1),
+                                             std::memory_order_acq_rel, std::memory_order_relaxed));
+  return owner;
+}
+
 int Pool::issue(Connection* connection, const Request& request) {
   const unsigned lane = lane_of(request);
   const bool mine = is_mine();
-  const bool at_once = lanes_[lane].load(std::memory_order_acquire) == 0;
+  const bool at_once = (lanes_[lane].load(std::memory_order_acquire) & kLaneCount) == 0;
   Op* op = nullptr;
   if (frame.op && frame.connection == connection) {
     op = frame.op;
@@ -125,7 +145,8 @@ int Pool::issue(Connection* connection, const Request& request) {
     push(*queue, op);
     return 0;
   }
-  if (at_once) {  // what waits goes by all threads
+  const bool reads = request.kind == OpKind::kGet || request.kind == OpKind::kExists;
+  if (at_once && !(reads && connection->store->engine->reads_in_steps())) {  // it may block its thread: any of all
     Queue* wide = nullptr;
     const int status = reserve(lane, false, &wide);
     if (op->counted) queue->depth.fetch_sub(1, std::memory_order_relaxed);
@@ -135,17 +156,51 @@ int Pool::issue(Connection* connection, const Request& request) {
     }
     queue = wide;
   }
-  lanes_[lane].fetch_add(1, std::memory_order_relaxed);
-  push(*queue, op);
+  // Beyond its depth by as many as issue at one time, when the lane is another's.
+  Queue& owner = queues_[enter_lane(lane, static_cast<unsigned>(queue - queues_))];
+  if (op->counted && &owner != queue) {
+    queue->depth.fetch_sub(1, std::memory_order_relaxed);
+    owner.depth.fetch_add(1, std::memory_order_relaxed);
+  }
+  push(owner, op);
   return 0;
 }
 
-void Pool::carry_out(Pool* pool, Op* op) {
-  table_use(op->connection);
-  op->result = op->connection->store->carry_out(op->request);
-  table_release(op->connection);
-  pool->lanes_[op->lane].fetch_sub(1, std::memory_order_release);
+void Pool::carried_out(Queue& queue, Op* op, int64_t result, OpList* own) {
+  op->result = result;
   op->done = true;
+  queue.pool->lanes_[op->lane].fetch_sub(1, std::memory_order_release);
+  own->append(op);
+}
+
+// What is carried out goes to the end of `own`, for its callback; a read may be under way afterwards.
+void Pool::begin(Queue& queue, Op* op, OpList* own) {
+  if (queue.cold->busy(op->lane)) {
+    queue.cold->wait(op);
+    return;
+  }
+  while (queue.cold->full()) collect(queue, 1, own);
+  ArkStore* store = op->connection->store;
+  const bool reads = op->request.kind == OpKind::kGet || op->request.kind == OpKind::kExists;
+  table_use(op->connection);
+  int64_t result = -EAGAIN;
+  if (reads && store->engine->reads_in_steps()) {
+    while ((result = queue.cold->begin(op)) == -ENOBUFS && queue.cold->in_flight()) collect(queue, 1, own);
+  }
+  if (result == -EAGAIN || result == -ENOBUFS) result = store->carry_out(op->request);
+  table_release(op->connection);
+  if (result != -EINPROGRESS) carried_out(queue, op, result, own);
+}
+
+// Starts the reads that are to be started, and takes those that are done; least: waits for so many.
+void Pool::collect(Queue& queue, unsigned least, OpList* own) {
+  OpList done;
+  queue.cold->collect(least, &done);
+  while (Op* op = done.take()) {
+    const uint32_t lane = op->lane;
+    carried_out(queue, op, op->result == -EAGAIN ? op->connection->store->carry_out(op->request) : op->result, own);
+    for (Op* next; !queue.cold->busy(lane) && (next = queue.cold->take_waiting(lane));) begin(queue, next, own);
+  }
 }
 
 void Pool::call_back(Op* op) {
@@ -163,7 +218,7 @@ void Pool::call_back(Op* op) {
 // The stack has the youngest on top.
 void Pool::take_incoming(Queue& queue, OpList* own) {
   Op* op = queue.incoming.exchange(nullptr, std::memory_order_acquire);
-  if (op == kAsleep) return;
+  if (!is_op(op)) return;
   OpList taken;
   for (Op* next; op; op = next) {
     next = op->next;
@@ -176,14 +231,20 @@ void Pool::take_incoming(Queue& queue, OpList* own) {
   own->last = taken.last;
 }
 
+// False: something has come.
+bool Pool::announce_sleep(Queue& queue, Op* how) {
+  Op* head = queue.incoming.load(std::memory_order_relaxed);
+  while (!is_op(head)) {
+    if (queue.incoming.compare_exchange_weak(head, how, std::memory_order_acq_rel)) return true;
+  }
+  return false;
+}
+
 // Until there is something. False: there is not, and the queue ends.
 bool Pool::sleep(Queue& queue) {
   sys::yield_cpu();
   const uint32_t word = queue.word.load(std::memory_order_acquire);
-  Op* nothing = nullptr;
-  if (!queue.incoming.compare_exchange_strong(nothing, kAsleep, std::memory_order_acq_rel)) {
-    if (nothing != kAsleep) return true;
-  }
+  if (!announce_sleep(queue, kAsleep)) return true;
   if (queue.stopping.load(std::memory_order_acquire)) return false;
   (void)sys::futex_wait(&queue.word, word, -1, false);
   return true;
@@ -192,22 +253,37 @@ bool Pool::sleep(Queue& queue) {
 void Pool::thread_main(void* argument) {
   Queue& queue = *static_cast<Queue*>(argument);
   OpList own;
+  ColdRing cold(queue);
+  queue.cold = &cold;
   my_queue = &queue;
   my_ops = &own;
   sys::allow_fault_signals();  // callbacks are the program's
-  for (;;) {
-    Op* head = queue.incoming.load(std::memory_order_relaxed);
-    if (head && head != kAsleep) take_incoming(queue, &own);
+  for (unsigned round = 1;; ++round) {
+    if (is_op(queue.incoming.load(std::memory_order_relaxed))) take_incoming(queue, &own);
     Op* op = own.take();
-    if (!op) {
-      if (!sleep(queue)) return;
+    if (!op && cold.in_flight()) {
+      const unsigned least = cold.in_flight() < kManyReads ? 1 : cold.in_flight() / 8;
+      collect(queue, announce_sleep(queue, kInRing) ? least : 0, &own);
+      Op* announced = kInRing;
+      (void)queue.incoming.compare_exchange_strong(announced, nullptr, std::memory_order_relaxed);
       continue;
     }
-    if (op->counted) queue.depth.fetch_sub(1, std::memory_order_relaxed);
-    if (!op->done) carry_out(queue.pool, op);
-    call_back(op);
+    if (!op) {
+      if (!sleep(queue)) break;
+      continue;
+    }
+    if (op->counted) {
+      queue.depth.fetch_sub(1, std::memory_order_relaxed);
+      op->counted = false;
+    }
+    if (!op->done)
+      begin(queue, op, &own);
+    else
+      call_back(op);
     if (forked) return;  // its callback returned in the child, which has no other thread: that ends, with code 0
+    if (cold.batch_full() || (cold.in_flight() && round % kReapEvery == 0)) collect(queue, 0, &own);
   }
+  cold.close();
 }
 
 void Pool::stop() {
@@ -223,6 +299,15 @@ void Pool::stop() {
 }
 
 void Pool::end_forked_thread() { forked = my_queue != nullptr; }
+
+void Pool::abandon_in_child(Device* device) {
+  for (unsigned i = 0; device && i < count_; ++i) {
+    if (Context* context = queues_[i].cold_context.exchange(nullptr, std::memory_order_relaxed))
+      device->detach(context);
+    const int event = queues_[i].cold_event.exchange(-1, std::memory_order_relaxed);
+    if (event >= 0) sys::close_file(event);
+  }
+}
 
 void Pool::forget_in_child() {
   frame = {};

@@ -6,14 +6,15 @@
 //                                                                                            ▼ ▼
 //                                       a queue and its thread: carries out what is not done, and calls back
 //
-// Order of a key. Keys share *lanes* by hash. A lane has a queue, and counts the Ops that wait there and are not carried out:
-// while there are any, further operations of the lane go behind them; else one may be carried out at once. An operation that
-// was issued before, by this thread or by one that told it, has been counted before, so it is seen.
+// Order of a key. Keys share *lanes* by hash. A lane counts the Ops that are queued and not carried out, and says in whose
+// queue: while there are any, further operations of the lane go behind them; else one may be carried out at once. An
+// operation that was issued before, by this thread or by one that told it, has been counted before, so it is seen.
 //
 // Callbacks run on the pool's threads alone, one after the other, never within a call that issues. What a callback issues
 // and is carried out at once goes to the end of its own thread's queue: no hand-over, and no nesting. Of other threads, what
-// is done goes to as many queues as there are CPUs, so that few threads are woken; what is not done, to the queue of its
-// lane. A queue's thread starts with its first Op, and sleeps while there is none; only a sleeping one is woken.
+// is done goes to as many queues as there are CPUs, so that few threads are woken. Reads of the device go there too, as a
+// thread has many under way (cold_ring.h); what blocks its thread, to a queue among all. A queue's thread starts with its
+// first Op, and sleeps while there is none; only a sleeping one is woken.
 //
 // How much may be under way: an Op is one of `nasync` that a connection has; a queue takes `nqueue`. Beyond either it is
 // EAGAIN. What a callback issues goes by other rules, as a pool thread that waits for room in queues could wait for itself:
@@ -26,9 +27,15 @@
 
 #include "sys/thread.h"
 
+namespace lunar {
+class Context;
+class Device;
+}  // namespace lunar
+
 namespace lunar::ark {
 
 struct Connection;
+class ColdRing;
 class Pool;
 
 using Callback = void (*)(int errcode, uint64_t dt, int64_t res);
@@ -82,10 +89,14 @@ class Pool {
     std::atomic<uint32_t> depth{0};      // counted Ops, also those that the thread has taken and not begun with
     std::atomic<uint32_t> word{0};       // changes when the thread is woken
     std::atomic<bool> started{false}, stopping{false};
+    ColdRing* cold = nullptr;         // its thread's, on its stack
+    std::atomic<int> cold_event{-1};  //   wakes it
+    std::atomic<Context*> cold_context{nullptr};
     Pool* pool = nullptr;
     pthread_t thread = {};
   };
-  using Lane = std::atomic<uint32_t>;  // how many Ops of it are queued and not carried out
+  // How many Ops of it are queued and not carried out, and (from bit 24 on) whose queue these go to.
+  using Lane = std::atomic<uint32_t>;
 
   // queues: memory for `threads`, constructed; lanes: kLanes zeros.
   void open(Queue* queues, Lane* lanes, unsigned threads, unsigned depth);
@@ -95,6 +106,8 @@ class Pool {
   void stop();
   // In a forked child: no threads, nothing queued.
   void forget_in_child();
+  // In a forked child that will not use the store: closes what reads from its device (may be nullptr) go by.
+  void abandon_in_child(Device* device);
   // In a forked child, of any pool's thread that forked (a callback did): what is queued is the parent's.
   static void end_forked_thread();
   // Whether the calling thread is one of its.
@@ -104,11 +117,15 @@ class Pool {
   int start_thread(Queue& queue);
   int reserve(unsigned lane, bool near, Queue** out);
   void push(Queue& queue, Op* op);
+  unsigned enter_lane(unsigned lane, unsigned queue);
   static void wake(Queue& queue);
   static void thread_main(void* queue);
   static void take_incoming(Queue& queue, OpList* own);
   static bool sleep(Queue& queue);
-  static void carry_out(Pool* pool, Op* op);
+  static bool announce_sleep(Queue& queue, Op* how);
+  static void begin(Queue& queue, Op* op, OpList* own);
+  static void collect(Queue& queue, unsigned least, OpList* own);
+  static void carried_out(Queue& queue, Op* op, int64_t result, OpList* own);
   static void call_back(Op* op);
 
   Queue* queues_ = nullptr;

@@ -146,7 +146,9 @@ void table_after_fork_in_child(const ArkStore* kept) {
     if (!object || (kept && object->store == kept)) continue;
     slot.handle.store(0, std::memory_order_relaxed);
     slot.object.store(nullptr, std::memory_order_relaxed);  // once: a child of the child has other descriptors there
-    if (object->kind == kMain) object->store->engine->abandon_in_child();
+    if (object->kind != kMain) continue;
+    object->store->pool.abandon_in_child(object->store->engine->device());
+    object->store->engine->abandon_in_child();
   }
   sys::unblock_signals();
 }

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads of records from the device that one thread of the pool has under way: a context of the device, with many commands
+// in flight, in place of a thread that waits for each.
+//
+// A lane (ark_pool.h) has one read in flight at a time; what comes behind it waits here, in order.
+// Threading: its thread's alone. A write to the queue's cold_event wakes it. The context and its memory are made for the first read.
+#pragma once
+#include "kv/ark/ark_pool.h"
+#include "kv/store.h"
+
+namespace lunar::ark {
+
+class ColdRing {
+ public:
+  static constexpr unsigned kDepth = 128, kBatch = 32;
+
+  explicit ColdRing(Pool::Queue& queue) : queue_(queue) {}
+  ColdRing(const ColdRing&) = delete;
+  ColdRing& operator=(const ColdRing&) = delete;
+  void close();  // pre: nothing in flight
+
+  unsigned in_flight() const { return in_flight_; }
+  bool full() const { return in_flight_ == kDepth || batch_full(); }
+  bool batch_full() const { return queued_ == kBatch; }  // collect() is due
+  // Whether a read of that lane is in flight: then wait(op).
+  bool busy(uint32_t lane) const;
+  void wait(Op* op) { waiting_.append(op); }
+  Op* take_waiting(uint32_t lane);  // the first one of it; nullptr
+  // -EINPROGRESS: it is in flight, or about to be; else its result, -EAGAIN or -ENOBUFS (Store::cold_begin). Pre: not full().
+  [[nodiscard]] int64_t begin(Op* op);
+  // Starts what begin() has left, and waits until so many are done; a signal counts as one. 0: does not wait.
+  // op->result of what is done: as of Store::cold_finish.
+  void collect(unsigned least, OpList* done);
+
+ private:
+  struct Entry;
+  bool prepare();
+  void finish(unsigned entry, int64_t moved, OpList* done);
+
+  Pool::Queue& queue_;
+  kv::Store* engine_ = nullptr;
+  Context* context_ = nullptr;
+  bool refused_ = false;  // no context to be had
+  bool watched_ = false;
+  int event_ = -1;
+  Entry* entries_ = nullptr;
+  unsigned in_flight_ = 0, queued_ = 0;
+  Command commands_[kBatch];  // to be started
+  uint16_t lanes_[kDepth], free_[kDepth];
+  OpList waiting_;
+};
+
+}  // namespace lunar::ark

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// libarkdb, asynchronous gets of records that lie on a device: many at one time, their order with sets, reads that fail,
+// callbacks that issue. The device is sim:, slow and wrong on request.
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "ark_support.h"
+#include "tests/catch.h"
+
+using namespace ark_test;
+
+namespace {
+
+constexpr size_t kKeys = 6000;
+
+std::string value_of(size_t key, size_t version) {
+  std::string text = std::to_string(key) + "/" + std::to_string(version) + "/";
+  while (text.size() < 200 + (key * 7919 + version) % 5000) text += text;
+  return text;
+}
+
+// 16 MB of records on a device, with 8 MiB of DRAM.
+struct ColdStore : Store {
+  explicit ColdStore(const std::string& faults, int threads = 4)
+      : Store((setenv("LUNAR_KV_DRAM", "8m", 1), ("sim:128m" + faults).c_str()), threads, 10'000, 10'000) {
+    unsetenv("LUNAR_KV_DRAM");
+    for (size_t i = 0; status == 0 && i < kKeys; ++i) {
+      if (set(std::to_string(i), value_of(i, 0)) != 0) status = -1;
+    }
+  }
+  uint64_t ios() const {
+    uint64_t operations = 0, ios = 0;
+    return ark_stats(ark, &operations, &ios) == 0 ? ios : 0;
+  }
+};
+
+// One get, and what it should find.
+struct Get {
+  std::string key, expected, buffer;
+  Finished* done = nullptr;
+  std::atomic<int>*wrong = nullptr, *failed = nullptr;
+
+  int issue(ARK* ark, size_t number, size_t version) {
+    key = std::to_string(number);
+    expected = value_of(number, version);
+    buffer.assign(expected.size() + 1, '.');
+    return ark_get_async_cb(ark, key.size(), data_of(key), buffer.size(), buffer.data(), 0, callback,
+                            reinterpret_cast<uint64_t>(this));
+  }
+  static void callback(int errcode, uint64_t dt, int64_t res) {
+    auto* get = reinterpret_cast<Get*>(dt);
+    if (errcode == EIO || errcode == EBADMSG)
+      ++*get->failed;
+    else if (errcode != 0 || res != static_cast<int64_t>(get->expected.size()) || get->buffer != get->expected + ".")
+      ++*get->wrong;
+    get->done->note(0, 0);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("ark-cold: many gets of few threads are under way at one time") {
+  // One thread that waited for each would take 3000 times the latency.
+  ColdStore store(",latency_us=2000", 1);
+  REQUIRE(store.status == 0);
+  const uint64_t before = store.ios();
+  Finished done;
+  std::atomic<int> wrong{0}, failed{0};
+  std::vector<Get> gets(3000);
+  timespec start{}, end{};
+  clock_gettime(CLOCK_MONOTONIC, &start);
+  for (size_t i = 0; i < gets.size(); ++i) {
+    gets[i].done = &done, gets[i].wrong = &wrong, gets[i].failed = &failed;
+    REQUIRE(gets[i].issue(store.ark, i, 0) == 0);
+  }
+  done.wait_for(gets.size());
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  CHECK(wrong == 0);
+  CHECK(failed == 0);
+  CHECK(store.ios() - before > 2000);
+  CHECK(end.tv_sec - start.tv_sec < 3);
+}
+
+TEST_CASE("ark-cold: gets and sets of a key keep their order, also when reads fail or deliver damage") {
+  for (const char* faults : {"", ",read_error=30,corrupt=30,seed=7"}) {
+    ColdStore store(std::string(",latency_us=100") + faults);
+    REQUIRE(store.status == 0);
+    std::atomic<int> wrong{0}, failed{0}, sets{0};
+    std::vector<std::thread> threads;
+    for (size_t t = 0; t < 3; ++t) {
+      threads.emplace_back([&, t] {
+        Finished done;
+        // Of each key of this thread: get, get, set, get, with nothing waited for in between.
+        const size_t count = 600;
+        std::vector<Get> gets(count * 3);
+        std::vector<std::string> values;
+        for (size_t i = 0; i < count; ++i) values.push_back(value_of(t * count * 3 + i * 3, 1));
+        for (size_t i = 0; i < count; ++i) {
+          const size_t number = t * count * 3 + i * 3;
+          for (size_t j = 0; j < 3; ++j) {
+            Get& get = gets[i * 3 + j];
+            get.done = &done, get.wrong = &wrong, get.failed = &failed;
+            if (j == 2) {
+              std::string& key = gets[i * 3].key;
+              if (ark_set_async_cb(
+                      store.ark, key.size(), data_of(key), values[i].size(), data_of(values[i]),
+                      [](int errcode, uint64_t dt, int64_t) {
+                        *reinterpret_cast<std::atomic<int>*>(dt) += errcode != 0;
+                      },
+                      reinterpret_cast<uint64_t>(&sets)) != 0)
+                ++sets;
+            }
+            if (get.issue(store.ark, number, j == 2 ? 1 : 0) != 0) ++wrong, done.note(0, 0);
+          }
+        }
+        done.wait_for(gets.size());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    // A set that failed (it could not read what was there) leaves the old value for one get.
+    CHECK(wrong <= sets);
+    CHECK(failed < 50);
+    if (!*faults) { CHECK(wrong + failed + sets == 0); }
+  }
+}
+
+TEST_CASE("ark-cold: callbacks issue the next get, beyond what a ring holds, and the store ends under them") {
+  ColdStore store(",latency_us=50,read_error=200", 2);
+  REQUIRE(store.status == 0);
+  struct Chain : Get {
+    ARK* ark = nullptr;
+    size_t at = 0;
+    std::atomic<int64_t>*calls = nullptr, *left = nullptr;
+    std::atomic<int>* refused = nullptr;
+    static void next(int errcode, uint64_t dt, int64_t res) {
+      auto* chain = reinterpret_cast<Chain*>(dt);
+      if (errcode != EIO && (errcode != 0 || res != static_cast<int64_t>(chain->expected.size()) ||
+                             chain->buffer != chain->expected + "."))
+        ++*chain->wrong;
+      ++*chain->calls;
+      if (--*chain->left <= 0 || chain->start() != 0) chain->done->note(0, 0);
+    }
+    int start() {
+      at = (at * 5 + 1237) % kKeys;
+      key = std::to_string(at);
+      expected = value_of(at, 0);
+      buffer.assign(expected.size() + 1, '.');
+      const int rc = ark_get_async_cb(ark, key.size(), data_of(key), buffer.size(), buffer.data(), 0, next,
+                                      reinterpret_cast<uint64_t>(this));
+      if (rc != 0 && rc != EINVAL) ++*refused;
+      return rc;
+    }
+  };
+  Finished done;
+  std::atomic<int> wrong{0}, refused{0};
+  std::atomic<int64_t> calls{0}, left{20'000};
+  std::vector<Chain> chains(400);
+  for (size_t i = 0; i < chains.size(); ++i) {
+    Chain& chain = chains[i];
+    chain.ark = store.ark, chain.at = i, chain.done = &done, chain.wrong = &wrong;
+    chain.calls = &calls, chain.left = &left, chain.refused = &refused;
+    REQUIRE(chain.start() == 0);
+  }
+  while (calls < 10'000) usleep(1000);
+  REQUIRE(ark_delete(store.ark) == 0);
+  store.ark = nullptr;
+  CHECK(done.count() == chains.size());
+  CHECK(wrong == 0);
+  CHECK(refused == 0);
+}
