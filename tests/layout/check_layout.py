@@ -8,7 +8,7 @@ what they test. Inside a part, rooms (ROOMS) have floors; of the pager others se
   - adapters/preload and adapters/redis embed the runtime: they put it into an unmodified program, so they may include
     what heap/ may. Both carry adapters/gate, which sees the pager and below.
   - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they may include sys/; and they
-    administer and measure devices (`lunar lun`, `lunar bench superpipe`), so superpipe/ and lun/ too.
+    administer and measure devices and stores (`lunar lun`, `lunar kv`, `lunar bench superpipe`), so superpipe/, lun/ and kv/ too.
 Tests set themselves no time limit (an alarm, a timeout of a child process): tools/run_tests.py has one for each, and shows where the test
 hangs. Also: only runtime/sys makes the system calls it owns; every source opens with its licence; no file and no line is too long; headers end in .h;
 no two modules (a header and its sources) have one name; a script's "$root/PATH" is there; nothing names a developer's own directories.
@@ -46,7 +46,7 @@ ALLOWED = {
     "gate": LOWER | PUBLIC | {"stats", "pager", "gate"},
     "preload": LOWER | PUBLIC | {"stats", "pager", "heap", "gate", "preload"},
     "redis": LOWER | PUBLIC | {"stats", "pager", "heap", "gate", "redis"},
-    "tools": LOWER | PUBLIC | {"stats", "superpipe", "lun", "tools"},
+    "tools": LOWER | PUBLIC | {"stats", "superpipe", "lun", "kv", "tools"},
     "examples": PUBLIC | {"examples"},
 }
 # Rooms of a part, a row a floor from the lowest up: a room may include itself and those on lower floors. "." is the part's own folder, another name
@@ -55,7 +55,7 @@ ROOMS = {
     "superpipe": [{"."}, {"ring"}, {"file", "nvme", "pmem", "capi", "sim"}, {"registry"}],
     "lun": [{"raw_io"}, {"raid"}, {"volume"}, {"."}],
     "kv": [{"."}, {"ark"}],
-    "tools": [{"support", "subcommands"}, {"lun", "bench"}, {"bench/fault", "bench/io", "bench/kv", "bench/lio", "bench/redis"}, {"bench/bench"},
+    "tools": [{"support", "subcommands"}, {"lun", "kv", "bench"}, {"bench/fault", "bench/io", "bench/kv", "bench/lio", "bench/redis"}, {"bench/bench"},
               {"run", "dev"}, {"doctor"}, {"."}],
 }
 # What others may see of a part. (tests/ may look inside.)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads one JSON text into values: what another program measured (fio). Numbers are doubles; objects keep their keys.
+// Reads one JSON text into values: what another program measured (fio), lines of pairs. Numbers are doubles;
+// objects keep their keys.
 // Threading: one thread an object. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdlib>
@@ -53,6 +54,27 @@ class JsonValue {
     in->remove_prefix(word.size());
     return true;
   }
+  static bool read_hex(std::string_view* in, unsigned* code) {
+    if (in->size() < 4 || in->substr(0, 4).find_first_not_of("0123456789abcdefABCDEF") != std::string_view::npos)
+      return false;
+    *code = static_cast<unsigned>(strtoul(std::string(in->substr(0, 4)).c_str(), nullptr, 16));
+    in->remove_prefix(4);
+    return true;
+  }
+  // What follows \u, as UTF-8; two of them are one character beyond 16 bits. Half of one is no text.
+  static bool read_escape(std::string_view* in, std::string* out) {
+    unsigned code = 0, low = 0;
+    if (!read_hex(in, &code) || (code >= 0xdc00 && code < 0xe000)) return false;
+    if (code >= 0xd800 && code < 0xdc00) {
+      if (!skip(in, "\\u") || !read_hex(in, &low) || low < 0xdc00 || low >= 0xe000) return false;
+      code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
+    }
+    if (code < 0x80) return *out += static_cast<char>(code), true;
+    const int tail = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+    *out += static_cast<char>((0xff00 >> (tail + 1) & 0xff) | code >> 6 * tail);
+    for (int i = tail - 1; i >= 0; --i) *out += static_cast<char>(0x80 | (code >> 6 * i & 0x3f));
+    return true;
+  }
   static bool read_string(std::string_view* in, std::string* out) {
     if (!skip(in, "\"")) return false;
     while (!in->empty()) {
@@ -63,13 +85,11 @@ class JsonValue {
         if (in->empty()) return false;
         c = in->front();
         in->remove_prefix(1);
-        if (c == 'u') {  // names and numbers are what we look for: other scripts become '?'
-          if (in->size() < 4) return false;
-          in->remove_prefix(4);
-          c = '?';
-        } else if (const size_t at = std::string_view("ntrbf").find(c); at != std::string_view::npos) {
-          c = "\n\t\r\b\f"[at];
+        if (c == 'u') {
+          if (!read_escape(in, out)) return false;
+          continue;
         }
+        if (const size_t at = std::string_view("ntrbf").find(c); at != std::string_view::npos) { c = "\n\t\r\b\f"[at]; }
       }
       *out += c;
     }

@@ -79,7 +79,7 @@ TEST_CASE("JSON: values are found by their path, and no JSON is refused") {
   CHECK(json->find({"fio version"})->text == "fio-3.33");
   const JsonValue& job = json->find({"jobs"})->items.at(0);
   CHECK(job.number_at({"usr_cpu"}) == 12);
-  CHECK(job.find({"note"})->text == "a \"quoted\"?text");
+  CHECK(job.find({"note"})->text == "a \"quoted\" text");
   CHECK(job.find({"flags"})->items.size() == 4);
   CHECK(job.find({"flags"})->items[0].number == 1);
   CHECK(job.number_at({"read", "none"}, -3) == -3);
@@ -87,6 +87,9 @@ TEST_CASE("JSON: values are found by their path, and no JSON is refused") {
   for (const char* bad : {"", "{", "{\"a\"}", "{\"a\":1", "[1,,2]", "tru", "\"open", "{\"a\":1 \"b\":2}", "\"\\u12"})
     CHECK(!JsonValue::parse(bad));
   CHECK(!JsonValue::parse(std::string(1000, '[')));
+  CHECK(JsonValue::parse("\"a\\u0000\\u00e9\\u20ac\\ud83d\\ude00\"")->text == std::string("a\0", 2) + "é€😀");
+  for (const char* half : {"\"\\ud83d\"", "\"\\ude00\"", "\"\\ud83d\\u0041\"", "\"\\u12g4\""})
+    CHECK(!JsonValue::parse(half));
 }
 
 TEST_CASE("fio: its JSON becomes a run") {

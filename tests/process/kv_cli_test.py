@@ -1,0 +1,423 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`kv_cli_test.py LUNAR`: `lunar kv` from outside, on files and a loop device. Every refusal is one line and exits as documented; what reads
+leaves the place byte by byte as it was; streams bring any bytes back; every damage that is made is named; a load that is killed loses nothing."""
+import base64
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+
+LUNAR = os.path.abspath(sys.argv[1])
+MIB = 1 << 20
+HEAD, SEGMENT = 64 << 10, 64 << 10
+problems = []
+skips = []
+
+
+def check(held, what):
+    if not held:
+        problems.append(what)
+    return held
+
+
+def run(*words, given=b"", environment=None):
+    return subprocess.run([LUNAR, "kv", *words], input=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False, env=environment)
+
+
+def done(*words, code=0, given=b""):
+    """Does what it is told; its output."""
+    result = run(*words, given=given)
+    check(result.returncode == code, f"{words}: exit {result.returncode}, not {code}: {result.stderr[:300]!r}")
+    return result.stdout
+
+
+def as_json(*words, code=0, given=b""):
+    out = done(*words, "--json", code=code, given=given)
+    try:
+        return json.loads(out)
+    except ValueError as error:
+        check(False, f"{words} --json: no JSON: {error}: {out[:200]!r}")
+        return {}
+
+
+def digest(path):
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def refused(words, parts, place=None, code=2, given=b""):
+    """One line with all of `parts` in it; the place is what it was."""
+    before = digest(place) if place else None
+    result = run(*words, given=given)
+    what = f"{words}: {result.stderr!r}"
+    check(result.returncode == code, f"{what}: exit {result.returncode}, not {code}")
+    check(result.stdout == b"" and result.stderr.count(b"\n") == 1, f"{what}: not one line (and {result.stdout[:100]!r})")
+    check(result.stderr.startswith(b"lunar kv"), what)
+    for part in parts:
+        check(part.encode() in result.stderr, f"{what}: lacks {part!r}")
+    if place:
+        check(digest(place) == before, f"{what}: the place was changed")
+
+
+def text_of(pair, name):
+    return base64.b64decode(pair[name + "_base64"]) if name + "_base64" in pair else pair[name].encode()
+
+
+def pairs_of(place):
+    """All pairs of a store, from the lines of its dump."""
+    lines = done("dump", place, "--json").splitlines()
+    return {text_of(pair, "key"): text_of(pair, "value") for pair in map(json.loads, lines)}
+
+
+def stream_of(pairs):
+    """As tools/kv/stream.h has it, but for the checksum, which only a dump can give: as lines."""
+    return b"".join(json.dumps({"key_base64": base64.b64encode(key).decode(), "value_base64": base64.b64encode(value).decode()}).encode() + b"\n"
+                    for key, value in pairs.items())
+
+
+def some_pairs(count, large=0):
+    chance = random.Random(7)
+    pairs = {b"key %d" % number: chance.randbytes(chance.randrange(200)) for number in range(count)}
+    pairs.update({b"": b"no key", b"empty": b"", bytes(range(256)): bytes(range(255, -1, -1)), "gr\u00fc\u00df \U0001f600".encode(): b"text\n\t\"\\"})
+    for number in range(large):
+        pairs[b"large %d" % number] = chance.randbytes(100_000 + number)
+    return pairs
+
+
+def make(directory, name, size="16m", pairs=None):
+    place = os.path.join(directory, name)
+    done("create", place, "--size", size, "--segment", "64k")
+    if pairs is not None:
+        done("load", place, given=stream_of(pairs))
+    return place
+
+
+def test_create(directory):
+    place = os.path.join(directory, "new.kv")
+    made = as_json("create", place, "--size", "16m", "--segment", "64k", "--keys", "1000", "--shards", "4")
+    check(made == {"place": place, "place_bytes": 16 * MIB, "segment_bytes": SEGMENT, "segments": 254, "shards": 4}, f"created: {made}")
+    check(os.stat(place).st_size == 16 * MIB and os.stat(place).st_mode & 0o077 == 0, "the file that create makes")
+    refused(["create", place], ["holds a key/value store", "--force"], place)
+    done("set", place, "a", "1")
+    done("create", place, "--force")
+    check(as_json("info", place)["keys"] == 0, "--force left keys")
+    foreign = os.path.join(directory, "foreign")
+    with open(foreign, "wb") as file:
+        file.write(b"a letter to keep" * 500_000)
+    refused(["create", foreign], ["foreign", "--force"], foreign)
+    done("create", foreign, "--force")
+    check(as_json("check", foreign)["verdict"] == "clean", "a store over what was there")
+    empty = os.path.join(directory, "empty")
+    open(empty, "wb").close()
+    done("create", empty, "--size", "8m")
+    check(os.stat(empty).st_size == 8 * MIB, "an empty file gets its size")
+    small = os.path.join(directory, "small")
+    with open(small, "wb") as file:
+        file.truncate(64 << 10)
+    refused(["create", small], ["small"], small, code=4)
+    refused(["create", small, "--force"], ["small"], small, code=4)
+    for words, part in ((["--size", "1m"], "2m"), (["--size", "x"], "no size"), (["--segment", "3m"], "64k"), (["--shards", "0"], "--shards"),
+                        (["--bogus"], "--bogus")):
+        refused(["create", os.path.join(directory, "never"), *words], [part])
+    refused(["create", os.path.join(directory, "never"), "--size", "1g", "--dram", "100k"], ["DRAM"], code=4)
+    check(not os.path.exists(os.path.join(directory, "never")), "a refused create leaves a file")
+    refused(["create", directory], ["is a directory"])
+
+
+def test_pairs(directory):
+    place = make(directory, "pairs.kv")
+    done("set", place, "plain", "a value")
+    check(done("get", place, "plain") == b"a value", "get")
+    done("set", place, "empty", "")
+    check(done("get", place, "empty") == b"", "an empty value")
+    done("set", place, "00ff", "fe01", "--hex")
+    check(done("get", place, "00FF", "--hex") == b"\xfe\x01", "hexadecimal")
+    done("set", place, "from stdin", given=bytes(range(256)))
+    check(done("get", place, "from stdin") == bytes(range(256)), "a value from standard input")
+    big = os.path.join(directory, "big")
+    with open(big, "wb") as file:
+        file.write(os.urandom(300_000))
+    check(as_json("set", place, "from file", "--file", big) == {"key": "from file", "value_bytes": 300_000}, "set --json")
+    with open(big, "rb") as file:
+        check(done("get", place, "from file") == file.read(), "a value from a file")
+    done("set", place, "--", "-dash", "-1")
+    check(done("get", place, "--", "-dash") == b"-1", "a key that begins with -")
+    done("set", place, "", "of no key")
+    check(done("get", place, "") == b"of no key", "an empty key")
+    check(as_json("get", place, "00ff", "--hex") == {"key_base64": "AP8=", "value_base64": "/gE="}, "get --json of bytes")
+    check(as_json("get", place, "plain") == {"key": "plain", "value": "a value"}, "get --json of text")
+    refused(["get", place, "nothing"], ["no key 'nothing'"], place, code=1)
+    refused(["get", place, "0", "--hex"], ["hexadecimal"], place)
+    refused(["get", place], ["KEY"], place)
+    refused(["set", place, "k", "v", "--file", big], ["--file"], place)
+    refused(["set", place, "k", "--file", big + ".none"], ["big.none", "No such file"], place)
+    before = {line for line in done("scan", place, "--hex").splitlines()}
+    check(b"00ff" in before and len(before) == 7, f"scan --hex: {before}")
+    check(done("scan", place, "--prefix", "from ", "--values", "--limit", "1").startswith(b"from "), "scan --prefix --limit --values")
+    check(b"\\x00\\xff\n" in done("scan", place), "scan shows what is no text")
+    done("set", place, "a\\\tb\u00e9")
+    check(done("scan", place, "--prefix", "a") == "a\\\\\\x09b\u00e9\n".encode(), "scan shows what can be read")
+    done("del", place, "a\\\tb\u00e9")
+    check(len(done("scan", place, "--prefix", "from").splitlines()) == 2, "scan --prefix")
+    check(done("scan", place, "--prefix", "00", "--hex") == b"00ff\n", "scan --prefix --hex")
+    lines = [json.loads(line) for line in done("scan", place, "--json").splitlines()]
+    check({"key": "from file", "value_bytes": 300_000} in lines and {"key": "", "value_bytes": 9} in lines, f"scan --json: {lines}")
+    check(done("scan", place, "--limit", "0") == b"", "scan --limit 0")
+    check(as_json("del", place, "plain", "from file") == {"deleted": 2, "absent": 0}, "del --json")
+    result = run("del", place, "empty", "plain")
+    check(result.returncode == 1 and b"'plain'" in result.stderr, f"del of what is not there: {result.stderr!r}")
+    check(len(done("scan", place).splitlines()) == 4, "del")
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run([LUNAR, "kv", "dump", place], stdout=full, stderr=subprocess.PIPE, check=False)
+    check(result.returncode == 4 and b"standard output" in result.stderr, f"a dump to a full disk: {result.stderr!r}")
+
+
+def test_streams(directory):
+    pairs = some_pairs(5000, large=5)
+    place = make(directory, "streams.kv", pairs=pairs)
+    check(pairs_of(place) == pairs, "lines bring back what was loaded")
+    dump = done("dump", place)
+    check(dump.startswith(b"LunarKV dump 1\r\n"), "the head of a dump")
+    check(len(dump) == 16 + sum(17 + len(key) + len(value) for key, value in pairs.items()) + 17, "the size of a dump")
+    other = make(directory, "other.kv")
+    loaded = as_json("load", other, given=dump)
+    check(loaded["pairs"] == len(pairs) and loaded["bytes"] == sum(len(k) + len(v) for k, v in pairs.items()), f"load --json: {loaded}")
+    check(pairs_of(other) == pairs, "a dump brings back what was dumped")
+    check(as_json("check", other)["verdict"] == "clean", "check after load")
+    path = os.path.join(directory, "stream")
+    with open(path, "wb") as file:
+        file.write(dump)
+    done("load", other, path)
+    check(pairs_of(other) == pairs, "the same stream again")
+    nothing = make(directory, "nothing.kv")
+    empty = done("dump", nothing)
+    check(done("load", nothing, given=empty) != b"" and as_json("info", nothing)["keys"] == 0, "the dump of an empty store")
+    # Not a whole stream: nothing of it is kept here, as it is shorter than what the place has free.
+    for what, stream in (("is cut off", dump[:-1]), ("is cut off", dump[:1000]), ("checksum", dump[:100] + bytes([dump[100] ^ 1]) + dump[101:]),
+                         ("goes on", dump + b"x"), ("none of this version", b"LunarKV dump 9\r\n" + dump[16:]), ("is empty", b""),
+                         ("100 GiB", dump[:16] + b"P" + struct.pack("<QQ", 1 << 62, 1)), ("is cut off", dump[:16] + b"P" + struct.pack("<QQ", 1 << 36, 1)),
+                         ("is damaged", dump[:16] + b"Q"), ("line 1 is no JSON", b"hello\n"), ("line 2 lacks", b'{"key":"a","value":"b"}\n{"key":"a"}\n'),
+                         ("line 1 lacks", b'{"key_base64":"A","value":""}\n'), ("line 1 is no JSON", b'{"key":"\\ud800","value":""}\n')):
+        refused(["load", nothing], [what, "standard input", nothing], code=2, given=stream)
+        check(as_json("info", nothing)["keys"] == 0, f"a stream that {what} left keys")
+    refused(["load", nothing, path + ".none"], ["stream.none", "No such file"], nothing)
+    done("load", nothing, given=b'\n{"value":"v\\u00e9\\n\\ud83d\\ude00","other":[1],"key":"k\\u0000"}\n')
+    check(pairs_of(nothing) == {b"k\0": "v\u00e9\n\U0001f600".encode()}, f"lines of others: {pairs_of(nothing)}")
+    tight = make(directory, "tight.kv", size="2m")
+    done("load", tight, given=stream_of({b"old": b"1"}))
+    refused(["load", tight], ["full", "pair"], code=4, given=stream_of({b"n%d" % n: os.urandom(500) for n in range(5000)}))
+    check(pairs_of(tight).get(b"old") == b"1" and as_json("check", tight)["verdict"] == "clean", "a load that was too much")
+
+
+def test_readers_write_nothing(directory):
+    place = make(directory, "readers.kv", pairs=some_pairs(2000, large=2))
+    before = digest(place)
+    for words in (["info"], ["check"], ["scan"], ["dump"], ["get", "empty"], ["info", "--json"], ["dump", "--json"]):
+        done(words[0], place, *words[1:])
+        check(digest(place) == before, f"{words}: the place was changed")
+    info = as_json("info", place)
+    check(info["version"] == 1 and info["keys"] == 2006 and info["state_sequence"] == 3 and sum(info["segments"].values()) == 254, f"info: {info}")
+    check(info["segments"]["large_pairs"] == 4 and info["features_incompatible"] == 0 and info["index_bytes"] > 0, f"info: {info}")
+    check(info["pair_bytes"] == sum(len(k) + len(v) for k, v in some_pairs(2000, large=2).items()), "bytes of pairs")
+    if os.geteuid() != 0:
+        os.chmod(place, 0o400)
+        check(as_json("info", place)["keys"] == 2006, "a place that may only be read")
+
+
+def test_in_use(directory):
+    place = make(directory, "used.kv", pairs={b"a": b"1"})
+    with subprocess.Popen([LUNAR, "kv", "load", place], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as loading:
+        loading.stdin.write(stream_of({b"%d" % number: b"x" * 200 for number in range(40_000)})[: 4 * MIB])
+        loading.stdin.flush()   # more than pipe and buffers take: it is open by now
+        for verb in ("info", "check", "scan", "dump", "compact"):
+            refused([verb, place], ["in use", "used.kv"])
+        refused(["get", place, "a"], ["in use"])
+        refused(["create", place, "--force"], ["in use"])
+        loading.kill()
+        loading.communicate()
+    check(pairs_of(place).get(b"a") == b"1", "what was there before a load that was killed")
+    with subprocess.Popen([LUNAR, "kv", "dump", place], stdout=subprocess.PIPE) as dumping:   # readers share
+        check(as_json("info", place)["keys"] >= 1, "two readers")
+        dumping.communicate()
+
+
+def test_killed_loads(directory):
+    old = {b"old %d" % number: b"o" * 100 for number in range(2000)}
+    place = make(directory, "killed.kv", size="8m", pairs=old)
+    chance = random.Random(3)
+    for round_number in range(12):
+        new = {b"new %d" % number: b"%d" % round_number * 300 for number in range(9000)}
+        stream = stream_of(new)
+        with subprocess.Popen([LUNAR, "kv", "load", place], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as loading:
+            try:
+                loading.stdin.write(stream[: chance.randrange(len(stream) // 2, len(stream))])   # at other places: before, in, behind its saves
+                loading.stdin.flush()
+            except BrokenPipeError:
+                pass
+            loading.send_signal(signal.SIGKILL)
+            loading.communicate()
+        verdict = as_json("check", place)
+        check(verdict["verdict"] == "clean", f"round {round_number}: {verdict}")
+        now = pairs_of(place)
+        check(all(now.get(key) == value for key, value in old.items()), f"round {round_number}: what was there before is lost")
+        torn = [key for key, value in now.items() if key not in old and value not in [b"%d" % number * 300 for number in range(round_number + 1)]]
+        check(not torn, f"round {round_number}: torn pairs: {torn[:3]}")
+
+
+def flip(place, offset):
+    with open(place, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_damage(directory):
+    pairs = some_pairs(3000, large=3)
+    place = make(directory, "damaged.kv", pairs=pairs)
+    sound = os.path.join(directory, "sound")
+    shutil.copyfile(place, sound)
+    with open(place, "rb") as file:
+        image = file.read()
+
+    def damaged(offset, code):
+        shutil.copyfile(sound, place)
+        flip(place, offset)
+        before = digest(place)
+        found = as_json("check", place, code=code)
+        check(digest(place) == before, "check writes")
+        return found
+    # A byte of a value: the key is named, and its place; everything else is read as ever.
+    for key in (b"key 7", b"key 1234", b"key 2999"):
+        value = next(v for k, v in pairs.items() if k == key)
+        at = image.index(key + b"\0" * (-len(key) % 8) + value)   # the key, padded, then the value
+        found = damaged(at + 8 + len(value) // 2, 3)
+        one = found["damages"][0]
+        check(len(found["damages"]) == 1 and found["verdict"] == "damaged" and found["pairs_lost"] == 1, f"{key}: {found}")
+        check(one.get("key") == key.decode() and one["offset"] == at - 24 and one["segment"] == (at - 24 - HEAD) // SEGMENT, f"{key}: {one}")
+        check(found["records"] + found["large_pairs"] == len(pairs) - 1, f"{key}: {found}")
+        result = run("get", place, key.decode())
+        check(result.returncode == 3 and b"check" in result.stderr and not result.stdout, f"get of a damaged pair: {result}")
+        result = run("dump", place, "--json")
+        check(result.returncode == 3 and len(result.stdout.splitlines()) == len(pairs) - 1 and b"1 pairs" in result.stderr, "a dump leaves it out")
+        check(key.decode() in done("check", place, code=3).decode(), "check names it")
+    # A byte of the key itself, or of the lengths before it: lost, without a name.
+    at = image.index(b"key 500\0")
+    check(damaged(at - 14, 0)["verdict"] == "clean", "the version of a record means nothing on the device")
+    for offset in (at + 4, at - 8, at - 12):
+        found = damaged(offset, 3)
+        check(len(found["damages"]) == 1 and "key" not in found["damages"][0], f"byte {offset - at}: {found}")
+        check(found["records"] + found["large_pairs"] == len(pairs) - 1, f"byte {offset - at}: {found}")
+    large = image.index(pairs[b"large 1"][:1000]) + 500
+    found = damaged(large, 3)
+    check(found["damages"][0]["what"] == "large pair" and found["damages"][0].get("key") != "key 7" and found["pairs_lost"] == 1, f"large: {found}")
+    far = image.index(pairs[b"large 2"][90_000:91_000])
+    found = damaged(far, 3)   # in its second part: the key, in the first, can be read
+    check(found["damages"][0].get("key") == "large 2" and found["damages"][0]["offset"] <= far < found["damages"][0]["offset"] + 65536, f"large 2: {found}")
+    # Copies that are not needed: no pair is lost.
+    for offset, what in ((20, "superblock"), (60 * 1024 + 20, "superblock"), (4096 + 40, "root of the saved state"), (16 * MIB - 65536 + 40, "root of")):
+        found = damaged(offset, 1)
+        check(found["verdict"] == "damaged without loss" and what in found["damages"][0]["what"], f"{offset}: {found}")
+    # The saved state: its segments begin with a link, whose checksum is of the rest.
+    state = image.index(struct.pack("<Q", len(pairs)))   # the root's count of keys
+    first = struct.unpack_from("<Q", image, state - 24)[0] - 1
+    found = damaged(HEAD + first * SEGMENT + 100, 3)
+    check(found["verdict"] == "damaged" and f"segment {first}" in found["damages"][0]["fault"], f"state: {found}")
+    for verb in ("info", "dump", "scan", "compact"):
+        refused([verb, place], ["saved state is damaged", f"segment {first}", "backup"], place, code=3)
+    # Dead space: a record that was replaced.
+    shutil.copyfile(sound, place)
+    done("set", place, "key 7", "another")
+    at = image.index(b"key 7\0\0\0" + pairs[b"key 7"])
+    flip(place, at + 9)
+    found = as_json("check", place, code=1)
+    check(found["damages"][0]["what"] == "space of dead records" and found["pairs_lost"] == 0, f"dead: {found}")
+    check(pairs_of(place)[b"key 7"] == b"another", "what lives beside it")
+    with open(place, "r+b") as file:
+        file.truncate(8 * MIB)
+    refused(["info", place], ["it was made on"], place, code=3)
+
+
+def test_compact(directory):
+    pairs = {b"%d" % number: os.urandom(400) for number in range(12_000)}
+    place = make(directory, "compact.kv", pairs=pairs)
+    gone = [key for number, key in enumerate(pairs) if number % 3]
+    for at in range(0, len(gone), 2000):
+        done("del", place, *[key.decode() for key in gone[at:at + 2000]])
+    for key in gone:
+        del pairs[key]
+    before = as_json("info", place)["segments"]
+    told = as_json("compact", place)
+    after = as_json("info", place)["segments"]
+    check(after["records"] < before["records"] / 2 and told["gained_bytes"] == (after["free"] - before["free"]) * SEGMENT, f"{before} {after} {told}")
+    check(told["moved_bytes"] > 0 and told["damaged_segments"] == 0, f"compact: {told}")
+    check(pairs_of(place) == pairs and as_json("check", place)["verdict"] == "clean", "compact lost something")
+    again = as_json("compact", place)
+    check(again["gained_bytes"] == 0, f"compacted twice: {again}")
+
+
+def test_words(directory):
+    place = os.path.join(directory, "absent")
+    for verb in ("info", "check", "dump", "scan", "compact", "load"):
+        refused([verb, place], ["absent", "lunar kv create"], given=b"x")
+        check(b"Usage" in done(verb, "--help") or b"PLACE" in done(verb, "--help"), f"{verb} --help")
+    with open(place, "wb") as file:
+        file.truncate(4 * MIB)
+    refused(["info", place], ["holds no key/value store", "lunar kv create"], place)
+    refused(["info", place, "--dram", "lots"], ["--dram"], place)
+    refused(["gte", place], ["did you mean get?"])
+    refused(["info", ""], ["empty word"])
+    help_text = done("--help").decode()
+    for verb in ("create", "info", "check", "get", "set", "del", "scan", "load", "dump", "compact"):
+        check(f"  {verb} " in help_text, f"--help lacks {verb}")
+    result = run("info", place, environment={**os.environ, "LUNAR_KV_DRAM": "much"})
+    check(result.returncode == 2 and b"LUNAR_KV_DRAM" in result.stderr, f"LUNAR_KV_DRAM: {result.stderr!r}")
+
+
+def test_block_device(directory):
+    if os.geteuid() != 0:
+        skips.append("no loop device: not root")
+        return
+    backing = os.path.join(directory, "backing")
+    with open(backing, "wb") as file:
+        file.truncate(16 * MIB)
+    attached = subprocess.run(["losetup", "-f", "--show", backing], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    if attached.returncode != 0:
+        skips.append(f"no loop device: {attached.stderr.strip()}")
+        return
+    device = attached.stdout.strip()
+    try:
+        done("create", device)
+        pairs = some_pairs(500)
+        done("load", device, given=stream_of(pairs))
+        check(pairs_of(device) == pairs and as_json("check", device)["verdict"] == "clean", "a block device")
+        refused(["create", device], ["holds a key/value store"])
+    finally:
+        subprocess.run(["losetup", "-d", device], check=False)
+
+
+def main():
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="lunar-kv-cli-") as directory:
+        for test in (test_create, test_pairs, test_streams, test_readers_write_nothing, test_in_use, test_killed_loads, test_damage, test_compact,
+                     test_words, test_block_device):
+            before = len(problems)
+            try:
+                test(directory)
+            except (OSError, LookupError, ValueError, TypeError) as error:
+                check(False, f"{test.__name__}: {type(error).__name__}: {error}")
+            print(f"{test.__name__}: {'ok' if len(problems) == before else 'FAILED'}", flush=True)
+    for skip in skips:
+        print("skipped in part:", skip)
+    for problem in problems:
+        print("FAILED:", problem[:1500])
+    sys.exit(1 if problems else 0)
+
+
+main()

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// lunar kv: key/value stores that are kept, for people and programs. A file a verb, or a few of a kind.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include <cstdio>
+#include <cstring>
+
+#include "tools/kv/kv_tool.h"
+#include "tools/subcommands.h"
+#include "tools/support/text.h"
+
+namespace lunar::tools {
+namespace {
+
+const Subcommand kVerbs[] = {
+    {"create", "make a store on a file or device", kv_create},
+    {"info", "what a store is, holds and takes", kv_info},
+    {"check", "read all of a store, and name what is damaged", kv_check},
+    {"get", "the value of a key", kv_get},
+    {"set", "give a key a value", kv_set},
+    {"del", "delete keys", kv_del},
+    {"scan", "the keys that there are", kv_scan},
+    {"load", "set all pairs of a stream", kv_load},
+    {"dump", "all pairs, as a stream", kv_dump},
+    {"compact", "give back the space of what was replaced and deleted", kv_compact},
+};
+
+std::string kv_help() {
+  std::string out =
+      "Usage: lunar kv VERB PLACE [ARGUMENT]...\n\n"
+      "Key/value stores on a file or device: those of libarkdb with ARK_KV_PERSIST_STORE, and of this command.\n"
+      "info, check, get, scan and dump write nothing. No verb opens a store that another process writes to.\n\n"
+      "Verbs:\n";
+  for (const Subcommand& verb : kVerbs) out += text_of("  %-8s %s\n", verb.name, verb.summary);
+  out +=
+      "\n`lunar kv VERB --help` tells more; each verb takes --json, and --dram for its memory. A word that begins with "
+      "-\n"
+      "and is no flag comes after --.\n\n"
+      "Exit code: 0 done, 1 a key is not there (check: damage without loss), 2 refused and nothing changed, 3 "
+      "damaged,\n"
+      "4 an I/O error, no space or the like stopped it.\n\n"
+      "Examples:\n"
+      "  lunar kv create /srv/users.kv --size 10g\n"
+      "  lunar kv set /srv/users.kv alice '{\"id\": 1}'\n"
+      "  lunar kv dump /srv/users.kv | lunar kv load /dev/nvme1n1\n";
+  return out;
+}
+
+}  // namespace
+
+int cmd_kv(int argc, char** argv) {
+  if (argc < 2) {
+    fputs(kv_help().c_str(), stderr);
+    return kKvRefused;
+  }
+  if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+    fputs(kv_help().c_str(), stdout);
+    return 0;
+  }
+  std::vector<std::string> known = {"--help"};
+  for (const Subcommand& verb : kVerbs) {
+    if (strcmp(argv[1], verb.name) == 0) return verb.run(argc - 1, argv + 1);
+    known.push_back(verb.name);
+  }
+  const std::string near = nearest_word(argv[1], known);
+  fprintf(stderr, "lunar kv: unknown %s %s; %s\n", argv[1][0] == '-' ? "flag" : "verb", printable(argv[1]).c_str(),
+          near.empty() ? "`lunar kv --help` lists those there are" : ("did you mean " + near + "?").c_str());
+  return kKvRefused;
+}
+
+}  // namespace lunar::tools

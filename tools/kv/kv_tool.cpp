@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// See kv_tool.h.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include "tools/kv/kv_tool.h"
+
+#include <errno.h>
+
+#include <cstdio>
+
+#include "kv/inspect.h"
+#include "tools/support/flags.h"
+#include "tools/support/text.h"
+
+namespace lunar::tools {
+
+KvCommand::KvCommand(const char* verb, const char* description)
+    : verb_(verb), app_(description, std::string("lunar kv ") + verb) {
+  app_.add_option("PLACE", place, "a file, a block device, or a URI of one, as `lunar lun --help` lists them")
+      ->required();
+  app_.add_flag("--json", json, "JSON on standard output");
+  app_.add_option("--dram", dram_, "DRAM for the store, hard (LUNAR_KV_DRAM; a quarter of what is available)");
+}
+
+std::optional<int> KvCommand::parse(int argc, char** argv) {
+  try {
+    app_.parse(argc, argv);
+  } catch (const CLI::ParseError& error) { return refuse_flags(app_, error); }
+  if (place.empty()) return refuse("the place is an empty word; give a path or SCHEME:PATH");
+  return std::nullopt;
+}
+
+int KvCommand::refuse(const std::string& text, int code) const {
+  fflush(stdout);
+  fprintf(stderr, "lunar kv %s: %s\n", verb_.c_str(), printable(text).c_str());
+  return code;
+}
+
+int KvCommand::failed(int64_t error, const std::string& text) const {
+  switch (-error) {
+    case EBADMSG:
+    case EUCLEAN:
+      return refuse(text, kKvDamaged);
+    case EIO:
+    case ENOMEM:
+    case ENOSPC:
+    case EMFILE:
+    case ENFILE:
+      return refuse(text, kKvFailed);
+    default:
+      return refuse(text, kKvRefused);
+  }
+}
+
+bool KvCommand::size(const char* flag, const std::string& text, uint64_t* out, int* code) const {
+  *out = 0;
+  if (text.empty()) return true;
+  if (parse_size(text.c_str(), out) == 0 && *out != 0 && *out < UINT64_MAX / 4) return true;
+  *code = refuse(text_of("%s: '%s' is no size; give one such as 512m or 4g", flag, text.c_str()));
+  return false;
+}
+
+int KvCommand::dram(uint64_t* bytes) const {
+  int code = 0;
+  if (!size("--dram", dram_, bytes, &code)) return code;
+  ErrorText why;
+  if (*bytes == 0 && kv::dram_of_stores("LUNAR_KV_DRAM", bytes, &why) < 0) return refuse(why.text);
+  return 0;
+}
+
+int KvCommand::open(kv::Take take, kv::Store** out) const {
+  ErrorText why;
+  int code = 0;
+  const int status = open(take, out, &why, &code);
+  return status == 0 || code != 0 ? code : failed_to_open(status, why);
+}
+
+int KvCommand::open(kv::Take take, kv::Store** out, ErrorText* why, int* code) const {
+  kv::StoreOptions options;
+  if ((*code = dram(&options.dram_bytes)) != 0) return -EINVAL;
+  kv::KeptPlace kept;
+  kept.path = place.c_str();
+  kept.take = take;
+  kept.caller = "key/value store";
+  bool made = false;
+  const int status = kv::kept_place_open(kept, &options.device, &options.contents, &made, why);
+  if (status < 0) return status;
+  options.log_bytes = 0;
+  options.read_only = take == kv::Take::kLook;
+  return kv::Store::open(options, out, why);
+}
+
+int KvCommand::failed_to_open(int status, const ErrorText& why) const {
+  std::string text = why.text[0] ? why.text : errno_text(status);
+  if (status == -ENOENT)
+    text += text_of("; `lunar kv create %s` makes one", shell_word(place).c_str());
+  else if (status == -EBADMSG)
+    text += "; what it held can be had from a dump or a backup";
+  else if (status == -ENOMEM)
+    text += " (--dram)";
+  return failed(status, text);
+}
+
+int KvCommand::flush_and_close(kv::Store* store) const {
+  const int status = store->flush();
+  store->close();
+  if (status == 0) return 0;
+  return failed(
+      status == -EBADMSG ? -EIO : status,
+      text_of("%s: cannot be made durable: %s; the store is what it was before", place.c_str(), errno_text(status)));
+}
+
+int64_t read_value(kv::Store* store, std::string_view key, std::string* out) {
+  const int64_t length = store->exists(bytes_of(key));
+  if (length < 0) return length;
+  out->resize(static_cast<size_t>(length));
+  return store->get(bytes_of(key), out->data(), out->size(), 0);
+}
+
+int visit_pairs(const KvCommand& command, kv::Store* store, const Pairs& pairs) {
+  kv::Sweep sweep;
+  sweep.context = pairs.context;
+  sweep.on_damage = [](void*, const kv::Damage&) {};
+  sweep.on_pair = pairs.on_pair;
+  sweep.keys_only = pairs.keys_only;
+  kv::CheckReport report;
+  const int status = store->sweep(sweep, &report);
+  store->close();
+  if (status < 0 && status != -ECANCELED)
+    return command.failed(status, text_of("%s: stopped: %s", command.place.c_str(), errno_text(status)));
+  if (report.pairs_lost == 0) return kKvDone;
+  return command.refuse(
+      text_of("%s: %llu pairs cannot be read and were left out; `lunar kv check %s` names them", command.place.c_str(),
+              static_cast<unsigned long long>(report.pairs_lost), shell_word(command.place).c_str()),
+      kKvDamaged);
+}
+
+}  // namespace lunar::tools

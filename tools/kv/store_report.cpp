@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// lunar kv info and check. Neither writes.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include "kv/inspect.h"
+
+#include <errno.h>
+
+#include <cstdio>
+
+#include "tools/kv/kv_tool.h"
+#include "tools/support/text.h"
+
+namespace lunar::tools {
+namespace {
+
+struct StateName {
+  kv::SegmentState state;
+  const char *name, *words;
+};
+// Those that a store which was only opened can have.
+constexpr StateName kStates[] = {
+    {kv::SegmentState::kSealed, "records", "of records"},
+    {kv::SegmentState::kLarge, "large_pairs", "of large pairs"},
+    {kv::SegmentState::kState, "saved_state", "of the saved state"},
+    {kv::SegmentState::kFree, "free", "free"},
+};
+
+std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
+
+std::string uuid_text(const uint8_t* uuid) {
+  std::string out;
+  for (int i = 0; i < 16; ++i) out += text_of(i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+  return out;
+}
+
+void row(const char* name, const std::string& value) { printf("%-16s%s\n", name, printable(value).c_str()); }
+
+void info_json(const KvCommand& command, const kv::StoreInfo& info) {
+  JsonWriter json;
+  json.open('{').field("place", command.place).field("version", info.version).field("uuid", uuid_text(info.uuid));
+  json.field("features_compatible", info.features_compatible).field("features_read_only", info.features_read_only);
+  json.field("features_incompatible", info.features_incompatible).field("place_bytes", info.place_bytes);
+  json.field("keys", info.keys).field("pair_bytes", info.pair_bytes).field("live_bytes", info.live_bytes);
+  json.field("segment_bytes", info.segment_bytes).key("segments").open('{');
+  for (const StateName& state : kStates) json.field(state.name, info.segments[static_cast<unsigned>(state.state)]);
+  json.close('}').field("state_sequence", info.sequence).field("state_bytes", info.state_bytes);
+  json.field("shards", info.shards).field("index_bytes", info.index_bytes).field("dram_bytes", info.dram_bytes);
+  json.close('}');
+  print_json(json);
+}
+
+void info_text(const KvCommand& command, const kv::StoreInfo& info) {
+  row("place", command.place);
+  row("format", text_of("version %u", info.version));
+  if (info.features_compatible | info.features_read_only | info.features_incompatible)
+    row("features", text_of("0x%llx compatible, 0x%llx read-only, 0x%llx incompatible",
+                            static_cast<unsigned long long>(info.features_compatible),
+                            static_cast<unsigned long long>(info.features_read_only),
+                            static_cast<unsigned long long>(info.features_incompatible)));
+  row("uuid", uuid_text(info.uuid));
+  row("size", text_of("%s (%llu bytes)", size_text(info.place_bytes).c_str(),
+                      static_cast<unsigned long long>(info.place_bytes)));
+  row("keys", text_of("%llu", static_cast<unsigned long long>(info.keys)));
+  row("keys and values",
+      text_of("%s (%llu bytes)", size_text(info.pair_bytes).c_str(), static_cast<unsigned long long>(info.pair_bytes)));
+  row("segments of", size_text(info.segment_bytes));
+  for (const StateName& state : kStates)
+    row("", text_of("%llu %s", static_cast<unsigned long long>(info.segments[static_cast<unsigned>(state.state)]),
+                    state.words));
+  const uint64_t records = info.segments[static_cast<unsigned>(kv::SegmentState::kSealed)] * info.segment_bytes;
+  row("records", text_of("%s live of %s; `lunar kv compact` can give back part of the rest",
+                         size_text(info.live_bytes).c_str(), size_text(records).c_str()));
+  row("saved state",
+      text_of("number %llu, %s", static_cast<unsigned long long>(info.sequence), size_text(info.state_bytes).c_str()));
+  row("index", text_of("%s of DRAM in %u shards (%s with frames and tables)", size_text(info.index_bytes).c_str(),
+                       info.shards, size_text(info.dram_bytes).c_str()));
+}
+
+// ---- check
+
+struct Findings {
+  const KvCommand* command;
+  JsonWriter* json;  // nullptr: lines
+};
+
+void show_damage(void* context, const kv::Damage& damage) {
+  const auto& to = *static_cast<const Findings*>(context);
+  const std::string_view key(static_cast<const char*>(damage.key.data), damage.key_readable ? damage.key.size : 0);
+  if (to.json) {
+    to.json->open('{').field("what", std::string_view(damage.what)).field("fault", std::string_view(damage.fault));
+    if (damage.key_readable) json_bytes(*to.json, "key", key);
+    if (damage.key_bytes) to.json->field("key_bytes", damage.key_bytes);
+    if (damage.in_segment) to.json->field("segment", damage.segment);
+    to.json->field("offset", damage.offset).field("bytes", damage.bytes).field("pair_lost", damage.pair_lost);
+    to.json->close('}');
+    return;
+  }
+  std::string line = text_of("%s: %s", printable(to.command->place).c_str(), damage.what);
+  if (damage.key_readable)
+    line += " of key '" + escaped(key) + "'";
+  else if (damage.pair_lost)
+    line += ", its key is damaged too";
+  if (damage.key_readable && key.size() < damage.key_bytes) line += "...";
+  if (damage.in_segment) line += text_of(", segment %llu", static_cast<unsigned long long>(damage.segment));
+  line += text_of(", at %llu", static_cast<unsigned long long>(damage.offset));
+  if (damage.bytes) line += text_of(", %llu bytes", static_cast<unsigned long long>(damage.bytes));
+  printf("%s: %s\n", line.c_str(), damage.fault);
+}
+
+// A store whose state or superblocks are damaged cannot be opened: the one finding is what opening says.
+int check_unopened(const KvCommand& command, int status, const ErrorText& why) {
+  if (command.json && status == -EBADMSG) {
+    JsonWriter json;
+    json.open('{').field("place", command.place).field("verdict", std::string_view("damaged"));
+    json.key("damages").open('[').open('{').field("what", std::string_view("store"));
+    json.field("fault", std::string_view(why.text)).field("pair_lost", true).close('}').close(']').close('}');
+    print_json(json);
+    return kKvDamaged;
+  }
+  return command.failed_to_open(status, why);
+}
+
+int check_open(const KvCommand& command, kv::Store* store) {
+  JsonWriter json;
+  kv::CheckReport report;
+  Findings findings{&command, command.json ? &json : nullptr};
+  json.open('{').field("place", command.place).key("damages").open('[');
+  kv::Sweep sweep;
+  sweep.context = &findings;
+  sweep.on_damage = show_damage;
+  const int status = store->sweep(sweep, &report);
+  store->close();
+  if (status < 0)
+    return command.failed(status, text_of("%s: cannot be checked: %s", command.place.c_str(), errno_text(status)));
+  const char* verdict = report.damages == 0 ? "clean" : report.pairs_lost == 0 ? "damaged without loss" : "damaged";
+  if (command.json) {
+    json.close(']').field("verdict", std::string_view(verdict)).field("pairs_lost", report.pairs_lost);
+    json.field("records", report.records).field("large_pairs", report.large_pairs);
+    json.field("dead_records", report.dead_records).field("read_bytes", report.read_bytes).close('}');
+    print_json(json);
+  } else {
+    printf("%s: %s; %llu pairs are sound (%llu of them large), %llu lost; %llu records without a key; %s read\n",
+           printable(command.place).c_str(), verdict,
+           static_cast<unsigned long long>(report.records + report.large_pairs),
+           static_cast<unsigned long long>(report.large_pairs), static_cast<unsigned long long>(report.pairs_lost),
+           static_cast<unsigned long long>(report.dead_records), size_text(report.read_bytes).c_str());
+    if (report.pairs_lost)
+      printf("%s: `lunar kv set` or `load` gives a lost key whose name is shown a value again\n",
+             printable(command.place).c_str());
+  }
+  return report.pairs_lost ? kKvDamaged : report.damages ? kKvAbsent : kKvDone;
+}
+
+}  // namespace
+
+int kv_info(int argc, char** argv) {
+  KvCommand command("info", "What a store is, what it holds and what it takes. Writes nothing.");
+  if (const auto code = command.parse(argc, argv)) return *code;
+  kv::Store* store = nullptr;
+  if (const int code = command.open(kv::Take::kLook, &store); code != 0) return code;
+  kv::StoreInfo info;
+  store->info(&info);
+  store->close();
+  command.json ? info_json(command, info) : info_text(command, info);
+  return kKvDone;
+}
+
+int kv_check(int argc, char** argv) {
+  KvCommand command(
+      "check",
+      "Reads all of a store against its checksums, and names every record that is damaged: its key where "
+      "that can be read, its segment, and its place from the start of the device. Writes nothing.\n\n"
+      "Exit code: 0 clean, 1 damaged but no pair is lost, 3 pairs are lost, 2 refused, 4 could not look.");
+  if (const auto code = command.parse(argc, argv)) return *code;
+  kv::Store* store = nullptr;
+  ErrorText why;
+  int code = 0;
+  const int status = command.open(kv::Take::kLook, &store, &why, &code);
+  if (code != 0) return code;
+  return status < 0 ? check_unopened(command, status, why) : check_open(command, store);
+}
+
+}  // namespace lunar::tools

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// lunar kv create and compact: what changes a store's place or the room that it takes there.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include <errno.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "kv/inspect.h"
+#include "tools/kv/kv_tool.h"
+#include "tools/support/text.h"
+
+namespace lunar::tools {
+namespace {
+
+constexpr uint64_t kSizeLeast = 2 * kMiB;
+constexpr uint64_t kAround = kv::media::kHeadBytes + kv::media::kTailBytes;
+
+std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
+
+uint64_t free_segments(const kv::StoreInfo& info) {
+  return info.segments[static_cast<unsigned>(kv::SegmentState::kFree)];
+}
+
+uint64_t all_segments(const kv::StoreInfo& info) {
+  uint64_t sum = 0;
+  for (const uint64_t count : info.segments) sum += count;
+  return sum;
+}
+
+void show_created(const KvCommand& command, const kv::StoreInfo& info) {
+  const uint64_t segments = all_segments(info);
+  if (command.json) {
+    JsonWriter json;
+    json.open('{').field("place", command.place).field("place_bytes", info.place_bytes);
+    json.field("segment_bytes", info.segment_bytes).field("segments", segments).field("shards", info.shards).close('}');
+    print_json(json);
+  } else {
+    printf("%s: a store of %s, %llu segments of %s\n", printable(command.place).c_str(),
+           size_text(info.place_bytes).c_str(), static_cast<unsigned long long>(segments),
+           size_text(info.segment_bytes).c_str());
+  }
+}
+
+}  // namespace
+
+int kv_create(int argc, char** argv) {
+  KvCommand command("create", "Makes an empty key/value store. A path that leads to nothing becomes a file.");
+  std::string size, segment;
+  bool force = false;
+  kv::StoreOptions options;
+  command.app().add_option("--size", size,
+                           "of a file that is made, or is empty: 1g unless given; else at most so much");
+  command.app().add_option("--segment", segment, "64k, 128k, 256k, 512k or 1m; chosen by size and DRAM unless given");
+  command.app().add_option("--keys", options.expected_keys, "how many are expected: a hint for the index");
+  command.app()
+      .add_option("--shards", options.shards, "how many writers can be busy at one time")
+      ->check(CLI::Range(1, 256));
+  command.app().add_flag("--force", force, "what the place holds may go");
+  if (const auto code = command.parse(argc, argv)) return *code;
+  uint64_t bytes = 0;
+  ErrorText why;
+  int code = 0;
+  if (!command.size("--size", size, &bytes, &code)) return code;
+  if (!command.size("--segment", segment, &options.segment_bytes, &code)) return code;
+  const bool power = (options.segment_bytes & (options.segment_bytes - 1)) == 0;
+  if (options.segment_bytes != 0 && (!power || options.segment_bytes < kv::Log::kSegmentBytesMin ||
+                                     options.segment_bytes > kv::Log::kSegmentBytesMax))
+    return command.refuse(text_of("--segment: %s is none; give 64k, 128k, 256k, 512k or 1m", segment.c_str()));
+  if ((code = command.dram(&options.dram_bytes)) != 0) return code;
+  if (bytes == 0 && kv::size_variable("LUNAR_KV_SIZE", "LUNAR_KV_SIZE", &bytes, &why) < 0)
+    return command.refuse(why.text);
+  if (bytes != 0 && bytes < kSizeLeast)
+    return command.refuse(text_of("--size: %s is too small for a store; give 2m at least", size_text(bytes).c_str()));
+  kv::KeptPlace place;
+  place.path = command.place.c_str();
+  place.take = force ? kv::Take::kReplaceAll : kv::Take::kMake;
+  if (bytes != 0) place.bytes_if_empty = round_up(bytes, kv::media::kBlockBytes);
+  place.caller = "key/value store";
+  place.advice = "; give another place, or --force if that may go";
+  bool made = false;
+  int status = kv::kept_place_open(place, &options.device, &options.contents, &made, &why);
+  if (status < 0) return command.failed(status, why.text[0] ? why.text : errno_text(status));
+  options.log_bytes = bytes ? round_down(bytes, kv::media::kBlockBytes) - kAround : 0;
+  kv::Store* store = nullptr;
+  status = kv::Store::open(options, &store, &why);
+  if (status < 0 && made) (void)unlink(command.place.c_str());
+  if (status < 0) return command.failed(status, why.text);
+  kv::StoreInfo info;
+  store->info(&info);
+  store->close();
+  show_created(command, info);
+  return kKvDone;
+}
+
+int kv_compact(int argc, char** argv) {
+  KvCommand command("compact",
+                    "Moves what lives out of segments that hold much that was replaced or deleted, as long as that "
+                    "frees segments, and makes the result durable. A file keeps its size.");
+  if (const auto code = command.parse(argc, argv)) return *code;
+  kv::Store* store = nullptr;
+  if (const int code = command.open(kv::Take::kLoad, &store); code != 0) return code;
+  kv::StoreInfo before, after;
+  store->info(&before);
+  const int status = store->compact();
+  store->info(&after);
+  const uint64_t moved = store->cleaned_bytes();
+  store->close();
+  if (status < 0)
+    return command.failed(status,
+                          text_of("%s: stopped: %s; no pair is lost", command.place.c_str(), errno_text(status)));
+  const uint64_t had = free_segments(before), has = free_segments(after),
+                 damaged = after.segments[static_cast<unsigned>(kv::SegmentState::kDamaged)];
+  const uint64_t gained = has > had ? has - had : 0;
+  if (command.json) {
+    JsonWriter json;
+    json.open('{').field("place", command.place).field("segment_bytes", after.segment_bytes);
+    json.field("segments", all_segments(after)).field("free_before", had).field("free", has);
+    json.field("gained_bytes", gained * after.segment_bytes).field("moved_bytes", moved);
+    json.field("damaged_segments", damaged).close('}');
+    print_json(json);
+  } else {
+    printf("%s: %s gained: %llu of %llu segments of %s are free (were %llu); %s moved\n",
+           printable(command.place).c_str(), size_text(gained * after.segment_bytes).c_str(),
+           static_cast<unsigned long long>(has), static_cast<unsigned long long>(all_segments(after)),
+           size_text(after.segment_bytes).c_str(), static_cast<unsigned long long>(had), size_text(moved).c_str());
+  }
+  if (damaged == 0) return kKvDone;
+  return command.refuse(
+      text_of("%s: %llu damaged segments were left as they are; `lunar kv check %s` names them", command.place.c_str(),
+              static_cast<unsigned long long>(damaged), shell_word(command.place).c_str()),
+      kKvDamaged);
+}
+
+}  // namespace lunar::tools

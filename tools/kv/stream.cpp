@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// See stream.h.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include "tools/kv/stream.h"
+
+#include <errno.h>
+
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "kv/record.h"
+#include "tools/kv/kv_tool.h"
+#include "tools/support/json_reader.h"
+#include "tools/support/text.h"
+
+namespace lunar::tools {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "numbers are written as they lie in memory");
+constexpr char kHead[] = "LunarKV dump 1\r\n";
+constexpr size_t kHeadBytes = sizeof kHead - 1, kPiece = 1 << 20;
+
+XXH3_state_t* new_hash() {
+  XXH3_state_t* state = XXH3_createState();
+  if (!state) throw std::bad_alloc();
+  (void)XXH3_64bits_reset(state);
+  return state;
+}
+XXH3_state_t* state_of(void* hash) { return static_cast<XXH3_state_t*>(hash); }
+
+struct PairHead {
+  char kind;
+  uint64_t key_bytes, value_bytes;
+} __attribute__((packed));
+
+// "key" or "key_base64" of an object. False: neither is there, or it is not what it says.
+bool bytes_member(const JsonValue& object, const std::string& name, std::string* out) {
+  if (const JsonValue* text = object.find({name}); text && text->kind == JsonValue::Kind::kString)
+    return *out = text->text, true;
+  const JsonValue* coded = object.find({name + "_base64"});
+  return coded && coded->kind == JsonValue::Kind::kString && from_base64(coded->text, out);
+}
+
+}  // namespace
+
+PairWriter::PairWriter(FILE* file, bool lines) : file_(file), lines_(lines), hash_(new_hash()) {}
+PairWriter::~PairWriter() { (void)XXH3_freeState(state_of(hash_)); }
+
+bool PairWriter::write(const void* data, size_t bytes) {
+  if (!lines_) (void)XXH3_64bits_update(state_of(hash_), data, bytes);
+  return fwrite(data, 1, bytes, file_) == bytes;
+}
+
+bool PairWriter::put(std::string_view key, std::string_view value) {
+  if (lines_) {
+    JsonWriter json;
+    json.open('{');
+    json_bytes(json, "key", key);
+    json_bytes(json, "value", value);
+    json.close('}');
+    ++pairs_;
+    return write((json.text() + "\n").data(), json.text().size() + 1);
+  }
+  if (pairs_ == 0 && !write(kHead, kHeadBytes)) return false;
+  ++pairs_;
+  const PairHead head{'P', key.size(), value.size()};
+  return write(&head, sizeof head) && write(key.data(), key.size()) && write(value.data(), value.size());
+}
+
+bool PairWriter::finish() {
+  if (!lines_) {
+    if (pairs_ == 0 && !write(kHead, kHeadBytes)) return false;
+    if (!write("E", 1) || !write(&pairs_, sizeof pairs_)) return false;
+    const uint64_t checksum = XXH3_64bits_digest(state_of(hash_));
+    if (!write(&checksum, sizeof checksum)) return false;
+  }
+  return fflush(file_) == 0;
+}
+
+PairReader::PairReader(FILE* file) : file_(file), hash_(new_hash()) {}
+
+PairReader::~PairReader() {
+  (void)XXH3_freeState(state_of(hash_));
+  free(text_);
+}
+
+bool PairReader::fail(const std::string& text) {
+  error_ = text;
+  return false;
+}
+
+bool PairReader::cut_off() {
+  if (ferror(file_)) return fail(text_of("cannot be read: %s", strerror(errno)));
+  return fail(text_of("is cut off after %llu pairs", static_cast<unsigned long long>(pairs_)));
+}
+
+bool PairReader::take(void* data, size_t bytes) {
+  if (fread(data, 1, bytes, file_) != bytes) return cut_off();
+  (void)XXH3_64bits_update(state_of(hash_), data, bytes);
+  return true;
+}
+
+// A length is believed no further than bytes come.
+bool PairReader::take_text(uint64_t bytes, std::string* out) {
+  out->clear();
+  for (uint64_t done = 0; done < bytes;) {
+    const size_t part = bytes - done < kPiece ? static_cast<size_t>(bytes - done) : kPiece;
+    out->resize(static_cast<size_t>(done) + part);
+    if (!take(out->data() + done, part)) return false;
+    done += part;
+  }
+  return true;
+}
+
+bool PairReader::begin() {
+  const int first = getc(file_);
+  if (first == EOF) return ferror(file_) ? cut_off() : fail("is empty: neither a dump nor lines of JSON");
+  (void)ungetc(first, file_);
+  form_ = first == kHead[0] ? Form::kBinary : Form::kLines;
+  if (form_ == Form::kLines) return true;
+  char head[kHeadBytes];
+  if (!take(head, sizeof head)) return false;
+  return memcmp(head, kHead, sizeof head) == 0 || fail("begins like a dump, but is none of this version");
+}
+
+bool PairReader::end() {
+  uint64_t pairs = 0, checksum = 0;
+  if (!take(&pairs, sizeof pairs)) return false;
+  const uint64_t own = XXH3_64bits_digest(state_of(hash_));
+  if (!take(&checksum, sizeof checksum)) return false;
+  if (pairs != pairs_ || checksum != own) return fail("is damaged: its checksum is wrong");
+  if (getc(file_) != EOF) return fail("goes on behind its end");
+  over_ = true;
+  return false;
+}
+
+bool PairReader::next_binary(std::string* key, std::string* value) {
+  char kind = 0;
+  if (!take(&kind, 1)) return false;
+  if (kind == 'E') return end();
+  uint64_t lengths[2];
+  if (kind != 'P') return fail(text_of("is damaged after %llu pairs", static_cast<unsigned long long>(pairs_)));
+  if (!take(lengths, sizeof lengths)) return false;
+  if (lengths[0] > kv::kPairBytesMax || lengths[1] > kv::kPairBytesMax)
+    return fail(
+        text_of("is damaged after %llu pairs: a length beyond 100 GiB", static_cast<unsigned long long>(pairs_)));
+  return take_text(lengths[0], key) && take_text(lengths[1], value);
+}
+
+bool PairReader::next_line(std::string* key, std::string* value) {
+  for (;;) {
+    const ssize_t length = getline(&text_, &text_room_, file_);
+    if (length < 0) return ferror(file_) ? cut_off() : (over_ = true, false);
+    ++line_;
+    const std::string_view text(text_, static_cast<size_t>(length));
+    if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) continue;
+    const auto object = JsonValue::parse(text);
+    const auto number = static_cast<unsigned long long>(line_);
+    if (!object || object->kind != JsonValue::Kind::kObject)
+      return fail(text_of("line %llu is no JSON object; a line is {\"key\":...,\"value\":...}", number));
+    if (!bytes_member(*object, "key", key) || !bytes_member(*object, "value", value))
+      return fail(text_of("line %llu lacks a key or a value (key or key_base64, value or value_base64)", number));
+    return true;
+  }
+}
+
+bool PairReader::next(std::string* key, std::string* value) {
+  if (over_ || !error_.empty() || (form_ == Form::kUnknown && !begin())) return false;
+  const bool got = form_ == Form::kBinary ? next_binary(key, value) : next_line(key, value);
+  pairs_ += got ? 1 : 0;
+  return got;
+}
+
+}  // namespace lunar::tools
