@@ -9,7 +9,7 @@ namespace lunar::tools {
 int cmd_run(int argc, char** argv);     // run/run.cpp; comes back only with a failure
 int cmd_doctor(int argc, char** argv);  // doctor/doctor.cpp
 int cmd_lun(int argc, char** argv);     // lun/lun.cpp
-int cmd_kv(int argc, char** argv);      // kv/kv.cpp
+int cmd_kv(int argc, char** argv);      // kv/kv_verbs.cpp
 int cmd_bench(int argc, char** argv);   // bench/bench.cpp
 int cmd_help(int argc, char** argv);    // help.cpp
 
