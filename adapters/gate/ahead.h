@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The server's own work on cold keys, between clients' commands: active expiry
-// (expiry.h) and eviction at maxmemory (eviction.h). The gate's threads fetch what it needs first.
+// SPDX-License-Identifier: Apache-2.0
+// The server's own work on cold keys, between clients' commands: active expiry (expiry.h) and eviction at maxmemory
+// (eviction.h). The gate's threads fetch what it needs first.
 //
 //   epoll_wait() returns ──► a file event of ours among its events ──► the server's loop calls turn(): data may be looked at, and changed
 //                                                                        │ what is missing ──► fetcher ──► the next turn

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Looks ahead of a server that loads an append-only file. Its commands run one
-// after the other, each with the faults of its keys; the gate looks their keys up as those of a client, and the file
-// tells them in advance.
+// SPDX-License-Identifier: Apache-2.0
+// Looks ahead of a server that loads an append-only file. Its commands run one after the other, each with the faults of
+// its keys; the gate looks their keys up as those of a client, and the file tells them in advance.
 //
 //   fgets(buffer, file): "*3\r\n"   the server begins a command ──► the next window of the file is read (pread), its commands are looked up,
 //                                   and what is missing is fetched in batches, a step of all lookups at a time; then

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Whether the gate may look keys up for a client: only when the server itself,
-// asked at that moment, would let the client run the command on them. The gate remembers nothing between two reads, so
-// it need not watch AUTH, HELLO, RESET, ACL and CONFIG: what counts is the user that the client's structure names now,
-// and that user's rights now.
+// SPDX-License-Identifier: Apache-2.0
+// Whether the gate may look keys up for a client: only when the server itself, asked at that moment, would let the
+// client run the command on them. The gate remembers nothing between two reads, so it need not watch AUTH, HELLO,
+// RESET, ACL and CONFIG: what counts is the user that the client's structure names now, and that user's rights now.
 //
 //   authRequired(client)            yes ──► nothing is looked up
 //   client ─► user                  the default user, or the one that the server has under that name; else nothing is looked up

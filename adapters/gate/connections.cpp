@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 See connections.h. Buffers are private mappings; small ones stay with their entry
-// when it is reused, while there are not many.
+// SPDX-License-Identifier: Apache-2.0
+// See connections.h. Buffers are private mappings; small ones stay with their entry when it is reused, while there are
+// not many.
 #include "connections.h"
 
 #include <cstring>

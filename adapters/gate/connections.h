@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Connections of which the gate keeps bytes. A connection without bytes here has no
-// entry: a lookup by descriptor finds nothing.
+// SPDX-License-Identifier: Apache-2.0
+// Connections of which the gate keeps bytes. A connection without bytes here has no entry: a lookup by descriptor finds
+// nothing.
 //
 //   kPartial   the start of a command behind others that the server has; more is to come from the socket, until
 //              `deadline_ns`

@@ -1,7 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 Eviction of cold keys at maxmemory. The server evicts inside a client's command:
-// it samples a few keys into a pool of 16, ordered by how little they are used, and frees the last of the pool, which
-// reads the value's memory. The gate samples candidates ahead with the server's own function and policy, fetches what
-// freeing them reads, and puts them at the end of the server's pool, from where the server takes them:
+// SPDX-License-Identifier: Apache-2.0
+// Eviction of cold keys at maxmemory. The server evicts inside a client's command: it samples a few keys into a pool of
+// 16, ordered by how little they are used, and frees the last of the pool, which reads the value's memory. The gate
+// samples candidates ahead with the server's own function and policy, fetches what freeing them reads, and puts them at
+// the end of the server's pool, from where the server takes them:
 //
 //   evictionPoolPopulate ──► batches of candidates ──► fetcher ──► ready ──► the server's pool, as its best 16 ──► the server evicts
 //

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Active expiry of cold keys. The server's own cycle goes through the tables of
-// expiries, 20 keys and more at a time, and frees due keys: one fault for each cold string, 30 ms without serving its
-// clients. The gate switches the server's cycle off while any key close ahead of it is due, and does its work in turns:
+// SPDX-License-Identifier: Apache-2.0
+// Active expiry of cold keys. The server's own cycle goes through the tables of expiries, 20 keys and more at a time,
+// and frees due keys: one fault for each cold string, 30 ms without serving its clients. The gate switches the server's
+// cycle off while any key close ahead of it is due, and does its work in turns:
 //
 //   table of expiries   ...│ window │ window │ window │ window │      each: look up what is due ─► fetch what is missing ─► expire
 //                          ▲ the server's cursor                       (kWindow buckets, a request each)

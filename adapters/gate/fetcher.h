@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Fetches pages for the input gate: a few service threads take requests in batches,
-// bring the pages in through the pager's range operations at queue depth, and wake the main thread by an eventfd if it
-// sleeps.
+// SPDX-License-Identifier: Apache-2.0
+// Fetches pages for the input gate: a few service threads take requests in batches, bring the pages in through the
+// pager's range operations at queue depth, and wake the main thread by an eventfd if it sleeps.
 //
 //   main ── submit ──► waiting ── thread: prefetch a batch ──► done ── take_done ──► main
 //

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Detects a save by the server itself (SAVE, SHUTDOWN, DEBUG RELOAD: no fork) and
-// reads the tables ahead of it (save_ahead.h).
+// SPDX-License-Identifier: Apache-2.0
+// Detects a save by the server itself (SAVE, SHUTDOWN, DEBUG RELOAD: no fork) and reads the tables ahead of it
+// (save_ahead.h).
 //
 //   fopen("temp-PID.rdb", "w")   this file is the one
 //   fwrite: its first bytes      handlers of modules have run, the iteration over the tables is next    ──► starts

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Looks up what a command reads of a value that it only frees: of a string the byte
-// before its text, which tells where its memory starts; of a collection the pointers to the memory of its parts. The
-// allocator itself reads nothing of freed memory.
+// SPDX-License-Identifier: Apache-2.0
+// Looks up what a command reads of a value that it only frees: of a string the byte before its text, which tells where
+// its memory starts; of a collection the pointers to the memory of its parts. The allocator itself reads nothing of
+// freed memory.
 //
 // Lists, hash tables, sets and sorted sets are read up to a bound, as the main thread frees them; what UNLINK hands to
 // another thread is not. Threading: as key_lookup.h.

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The input gate: lets one cold key wait without stopping a single-threaded server,
-// and without changing one of its rules. It holds the client's *bytes*, not the command:
+// SPDX-License-Identifier: Apache-2.0
+// The input gate: lets one cold key wait without stopping a single-threaded server, and without changing one of its
+// rules. It holds the client's *bytes*, not the command:
 //
 //   read()  ── whole commands, all keys resident ────────────────────────────────► the server's buffer
 //              └─ a cold key: what comes before goes on; the rest stays here, EAGAIN ──► fetcher

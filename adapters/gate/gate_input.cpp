@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The result of the server's read(): see gate.h. A read goes straight into the
-// server's buffer, where the gate scans it; only input that must wait is copied.
+// SPDX-License-Identifier: Apache-2.0
+// The result of the server's read(): see gate.h. A read goes straight into the server's buffer, where the gate scans
+// it; only input that must wait is copied.
 #include <errno.h>
 #include <limits.h>
 

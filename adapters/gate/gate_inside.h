@@ -1,5 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 What the two halves of the gate share: input (gate_input.cpp: what a read gives)
-// and events (gate.cpp: hooks, waiting, time). Threading: as gate.h.
+// SPDX-License-Identifier: Apache-2.0
+// What the two halves of the gate share: input (gate_input.cpp: what a read gives) and events (gate.cpp: hooks,
+// waiting, time).
+// Threading: as gate.h.
 #pragma once
 #include <sys/types.h>
 

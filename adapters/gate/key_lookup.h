@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Looks a key up in the server's dictionaries without touching a page that is not
-// resident: it asks the pager before each step, and notes what the step lacks instead of reading it. With the missing
-// pages in, the next lookup gets one step further: table slot, entry, key, object, value.
+// SPDX-License-Identifier: Apache-2.0
+// Looks a key up in the server's dictionaries without touching a page that is not resident: it asks the pager before
+// each step, and notes what the step lacks instead of reading it. With the missing pages in, the next lookup gets one
+// step further: table slot, entry, key, object, value.
 //
 // A page may be evicted between the question and the use: then it is an ordinary fault. Only here the pager learns of a
 // hit: the clock hand skips, once, pages that a lookup relies on, and a command that lacks nothing at the first look

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Where a server keeps its data, as far as the input gate reads it. Three shapes
-// are known, told apart by the symbols they export:
+// SPDX-License-Identifier: Apache-2.0
+// Where a server keeps its data, as far as the input gate reads it. Three shapes are known, told apart by the symbols
+// they export:
 //
 //   Redis 7.0    database ─► dict ─► entry (key, object)
 //   Redis 8.0    database ─► store ─► dicts, one or one a cluster slot ─► entry (key, object)

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The steps of a lookup (key_lookup.h), for traversals of other kinds: whole
-// buckets instead of one key (save_ahead.cpp).
+// SPDX-License-Identifier: Apache-2.0
+// The steps of a lookup (key_lookup.h), for traversals of other kinds: whole buckets instead of one key
+// (save_ahead.cpp).
 //
 // Threading: one lookup a thread. Other threads may read the same structures, none may change them. Allocates nothing.
 #pragma once

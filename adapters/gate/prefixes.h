@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Counts which key prefixes clients use, and which of them hit cold memory: it
-// samples one in kEvery commands at their first lookup. A prefix is the name up to and with its first ':', or up to its
-// first digit, at most kBytes.
+// SPDX-License-Identifier: Apache-2.0
+// Counts which key prefixes clients use, and which of them hit cold memory: it samples one in kEvery commands at their
+// first lookup. A prefix is the name up to and with its first ':', or up to its first digit, at most kBytes.
 //
 // The table keeps kWays prefixes a set; a new one replaces the least used, once others have used up its count: frequent
 // prefixes stay, names without prefixes pass through. It touches none of the server's memory.

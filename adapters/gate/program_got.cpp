@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 See program_got.h. Programs linked `-z relro -z now` have a read-only table: its
-// pages are made writable for the store.
+// SPDX-License-Identifier: Apache-2.0
+// See program_got.h. Programs linked `-z relro -z now` have a read-only table: its pages are made writable for the
+// store.
 #include "program_got.h"
 
 #include <dlfcn.h>

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Moves the entries of a database from its old hash table to the new one in the
-// server's place, as far as they are in DRAM (Redis 7.0).
+// SPDX-License-Identifier: Apache-2.0
+// Moves the entries of a database from its old hash table to the new one in the server's place, as far as they are in
+// DRAM (Redis 7.0).
 //
 // One added key makes the server double a table. It then moves a bucket a command, and in its cron as many as a
 // millisecond allows, a hundred at a time; each entry and key of a cold table is a fault. Fetching buckets ahead of it

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The link to the server's master: the gate reads ahead in the stream, so that a
-// replica fetches many cold keys at a time.
+// SPDX-License-Identifier: Apache-2.0
+// The link to the server's master: the gate reads ahead in the stream, so that a replica fetches many cold keys at a
+// time.
 //
 //   socket ──► buffer of the gate ──► commands, in order:   done │ done │ asked for │ asked for │ not looked at │ part of one
 //                                     └─ read() gives these ─┘      └─ one wave of requests ─┘

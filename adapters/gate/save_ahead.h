@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Reads ahead of the saver: a forked child (BGSAVE, AOF rewrite, full sync), or the
-// server itself (foreground_save.h). The saver goes through all databases in the order of their tables, which is no
-// order of pages: a fault a key, one after the other. A thread reads ahead:
+// SPDX-License-Identifier: Apache-2.0
+// Reads ahead of the saver: a forked child (BGSAVE, AOF rewrite, full sync), or the server itself (foreground_save.h).
+// The saver goes through all databases in the order of their tables, which is no order of pages: a fault a key, one
+// after the other. A thread reads ahead:
 //
 //   group of buckets:  table ─► entries ─► keys, objects ─► values      what a round misses is fetched in batches at queue depth
 //                      └─ one page of a value is left out: the *marker*. Once it is resident, the saver has come to this group.

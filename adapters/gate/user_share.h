@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Shares of the gate by user, so that no user takes it from the others: bytes under
-// way from the LUN, requests, and held input. A client whose user has its full share under way waits for its turn, in
-// order; input beyond the share of held bytes is passed.
+// SPDX-License-Identifier: Apache-2.0
+// Shares of the gate by user, so that no user takes it from the others: bytes under way from the LUN, requests, and
+// held input. A client whose user has its full share under way waits for its turn, in order; input beyond the share of
+// held bytes is passed.
 //
 // A share lives while anything is in it. The user is a name only, never looked at.
 //

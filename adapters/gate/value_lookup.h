@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Looks up whole values, for commands that read them as a whole or name the part
-// they read (Reach in command_keys.h). Like key_lookup.h, it touches only resident pages, and notes what is missing.
+// SPDX-License-Identifier: Apache-2.0
+// Looks up whole values, for commands that read them as a whole or name the part they read (Reach in command_keys.h).
+// Like key_lookup.h, it touches only resident pages, and notes what is missing.
 //
 //   string, listpack, integers   its pages, from where they are missing on
 //   hash, set, sorted set        the dictionary's buckets ─► entries ─► members, values, nodes of the skip list

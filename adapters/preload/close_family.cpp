@@ -1,10 +1,11 @@
-// SPDX-License-Identifier: Apache-2.0 close's family and dup2's, for descriptors that the program does not know: that
-// of the tree's account, which the programs started by this one need, that of /dev/userfaultfd, which this one may need
-// once it has dropped its rights, and they if they start without, and those that a process could not open again below
-// another root directory (/proc, the LUNs). Programs that close all unknown descriptors (Python's subprocess, daemons,
-// GLib) skip them. A program that wants such a number for a file of its own gets it: the account moves away, a process
-// with the right to it reopens the others. All other calls go through unchanged. Threading: any thread, signal handlers
-// and children of vfork included.
+// SPDX-License-Identifier: Apache-2.0
+// close's family and dup2's, for descriptors that the program does not know: that of the tree's account, which the
+// programs started by this one need, that of /dev/userfaultfd, which this one may need once it has dropped its rights,
+// and they if they start without, and those that a process could not open again below another root directory (/proc,
+// the LUNs). Programs that close all unknown descriptors (Python's subprocess, daemons, GLib) skip them. A program that
+// wants such a number for a file of its own gets it: the account moves away, a process with the right to it reopens the
+// others. All other calls go through unchanged.
+// Threading: any thread, signal handlers and children of vfork included.
 #include <errno.h>
 #include <limits.h>
 #include <linux/close_range.h>

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 See early_heap.h. A static buffer (.bss: pages that are never touched cost
-// nothing), one atomic offset, and a size word in front of each block. A forked child goes on where its parent stood,
-// in its own copy.
+// SPDX-License-Identifier: Apache-2.0
+// See early_heap.h. A static buffer (.bss: pages that are never touched cost nothing), one atomic offset, and a size
+// word in front of each block. A forked child goes on where its parent stood, in its own copy.
 #include "early_heap.h"
 
 #include <sys/mman.h>

@@ -1,10 +1,10 @@
-// SPDX-License-Identifier: Apache-2.0 fork and its relatives in libc (daemon, forkpty; _Fork, clone, and syscall with a
-// number that forks): fail with ENOMEM when the LUN cannot promise what the child may come to need; keep the table of
-// tiered maps locked across the call. The pager's own fork handlers (pthread_atfork) do the rest, also for forks that
-// do not pass here; for calls that run no handlers this file runs them. vfork, posix_spawn and clone(CLONE_VM) share
-// our memory and need nothing. With CLONE_FILES and without CLONE_VM, an unused combination, a child would close its
-// parent's descriptors: the call goes to the kernel unchanged, without tiered memory in the child. pthread_atfork's list
-// is kept in plain memory.
+// SPDX-License-Identifier: Apache-2.0
+// fork and its relatives in libc (daemon, forkpty; _Fork, clone, and syscall with a number that forks): fail with
+// ENOMEM when the LUN cannot promise what the child may come to need; keep the table of tiered maps locked across the
+// call. The pager's own fork handlers (pthread_atfork) do the rest, also for forks that do not pass here; for calls
+// that run no handlers this file runs them. vfork, posix_spawn and clone(CLONE_VM) share our memory and need nothing.
+// With CLONE_FILES and without CLONE_VM, an unused combination, a child would close its parent's descriptors: the call
+// goes to the kernel unchanged, without tiered memory in the child. pthread_atfork's list is kept in plain memory.
 //
 // Threading: any thread.
 #include <dlfcn.h>

@@ -1,8 +1,9 @@
-// SPDX-License-Identifier: Apache-2.0 mlock and its kin. Memory that is locked in the kernel cannot be evicted, so a
-// lock on tiered memory becomes a pin, which the DRAM budget knows and bounds (half of it); mlockall, which would fill
-// DRAM with everything and keep it, is refused as the kernel does beyond RLIMIT_MEMLOCK: ENOMEM, and one line in the
-// log. Other memory goes to the kernel; a range may be of both kinds. Threading: any thread. Not on the fault path
-// (pinning reads from the LUN).
+// SPDX-License-Identifier: Apache-2.0
+// mlock and its kin. Memory that is locked in the kernel cannot be evicted, so a lock on tiered memory becomes a pin,
+// which the DRAM budget knows and bounds (half of it); mlockall, which would fill DRAM with everything and keep it, is
+// refused as the kernel does beyond RLIMIT_MEMLOCK: ENOMEM, and one line in the log. Other memory goes to the kernel; a
+// range may be of both kinds.
+// Threading: any thread. Not on the fault path (pinning reads from the LUN).
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Where the allocation calls of the program meet: one pair of functions for
-// malloc's family and for operator new/delete. Threading: any thread. errno: ENOMEM is set where nullptr is returned;
-// release keeps errno.
+// SPDX-License-Identifier: Apache-2.0
+// Where the allocation calls of the program meet: one pair of functions for malloc's family and for operator
+// new/delete.
+// Threading: any thread. errno: ENOMEM is set where nullptr is returned; release keeps errno.
 #pragma once
 #include <cstddef>
 

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 MappingTable: what the program has mapped inside the address space we tier (the
-// kernel's VMAs, as the program sees them). A sorted array of disjoint intervals; neighbours that are alike are one.
-// Lives in private maps, never on a heap.
+// SPDX-License-Identifier: Apache-2.0
+// MappingTable: what the program has mapped inside the address space we tier (the kernel's VMAs, as the program sees
+// them). A sorted array of disjoint intervals; neighbours that are alike are one. Lives in private maps, never on a
+// heap.
 //
 //   kTiered    the pager owns it; committed or not (a PROT_NONE reservation is not, until it is made accessible)
 //   kAlien     the program put something else there with MAP_FIXED (a file, shared memory): the kernel's

@@ -1,7 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 operator new and delete, all variants. The throwing ones call the program's new
-// handler until it gives up, then throw std::bad_alloc out of the program's own libstdc++ (found by weak symbols: this
-// library is built without exceptions, and a second copy of the exception machinery would disagree with the program's).
-// The handler may throw through our frames.
+// SPDX-License-Identifier: Apache-2.0
+// operator new and delete, all variants. The throwing ones call the program's new handler until it gives up, then throw
+// std::bad_alloc out of the program's own libstdc++ (found by weak symbols: this library is built without exceptions,
+// and a second copy of the exception machinery would disagree with the program's). The handler may throw through our
+// frames.
 #include <cstddef>
 #include <cstdlib>
 #include <new>

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 open's family and fcntl, for one flag: O_DIRECT. A device that writes into a page
-// which is just being evicted writes into the page's old place, so eviction must know before the first such I/O
-// (pager/pins.h). The descriptor table tells only a while after. Whatever else is asked for goes through unchanged.
+// SPDX-License-Identifier: Apache-2.0
+// open's family and fcntl, for one flag: O_DIRECT. A device that writes into a page which is just being evicted writes
+// into the page's old place, so eviction must know before the first such I/O (pager/pins.h). The descriptor table tells
+// only a while after. Whatever else is asked for goes through unchanged.
 // Threading: any thread. Waits for the end of the eviction batch under way (about 100 us), only when O_DIRECT is asked
 // for.
 #include <errno.h>

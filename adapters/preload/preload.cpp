@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Start of the preload library. Linked `-z initfirst`: this constructor runs before
-// libc's own, jemalloc's and those of every other library, so that fork handlers registered here enclose theirs.
-// Nothing of libc that needs its initialisers (environ, stdio) may be relied upon: the environment comes as the
-// constructor's argument.
+// SPDX-License-Identifier: Apache-2.0
+// Start of the preload library. Linked `-z initfirst`: this constructor runs before libc's own, jemalloc's and those of
+// every other library, so that fork handlers registered here enclose theirs. Nothing of libc that needs its
+// initialisers (environ, stdio) may be relied upon: the environment comes as the constructor's argument.
 //
 // Failure to start prints one line and ends the process with 125: a program must not run untiered by accident.
 // Threading: runs once, before the program has threads.

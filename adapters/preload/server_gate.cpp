@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The input gate (gate/gate.h) under `lunar run -- redis-server`: the same as in
-// the Redis module, by the same redirected calls of the main program. Not by interposition: other programs must not pay
-// for read() and close().
+// SPDX-License-Identifier: Apache-2.0
+// The input gate (gate/gate.h) under `lunar run -- redis-server`: the same as in the Redis module, by the same
+// redirected calls of the main program. Not by interposition: other programs must not pay for read() and close().
 //
 // Threading: started by the library's constructor, before the program has threads.
 #include "gate/gate.h"

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 syscall(), libc's way to make any system call. One that this library stands in
-// for is served as libc's function of that name is: maps of the tier that are unmapped, moved or advised so are no
-// surprise to the pager. All others go to the kernel. So do the calls of this library itself and of what it is linked
-// from (--wrap=syscall).
+// SPDX-License-Identifier: Apache-2.0
+// syscall(), libc's way to make any system call. One that this library stands in for is served as libc's function of
+// that name is: maps of the tier that are unmapped, moved or advised so are no surprise to the pager. All others go to
+// the kernel. So do the calls of this library itself and of what it is linked from (--wrap=syscall).
 //
 // Threading: any thread; also before the constructor has run.
 #include <stdarg.h>

@@ -1,7 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 pthread_create and thrd_create, to see the program's last thread end. libc ends a
-// process with exit(0) when its last thread leaves by pthread_exit or returns; with service threads running that thread
-// is not the last in libc's count, and the process would stay forever. So this file counts the threads of the program,
-// and the last one calls exit(0) where libc would have.
+// SPDX-License-Identifier: Apache-2.0
+// pthread_create and thrd_create, to see the program's last thread end. libc ends a process with exit(0) when its last
+// thread leaves by pthread_exit or returns; with service threads running that thread is not the last in libc's count,
+// and the process would stay forever. So this file counts the threads of the program, and the last one calls exit(0)
+// where libc would have.
 //
 // A thread ends in the last round of its key destructors, after those of the program. Threads made past libc (clone)
 // are not counted, so it also checks the kernel's list of threads before it ends the process.

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 madvise and mlock on tiered memory. One table maps each advice of the kernel;
-// unknown advice is refused, as a kernel refuses it: passed on, it could drop or replace pages behind the pager's back.
+// SPDX-License-Identifier: Apache-2.0
+// madvise and mlock on tiered memory. One table maps each advice of the kernel; unknown advice is refused, as a kernel
+// refuses it: passed on, it could drop or replace pages behind the pager's back.
 //
 // Threading: any thread. The lock of the maps is not held while advice waits for I/O: a program that unmaps the range
 // meanwhile races with itself.

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 See tiered_maps.h. A change goes through the range piece by piece: a piece is the
-// part of one interval, or of one gap. The table is told after the pager agreed, so that a refusal (-ENOMEM) leaves
-// what was done before it consistent.
+// SPDX-License-Identifier: Apache-2.0
+// See tiered_maps.h. A change goes through the range piece by piece: a piece is the part of one interval, or of one
+// gap. The table is told after the pager agreed, so that a refusal (-ENOMEM) leaves what was done before it consistent.
 #include "tiered_maps.h"
 
 #include <errno.h>

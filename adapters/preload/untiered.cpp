@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Logs once, when the process ends, how much anonymous memory in DRAM is outside
-// the tier, and of what kind. From /proc/self/smaps, whose cost is that of the page tables (milliseconds a GiB).
+// SPDX-License-Identifier: Apache-2.0
+// Logs once, when the process ends, how much anonymous memory in DRAM is outside the tier, and of what kind. From
+// /proc/self/smaps, whose cost is that of the page tables (milliseconds a GiB).
 //
 // Threading: whichever thread ends the process, also in a signal handler's _exit: allocates nothing, reads through a
 // small buffer.

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Repacks values when holes take up the LUN (memory_limit.h): the server's active
-// defragmentation needs its own jemalloc.
+// SPDX-License-Identifier: Apache-2.0
+// Repacks values when holes take up the LUN (memory_limit.h): the server's active defragmentation needs its own
+// jemalloc.
 //
 // A slice goes on through the keyspace where the last one ended. Of each value that is one block (strings in a block of
 // their own, listpacks, sets of integers) it asks the allocator whether its slab is emptier than others, which touches

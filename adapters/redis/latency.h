@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 What cold data cost, in the server's own latency monitor (LATENCY
-// LATEST|HISTORY|RESET|GRAPH), where it reaches latency-monitor-threshold:
+// SPDX-License-Identifier: Apache-2.0
+// What cold data cost, in the server's own latency monitor (LATENCY LATEST|HISTORY|RESET|GRAPH), where it reaches
+// latency-monitor-threshold:
 //   lunar-fault   the server's main thread, and every client with it, waited so long for one page
 //   lunar-stall   it waited so long for pages between two waits for events, all its faults together
 //   lunar-hold    a client's command waited so long at the input gate; others went on

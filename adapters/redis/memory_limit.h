@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Keeps the server's limits below what the LUN can hold: when malloc fails the
-// server aborts, and when a fork is refused it answers MISCONF to every write, so its own OOM reply or eviction must
-// come first.
+// SPDX-License-Identifier: Apache-2.0
+// Keeps the server's limits below what the LUN can hold: when malloc fails the server aborts, and when a fork is
+// refused it answers MISCONF to every write, so its own OOM reply or eviction must come first.
 //
 // maxmemory bounds what the server has allocated, the LUN is charged by what the allocator has committed (space.h).
 // Between the two are holes, and deleted values of one size leave holes that values of another size do not fit. So

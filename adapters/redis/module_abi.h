@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The slice of the Redis module ABI that Lunar uses, declared by ourselves. A
-// server hands its calls out by name through RedisModule_GetApi, whose address is the first word of the context that
-// RedisModule_OnLoad gets. Layouts and numbers are those of version 1 of that ABI (Redis 7.0 and later, Valkey);
-// servers keep them.
+// SPDX-License-Identifier: Apache-2.0
+// The slice of the Redis module ABI that Lunar uses, declared by ourselves. A server hands its calls out by name
+// through RedisModule_GetApi, whose address is the first word of the context that RedisModule_OnLoad gets. Layouts and
+// numbers are those of version 1 of that ABI (Redis 7.0 and later, Valkey); servers keep them.
 //
 // A call that a server lacks is nullptr: `required` ones are named at load and the module is not loaded; callers check
 // optional ones first. Threading: filled at load, read-only afterwards.

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Figures over a window of time: what INFO says of the last second, ten seconds and
-// minute. The server's cron takes a sample of the counters each second, and one of the hold times each ten.
+// SPDX-License-Identifier: Apache-2.0
+// Figures over a window of time: what INFO says of the last second, ten seconds and minute. The server's cron takes a
+// sample of the counters each second, and one of the hold times each ten.
 //
 // A command is warm when it met no read: at the gate, when all its keys' memory was in DRAM as it came; where the gate
 // has looked none up (it is open, or nothing was ever evicted), when the main thread waited for no page from the

@@ -1,7 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 The server's allocator, tiered. The server keeps calling malloc; its slots for
-// malloc, calloc and realloc lead to thin functions that bind the calling thread to the tiered arenas once, then call
-// jemalloc's own, and give back what jemalloc holds spare before they let an allocation fail. free stays as it is:
-// jemalloc knows the arena of each allocation, and allocations from before the load stay where they were.
+// SPDX-License-Identifier: Apache-2.0
+// The server's allocator, tiered. The server keeps calling malloc; its slots for malloc, calloc and realloc lead to
+// thin functions that bind the calling thread to the tiered arenas once, then call jemalloc's own, and give back what
+// jemalloc holds spare before they let an allocation fail. free stays as it is: jemalloc knows the arena of each
+// allocation, and allocations from before the load stay where they were.
 //
 // What is tiered: whatever the server's threads allocate from the load on, also through libraries. What is not: what
 // came before (command table, shared objects, configuration), thread stacks, the runtime's own.

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 How full the LUN is, and where its limits lie. What counts there is what the
-// allocator has *committed*: each page of it is promised a place, whether values fill it or holes between values do.
+// SPDX-License-Identifier: Apache-2.0
+// How full the LUN is, and where its limits lie. What counts there is what the allocator has *committed*: each page of
+// it is promised a place, whether values fill it or holes between values do.
 //
 //   0 ........ limit ...... edge ...... end          committed bytes
 //              data may     half way    forks yes: from here on a fork is refused (half of the LUN: a child is promised

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The tier that serves this server: the module's own, or that of the preload
-// library when the server runs under `lunar run` (then its lunar_* calls are used and nothing is started). Both speak
-// lunar/lunar.h.
+// SPDX-License-Identifier: Apache-2.0
+// The tier that serves this server: the module's own, or that of the preload library when the server runs under `lunar
+// run` (then its lunar_* calls are used and nothing is started). Both speak lunar/lunar.h.
 // Threading: started on the main thread; the calls are those of lunar.h.
 #pragma once
 #include "base/error.h"

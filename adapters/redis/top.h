@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 LUNAR TOP [COUNT n]: the prefixes of keys that the gate has sampled
-// (gate/prefixes.h). Threading: the server's main thread.
+// SPDX-License-Identifier: Apache-2.0
+// LUNAR TOP [COUNT n]: the prefixes of keys that the gate has sampled (gate/prefixes.h).
+// Threading: the server's main thread.
 #pragma once
 #include "module_abi.h"
 

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The C calls: arguments in, errno out. An id and a kind name a chunk or a group
-// (Handle), which answers the call: a cblk_cg_ call is on a group, and so is a plain one with a CBLK_GROUP_ flag.
+// SPDX-License-Identifier: Apache-2.0
+// The C calls: arguments in, errno out. An id and a kind name a chunk or a group (Handle), which answers the call: a
+// cblk_cg_ call is on a group, and so is a plain one with a CBLK_GROUP_ flag.
 // Threading: any.
 #include <errno.h>
 #include <limits.h>

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Bounce buffers: for I/O that may outlive its call (chunk.h: time limit), and for
-// callers' buffers that the device cannot take.
+// SPDX-License-Identifier: Apache-2.0
+// Bounce buffers: for I/O that may outlive its call (chunk.h: time limit), and for callers' buffers that the device
+// cannot take.
 //
 // Idea: most need a block or a few; these come from pieces of two sizes that the chunk keeps (a bit a piece, taken by
 // one atomic operation; their memory is mapped at the first request and touched at first use). A larger one, or one too

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Tells threads that wait for any chunk of a group about a result that another
-// thread harvested: an eventfd, made by the first waiting thread. Without sleepers: a load a result.
+// SPDX-License-Identifier: Apache-2.0
+// Tells threads that wait for any chunk of a group about a result that another thread harvested: an eventfd, made by
+// the first waiting thread. Without sleepers: a load a result.
 // Threading: any; close() while no thread waits, or in a forked child (the descriptor is the parent's).
 #pragma once
 #include <atomic>

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 A group of chunks: several on one physical LUN, used in turns (GROUP_ID), or one
-// a device (RAID 0): block b is block b / n of chunk b % n. Its chunks have ids of their own, which tags carry; by such
-// an id a result can be fetched and nothing else be done.
+// SPDX-License-Identifier: Apache-2.0
+// A group of chunks: several on one physical LUN, used in turns (GROUP_ID), or one a device (RAID 0): block b is block
+// b / n of chunk b % n. Its chunks have ids of their own, which tags carry; by such an id a result can be fetched and
+// nothing else be done.
 //
 // An asynchronous command is one chunk's; one of a RAID 0 moves one block. A blocking call of a RAID 0 moves any
 // number, chunk by chunk, each with one vector of the blocks that are its own, all of them at work at once. Threading:

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Writes and discards that timed out and which the device may yet carry out:
-// changes of the same blocks wait for them. One list a chunk; the chunks of a group on one LUN share theirs, as a retry
-// may go to another chunk.
+// SPDX-License-Identifier: Apache-2.0
+// Writes and discards that timed out and which the device may yet carry out: changes of the same blocks wait for them.
+// One list a chunk; the chunks of a group on one LUN share theirs, as a retry may go to another chunk.
 // Threading: any; the lock is a leaf. Allocates nothing: a LateWrite lies in the command, or lane, that is late.
 #pragma once
 #include <atomic>

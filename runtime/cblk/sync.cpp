@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Blocking I/O of a chunk: on the caller's thread, with no lock; by a lane where it
-// has a time limit, else with no ring either. Threading: any, any number at once. Allocates nothing (a bounce buffer
-// may be a mapping, a lane more is attached).
+// SPDX-License-Identifier: Apache-2.0
+// Blocking I/O of a chunk: on the caller's thread, with no lock; by a lane where it has a time limit, else with no ring
+// either.
+// Threading: any, any number at once. Allocates nothing (a bounce buffer may be a mapping, a lane more is attached).
 #include <errno.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The C API (lunar/lunar.h) over pager and heap. Compiled into liblunar.so and into
-// the preload library: when that one is present it comes first in symbol search order, so a program that links liblunar
-// talks to the preload's tier.
+// SPDX-License-Identifier: Apache-2.0
+// The C API (lunar/lunar.h) over pager and heap. Compiled into liblunar.so and into the preload library: when that one
+// is present it comes first in symbol search order, so a program that links liblunar talks to the preload's tier.
 //
 // Threading: any thread; init and shutdown take a lock and are meant for a quiet moment. No call throws.
 // May not: be used on the fault path, or under a HostGuard.

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Moving what lies alone. jemalloc keeps blocks of one size in slabs of a few
-// pages, and gives a slab back when its last block is freed: blocks that stay scattered after others of their size were
-// freed hold on to several times their own room. An owner that can change the pointers to its blocks moves those of the
-// emptier slabs into the fuller ones.
+// SPDX-License-Identifier: Apache-2.0
+// Moving what lies alone. jemalloc keeps blocks of one size in slabs of a few pages, and gives a slab back when its
+// last block is freed: blocks that stay scattered after others of their size were freed hold on to several times their
+// own room. An owner that can change the pointers to its blocks moves those of the emptier slabs into the fuller ones.
 //
 // Threading: any thread; the caller owns the block. Not under a HostGuard.
 #pragma once

@@ -1,5 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The store: opening, counters, the check of the whole; see store.h. Reading is
-// get.cpp, writing set.cpp, cleaning clean.cpp, walks walk.cpp. Threading: as there.
+// SPDX-License-Identifier: Apache-2.0
+// The store: opening, counters, the check of the whole; see store.h. Reading is get.cpp, writing set.cpp, cleaning
+// clean.cpp, walks walk.cpp.
+// Threading: as there.
 #include "kv/store.h"
 
 #include <errno.h>

@@ -1,5 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Blocking I/O of whole ranges on a device, cut into commands that it takes: for
-// metadata and headers, not for the data path. Threading: any thread, blocking. May not be used on the fault path.
+// SPDX-License-Identifier: Apache-2.0
+// Blocking I/O of whole ranges on a device, cut into commands that it takes: for metadata and headers, not for the data
+// path.
+// Threading: any thread, blocking. May not be used on the fault path.
 #pragma once
 #include "superpipe/device.h"
 

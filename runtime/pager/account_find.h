@@ -1,9 +1,10 @@
-// SPDX-License-Identifier: Apache-2.0 Finds the memory of the tree's account. `lunar run` hands it down as an open
-// descriptor and names it in LUNAR_ACCOUNT, as NUMBER:DEVICE:INODE of a memfd. Programs close descriptors that they do
-// not know (Python's subprocess, daemons). The preload library keeps libc's calls off this one; a process that closed
-// it by a raw system call searches /proc/PID/fd of others of the tree, which still have it. A process that does not
-// find it gets no budget of its own: the tree would pass its cap. Threading: at the start of a process, one thread.
-// Allocates nothing.
+// SPDX-License-Identifier: Apache-2.0
+// Finds the memory of the tree's account. `lunar run` hands it down as an open descriptor and names it in
+// LUNAR_ACCOUNT, as NUMBER:DEVICE:INODE of a memfd. Programs close descriptors that they do not know (Python's
+// subprocess, daemons). The preload library keeps libc's calls off this one; a process that closed it by a raw system
+// call searches /proc/PID/fd of others of the tree, which still have it. A process that does not find it gets no budget
+// of its own: the tree would pass its cap.
+// Threading: at the start of a process, one thread. Allocates nothing.
 #pragma once
 #include "base/error.h"
 

@@ -1,8 +1,9 @@
-// SPDX-License-Identifier: Apache-2.0 The copy-on-write gate. After a fork, a write to a page that both processes have
-// copies it: DRAM that was not taken from the account, and copies are made faster than pages are evicted. So where the
-// budget has no room for all copies, resident pages are write-protected by userfaultfd in both processes: in the parent
-// before the fork, in the child before it runs any of the program. A write to such a page sends a message; the handler
-// lifts the protection once the account has room for the copy (Account::unshare), and the writer waits until then.
+// SPDX-License-Identifier: Apache-2.0
+// The copy-on-write gate. After a fork, a write to a page that both processes have copies it: DRAM that was not taken
+// from the account, and copies are made faster than pages are evicted. So where the budget has no room for all copies,
+// resident pages are write-protected by userfaultfd in both processes: in the parent before the fork, in the child
+// before it runs any of the program. A write to such a page sends a message; the handler lifts the protection once the
+// account has room for the copy (Account::unshare), and the writer waits until then.
 //
 // A protected page cannot be written, so the evictor gathers it as it is; making it exclusive first would copy it. On
 // kernels that cannot write-protect anonymous memory (before 5.7, some architectures) a fork charges shared pages in

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The pager's descriptors. Two tables hold them: the program's, where range
-// operations and fork need the userfaultfd and the LUNs, and the service threads' own, which the program cannot reach.
-// In the program's table they have high numbers, and the pager checks them before it trusts them: a daemon closes
-// everything, a shell opens what it likes.
+// SPDX-License-Identifier: Apache-2.0
+// The pager's descriptors. Two tables hold them: the program's, where range operations and fork need the userfaultfd
+// and the LUNs, and the service threads' own, which the program cannot reach. In the program's table they have high
+// numbers, and the pager checks them before it trusts them: a daemon closes everything, a shell opens what it likes.
 // Threading: during activation and fork, under their locks. Blocking.
 #pragma once
 #include "base/error.h"

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The second half of an eviction: sorts captured pages into zero, clean and dirty
-// ones, writes the dirty ones to slots in runs, and takes frames back. Threading: the evictor's thread only. No
-// allocation.
+// SPDX-License-Identifier: Apache-2.0
+// The second half of an eviction: sorts captured pages into zero, clean and dirty ones, writes the dirty ones to slots
+// in runs, and takes frames back.
+// Threading: the evictor's thread only. No allocation.
 //
 // A failed write retires its slot and is retried on another one, three times; then the page goes back to DRAM. The
 // page's word never becomes kEvicted before its write has succeeded: frames become reusable only as kClean.

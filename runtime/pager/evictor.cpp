@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The evictor's thread and its gather: choose, make exclusive, gather, drop,
-// capture. evict_write.cpp handles the captured pages. Threading: everything private runs on the evictor's thread. No
-// allocation after open().
+// SPDX-License-Identifier: Apache-2.0
+// The evictor's thread and its gather: choose, make exclusive, gather, drop, capture. evict_write.cpp handles the
+// captured pages.
+// Threading: everything private runs on the evictor's thread. No allocation after open().
 #include "pager/evictor.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The three fork handlers. They run on the forking thread; in the child it is the
-// only thread, and libc's and jemalloc's locks may be held by threads that no longer exist: nothing here may allocate
-// from the host.
+// SPDX-License-Identifier: Apache-2.0
+// The three fork handlers. They run on the forking thread; in the child it is the only thread, and libc's and
+// jemalloc's locks may be held by threads that no longer exist: nothing here may allocate from the host.
 #include "pager/fork.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Frames: DRAM pages of the evictor. A victim's content is captured into a frame,
-// written to its slot from there, and stays in the frame until the frame is needed for another victim: a fault in that
-// time is a copy, not a read. That replaces the reference bit, which user space lacks: hot pages come back from their
-// frames and are marked as hot.
+// SPDX-License-Identifier: Apache-2.0
+// Frames: DRAM pages of the evictor. A victim's content is captured into a frame, written to its slot from there, and
+// stays in the frame until the frame is needed for another victim: a fault in that time is a copy, not a read. That
+// replaces the reference bit, which user space lacks: hot pages come back from their frames and are marked as hot.
 //
 //   kFree ─► kCaptured ─► kWriting ─► kClean ─► (reused) kFree
 //                │            │          └─ page came back or was discarded ─► kReleased ─► kFree

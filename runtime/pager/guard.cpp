@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Guard pages. The kernel's own markers do the work (SIGSEGV, inherited by fork);
-// the page table knows them so that nothing is copied over a marker: UFFDIO_COPY would replace it. Threading: any
-// thread; see seize.h.
+// SPDX-License-Identifier: Apache-2.0
+// Guard pages. The kernel's own markers do the work (SIGSEGV, inherited by fork); the page table knows them so that
+// nothing is copied over a marker: UFFDIO_COPY would replace it.
+// Threading: any thread; see seize.h.
 #include <errno.h>
 #include <sys/mman.h>
 

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Handing a range with its contents over to the kernel: code that a program
-// generates stays in DRAM like all other code. Brings the pages in, ends their registration, and marks them gone in the
-// page table (PageWord::handed_over). They do not come back. Nor does what another map of the program's has been put
-// over (MAP_FIXED).
+// SPDX-License-Identifier: Apache-2.0
+// Handing a range with its contents over to the kernel: code that a program generates stays in DRAM like all other
+// code. Brings the pages in, ends their registration, and marks them gone in the page table (PageWord::handed_over).
+// They do not come back. Nor does what another map of the program's has been put over (MAP_FIXED).
 // Threading: any thread; see seize.h. Waits for the device and for room.
 #include <errno.h>
 #include <sys/mman.h>

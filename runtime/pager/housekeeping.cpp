@@ -1,7 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 The housekeeping thread: does what must not burden faults or evictions: dead
-// members of the account, slots held for children that are gone, LUN space ahead of charge-on-touch memory, ranges that
-// were unmapped past us, the live stats file. It sleeps until a request (housekeeping_wake), the end of a child, or the
-// end of a service thread, which is fatal. Only a stats file needs a timeout.
+// SPDX-License-Identifier: Apache-2.0
+// The housekeeping thread: does what must not burden faults or evictions: dead members of the account, slots held for
+// children that are gone, LUN space ahead of charge-on-touch memory, ranges that were unmapped past us, the live stats
+// file. It sleeps until a request (housekeeping_wake), the end of a child, or the end of a service thread, which is
+// fatal. Only a stats file needs a timeout.
 #include <errno.h>
 
 #include "base/format.h"

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Keeps pages in DRAM until a thread is gone. When a thread ends, the kernel reads
-// its list of robust mutexes and clears its thread id, and refuses page faults meanwhile: on an evicted page the mutex
-// would stay locked and a pthread_join would wait forever.
+// SPDX-License-Identifier: Apache-2.0
+// Keeps pages in DRAM until a thread is gone. When a thread ends, the kernel reads its list of robust mutexes and
+// clears its thread id, and refuses page faults meanwhile: on an evicted page the mutex would stay locked and a
+// pthread_join would wait forever.
 //
 // Idea: the thread keeps its pages itself, by the pin bit of the page word. Later callers look for threads that are
 // gone. The program's own pins (mlock) use the same bit: an entry says whether it goes with the thread, and the

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 A page whose content cannot be read back (kPoisoned): every access raises SIGBUS,
-// or EFAULT or EHWPOISON in a system call, until it is discarded. Done with UFFDIO_POISON, or on kernels without it
-// (before 6.6) with a mapping past the end of its file, which the housekeeping thread puts in the page's place
-// (unmapped.h).
+// SPDX-License-Identifier: Apache-2.0
+// A page whose content cannot be read back (kPoisoned): every access raises SIGBUS, or EFAULT or EHWPOISON in a system
+// call, until it is discarded. Done with UFFDIO_POISON, or on kernels without it (before 6.6) with a mapping past the
+// end of its file, which the housekeeping thread puts in the page's place (unmapped.h).
 //
 // pre of all: the page is the caller's (busy). Rare: may read /proc and map memory; no allocation.
 #pragma once

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Pages of regions as the rest of Lunar sees them: whether touching one waits, and
-// that one is of use. What is seen may be old at once. Threading: any thread, also of a page whose region ends
-// meanwhile; nothing here waits or allocates.
+// SPDX-License-Identifier: Apache-2.0
+// Pages of regions as the rest of Lunar sees them: whether touching one waits, and that one is of use. What is seen may
+// be old at once.
+// Threading: any thread, also of a page whose region ends meanwhile; nothing here waits or allocates.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The pager: makes a virtual range hold more than DRAM. Its interface to heap/ and
-// adapters/, with page_view.h (and account_find.h).
+// SPDX-License-Identifier: Apache-2.0
+// The pager: makes a virtual range hold more than DRAM. Its interface to heap/ and adapters/, with page_view.h (and
+// account_find.h).
 //
 // One pager a process. Regions are created on it; pages of a region are resident or evicted; the pager's threads (or
 // the caller, through range operations) resolve them. See README.md: life of a fault, life of an eviction,

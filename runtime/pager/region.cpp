@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Regions: the registry, a sorted array behind a sequence counter (readers retry
-// while a writer is at work; writers take a lock), and their memory: reserved, committed, given back.
+// SPDX-License-Identifier: Apache-2.0
+// Regions: the registry, a sorted array behind a sequence counter (readers retry while a writer is at work; writers
+// take a lock), and their memory: reserved, committed, given back.
 // Threading: look-ups from anywhere, also on the fault path; what commits or gives back is not for the fault path.
 #include "pager/region.h"
 

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Finishing a read: verifies every page's hash, installs right pages in runs, reads
-// wrong ones again (three times), and poisons those that stay wrong. Never zeros, never silence. Threading: the
-// resolver's thread.
+// SPDX-License-Identifier: Apache-2.0
+// Finishing a read: verifies every page's hash, installs right pages in runs, reads wrong ones again (three times), and
+// poisons those that stay wrong. Never zeros, never silence.
+// Threading: the resolver's thread.
 #include <errno.h>
 
 #include "base/error.h"

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Resolver: makes pages resident, for any thread. Each handler thread has one, and
-// each program thread that calls a range operation gets one; they share no lock. A resolver owns a context (ring) to
-// every LUN it reads from and a small window of DRAM that reads land in.
+// SPDX-License-Identifier: Apache-2.0
+// Resolver: makes pages resident, for any thread. Each handler thread has one, and each program thread that calls a
+// range operation gets one; they share no lock. A resolver owns a context (ring) to every LUN it reads from and a small
+// window of DRAM that reads land in.
 //
 //   begin(page) -> kResident  it is there now (installed from a frame, zero-filled, or was there)
 //                  kStarted   a read is in flight; progress() will install it

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 SlotAllocator: a Device, or a piece of one, as an array of page-sized *slots* for
-// evicted pages, written as a log. Nothing of it outlives its owner.
+// SPDX-License-Identifier: Apache-2.0
+// SlotAllocator: a Device, or a piece of one, as an array of page-sized *slots* for evicted pages, written as a log.
+// Nothing of it outlives its owner.
 //
 // Placement. Slots are grouped in segments of 64 (one bitmap word). alloc() hands out runs: whole free segments first,
 // in device order behind a moving head, so that cold pages are written sequentially; when no segment is free, the free

@@ -1,5 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 See unmapped.h. Threading: handlers take notes; the housekeeping thread settles
-// them, and may wait for pages that other threads have busy.
+// SPDX-License-Identifier: Apache-2.0
+// See unmapped.h.
+// Threading: handlers take notes; the housekeeping thread settles them, and may wait for pages that other threads have
+// busy.
 #include "pager/unmapped.h"
 
 #include <errno.h>

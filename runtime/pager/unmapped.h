@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Unmapped: ranges of tiered memory that the program unmapped, mapped over or moved
-// by raw system calls, past the preload library.
+// SPDX-License-Identifier: Apache-2.0
+// Unmapped: ranges of tiered memory that the program unmapped, mapped over or moved by raw system calls, past the
+// preload library.
 //
 // The kernel reports these by UNMAP and REMAP events of the userfaultfd, and holds the caller until a handler has read
 // the event; until then every UFFDIO_COPY answers EAGAIN. (EVENT_REMOVE stays off: our own MADV_DONTNEED would wait for

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Times the faults of one thread (a server's main thread): how many needed a read,
-// how long they took, and the longest since the last query. A fault lasts from the moment that a handler reads the
-// message until the page is there; faults that another thread's range operation ends are not counted.
+// SPDX-License-Identifier: Apache-2.0
+// Times the faults of one thread (a server's main thread): how many needed a read, how long they took, and the longest
+// since the last query. A fault lasts from the moment that a handler reads the message until the page is there; faults
+// that another thread's range operation ends are not counted.
 // Threading: handlers write, any thread reads.
 #pragma once
 #include <atomic>

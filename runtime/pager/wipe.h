@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 MADV_WIPEONFORK: ranges whose contents a forked child does not get. The kernel
-// keeps them from the child's mappings; this file keeps the child's page table from bringing them back from the LUN.
+// SPDX-License-Identifier: Apache-2.0
+// MADV_WIPEONFORK: ranges whose contents a forked child does not get. The kernel keeps them from the child's mappings;
+// this file keeps the child's page table from bringing them back from the LUN.
 // Threading: a MutatorScope keeps forks out of a change. Few ranges: keys and seeds, a page or so each.
 #pragma once
 #include <cstddef>

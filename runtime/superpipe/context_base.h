@@ -1,5 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Shared by the contexts of superpipe/ beyond the public interface: release,
-// watches, and the moving average of read latency. Threading: a context's owner only. May not allocate.
+// SPDX-License-Identifier: Apache-2.0
+// Shared by the contexts of superpipe/ beyond the public interface: release, watches, and the moving average of read
+// latency.
+// Threading: a context's owner only. May not allocate.
 #pragma once
 #include <errno.h>
 #include <unistd.h>

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Contexts for blocking commands that involve several lower devices: a thread
-// borrows one for a command. The pool attaches them on demand, as many as there are threads at one time, and keeps
-// them. A forked child attaches its own. Threading: any thread. Blocks; not for the fault path.
+// SPDX-License-Identifier: Apache-2.0
+// Contexts for blocking commands that involve several lower devices: a thread borrows one for a command. The pool
+// attaches them on demand, as many as there are threads at one time, and keeps them. A forked child attaches its own.
+// Threading: any thread. Blocks; not for the fault path.
 #pragma once
 #include <atomic>
 #include <cstdint>

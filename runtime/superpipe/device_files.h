@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The descriptors of a device: number 0 its file or node, and where that is a node,
-// number 1 its *lock file*. Locks (F_OFD_SETLK byte ranges) lie on all of them, so that opens through either see them.
+// SPDX-License-Identifier: Apache-2.0
+// The descriptors of a device: number 0 its file or node, and where that is a node, number 1 its *lock file*. Locks
+// (F_OFD_SETLK byte ranges) lie on all of them, so that opens through either see them.
 //
 // Why a lock file: locks lie on inodes, and one backing device has several nodes: /dev/ng0n1 and /dev/nvme0n1, the
 // second controller's /dev/ng1n1, what mknod or a container made. So there is an empty file in /dev/shm that is named

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The fatal stop: see fatal.h. The first thread that comes prints and runs the
-// hook; others wait for the abort to take them. Threading: any thread, also on the fault path and in a forked child;
-// allocates nothing.
+// SPDX-License-Identifier: Apache-2.0
+// The fatal stop: see fatal.h. The first thread that comes prints and runs the hook; others wait for the abort to take
+// them.
+// Threading: any thread, also on the fault path and in a forked child; allocates nothing.
 #include "sys/fatal.h"
 
 #include <errno.h>

@@ -1,5 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 A system call straight from here: past libc, which a preload library may stand in
-// for, and before anything has been set up. Threading: any; also in a signal handler, and in a child of vfork.
+// SPDX-License-Identifier: Apache-2.0
+// A system call straight from here: past libc, which a preload library may stand in for, and before anything has been
+// set up.
+// Threading: any; also in a signal handler, and in a child of vfork.
 #pragma once
 #include <errno.h>
 

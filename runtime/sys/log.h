@@ -1,7 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 Log: one line a message, `lunar: [pid] text`, one write(2) each, to standard
-// error (or option `log_file`). Silent by default below `warning`. Never allocates, takes no lock, keeps errno. What
-// arguments hold is made printable. A message repeated more than `limit` times by one call site is dropped after a
-// closing "further ones are not shown" (LUNAR_LOG_LIMITED).
+// SPDX-License-Identifier: Apache-2.0
+// Log: one line a message, `lunar: [pid] text`, one write(2) each, to standard error (or option `log_file`). Silent by
+// default below `warning`. Never allocates, takes no lock, keeps errno. What arguments hold is made printable. A
+// message repeated more than `limit` times by one call site is dropped after a closing "further ones are not shown"
+// (LUNAR_LOG_LIMITED).
 #pragma once
 #include <atomic>
 

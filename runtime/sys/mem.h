@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Memory system calls. Thin: each returns 0 (or a count / pointer) or -errno,
-// allocates nothing, may be used on the fault path unless it says otherwise. These go to the kernel directly, never
-// through an interposed libc symbol.
+// SPDX-License-Identifier: Apache-2.0
+// Memory system calls. Thin: each returns 0 (or a count / pointer) or -errno, allocates nothing, may be used on the
+// fault path unless it says otherwise. These go to the kernel directly, never through an interposed libc symbol.
 #pragma once
 #include <sys/types.h>
 #include <sys/uio.h>

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 NUMA topology by libnuma, read once before threads; node_of_cpu is a table
-// look-up afterwards. libnuma is loaded where there is more than one node, with dlopen: as a dependency of a module
-// that a server loads with RTLD_DEEPBIND (Valkey) it would find another free than the malloc that libc uses for it.
+// SPDX-License-Identifier: Apache-2.0
+// NUMA topology by libnuma, read once before threads; node_of_cpu is a table look-up afterwards. libnuma is loaded
+// where there is more than one node, with dlopen: as a dependency of a module that a server loads with RTLD_DEEPBIND
+// (Valkey) it would find another free than the malloc that libc uses for it.
 #include "sys/numa.h"
 
 #include <dlfcn.h>

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 NVMe commands to a namespace's character device (/dev/ngXnY): by ioctl, and as
-// entries of a ring (Uring::queue_nvme). The kernel's structures stay in nvme.cpp. 0 / -errno, a positive value is the
-// NVMe status the device answered. No allocation; the ioctls block.
+// SPDX-License-Identifier: Apache-2.0
+// NVMe commands to a namespace's character device (/dev/ngXnY): by ioctl, and as entries of a ring (Uring::queue_nvme).
+// The kernel's structures stay in nvme.cpp. 0 / -errno, a positive value is the NVMe status the device answered. No
+// allocation; the ioctls block.
 #pragma once
 #include <cstddef>
 #include <cstdint>

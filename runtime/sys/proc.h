@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Facts about this process from /proc: descriptors that may pin memory, names of
-// threads. No allocation; blocking file reads, so not for handlers.
+// SPDX-License-Identifier: Apache-2.0
+// Facts about this process from /proc: descriptors that may pin memory, names of threads. No allocation; blocking file
+// reads, so not for handlers.
 #pragma once
 #include <cstddef>
 #include <cstdint>

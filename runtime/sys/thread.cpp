@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Threads, futexes, clocks, scheduling. Allocation happens in thread_start only,
-// under a HostGuard, so that an interposed malloc serves it from DRAM: a service thread whose thread-local storage lay
-// in tiered memory could wait for itself.
+// SPDX-License-Identifier: Apache-2.0
+// Threads, futexes, clocks, scheduling. Allocation happens in thread_start only, under a HostGuard, so that an
+// interposed malloc serves it from DRAM: a service thread whose thread-local storage lay in tiered memory could wait
+// for itself.
 #include "sys/thread.h"
 
 #include <dlfcn.h>

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 What the tests of the block library share: cases that register themselves, checks
-// that say where, and the devices they run on. The library is seen through its public header only.
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of the block library share: cases that register themselves, checks that say where, and the devices
+// they run on. The library is seen through its public header only.
 //
 //   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a case: all that are not `heavy`; --all: all;
 //                                --no-ring: on a host

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 What callers of IBM's library rely on, a line a behaviour, on a physical chunk
-// and on a virtual one. A line says what is not so and the next one runs; the case fails at the end. Its source is
-// IBM's library, its test program and its samples; where this library differs on purpose, capiblock.h and the man pages
-// say so and no line is here.
+// SPDX-License-Identifier: Apache-2.0
+// What callers of IBM's library rely on, a line a behaviour, on a physical chunk and on a virtual one. A line says what
+// is not so and the next one runs; the case fails at the end. Its source is IBM's library, its test program and its
+// samples; where this library differs on purpose, capiblock.h and the man pages say so and no line is here.
 #include <thread>
 
 #include "cblk_test.h"

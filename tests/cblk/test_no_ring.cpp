@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 A host that refuses io_uring: asynchronous commands do not wait for their I/O,
-// several are at work at once, and an I/O that hangs ends in time. (All other cases run on such a host too: --no-ring.)
+// SPDX-License-Identifier: Apache-2.0
+// A host that refuses io_uring: asynchronous commands do not wait for their I/O, several are at work at once, and an
+// I/O that hangs ends in time. (All other cases run on such a host too: --no-ring.)
 //
 // A disk that hangs: direct reads into memory that userfaultfd holds back. The kernel cannot pin it, so the read goes
 // no further.

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The block library as IBM's key/value layer uses it: a RAID 0 of one path and
-// virtual, grown in many steps, then I/O of one block by a hundred threads. Some issue a run and then wait for each
-// result, others poll; all check what they read.
+// SPDX-License-Identifier: Apache-2.0
+// The block library as IBM's key/value layer uses it: a RAID 0 of one path and virtual, grown in many steps, then I/O
+// of one block by a hundred threads. Some issue a run and then wait for each result, others poll; all check what they
+// read.
 #include <thread>
 
 #include "../support/slowness.h"

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 CFLSH_BLK_TIMEOUT bounds every I/O, and one that is late touches nothing of the
-// caller's any more. The device is simulated: it takes as long as it is told. Bounds are wide: other things run too.
+// SPDX-License-Identifier: Apache-2.0
+// CFLSH_BLK_TIMEOUT bounds every I/O, and one that is late touches nothing of the caller's any more. The device is
+// simulated: it takes as long as it is told. Bounds are wide: other things run too.
 #include <dirent.h>
 
 #include <thread>

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 One device, as a whole and in virtual LUNs, in turn: what holds nothing any more
-// gives way, what holds something is refused.
+// SPDX-License-Identifier: Apache-2.0
+// One device, as a whole and in virtual LUNs, in turn: what holds nothing any more gives way, what holds something is
+// refused.
 #include "cblk_test.h"
 
 namespace {

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 What Lunar costs a program whose data fits into DRAM: a pointer chase over 128
-// MiB, and redis-benchmark's SET and GET, plain (huge pages off, as on tiered memory) against `lunar run --dram 1g`,
-// taking turns.
+// SPDX-License-Identifier: Apache-2.0
+// What Lunar costs a program whose data fits into DRAM: a pointer chase over 128 MiB, and redis-benchmark's SET and
+// GET, plain (huge pages off, as on tiered memory) against `lunar run --dram 1g`, taking turns.
 //
 //   fits_in_dram LUNAR PERCENT_MAX [ROUNDS]        prints medians and their ratio; fails above PERCENT_MAX
 //

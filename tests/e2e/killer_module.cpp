@@ -1,7 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 A Redis module for tests of the gate: KILLER.LATER id ends that client from a
-// thread of its own, as modules with threads may; KILLER.READ name lets a thread of that name read as the server's
-// threads do. The slice of the module ABI is declared here; the first word of a context is where its calls are found by
-// name. Threading: the thread has the server's lock while it calls. May not be used by code that ships.
+// SPDX-License-Identifier: Apache-2.0
+// A Redis module for tests of the gate: KILLER.LATER id ends that client from a thread of its own, as modules with
+// threads may; KILLER.READ name lets a thread of that name read as the server's threads do. The slice of the module ABI
+// is declared here; the first word of a context is where its calls are found by name.
+// Threading: the thread has the server's lock while it calls. May not be used by code that ships.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Commands that go through whole cold values, of a megabyte or so: faults of the
-// server a command, from INFO lunar, and what a client that asks for a hot key sees meanwhile. Counts decide, times are
-// printed.
+// SPDX-License-Identifier: Apache-2.0
+// Commands that go through whole cold values, of a megabyte or so: faults of the server a command, from INFO lunar, and
+// what a client that asks for a hot key sees meanwhile. Counts decide, times are printed.
 //
 //   redis_collections MODULE DRAM_MIB KEYS
 //

@@ -1,7 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 The gate's table of commands (adapters/gate/command_keys.cpp) against COMMAND of
-// every server that is installed, the module's own commands included: a command with keys that the table does not have
-// is a failure, as are keys that the server sees elsewhere (COMMAND GETKEYS on a sample of each). A new command is
-// noticed by the first run with its server.
+// SPDX-License-Identifier: Apache-2.0
+// The gate's table of commands (adapters/gate/command_keys.cpp) against COMMAND of every server that is installed, the
+// module's own commands included: a command with keys that the table does not have is a failure, as are keys that the
+// server sees elsewhere (COMMAND GETKEYS on a sample of each). A new command is noticed by the first run with its
+// server.
 //
 //   redis_commands MODULE
 //

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The input gate against a plain server: the same bytes, cut at the same places,
-// sent to both on many connections; the replies must be the same bytes. The data set is several times the budget, so
-// that commands are held all the time.
+// SPDX-License-Identifier: Apache-2.0
+// The input gate against a plain server: the same bytes, cut at the same places, sent to both on many connections; the
+// replies must be the same bytes. The data set is several times the budget, so that commands are held all the time.
 //
 //   redis_gate module|run|both MODULE LUNAR KILLER_MODULE CAP_MIB ROUNDS
 //

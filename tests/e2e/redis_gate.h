@@ -1,5 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 What the tests that compare two servers share: a server started by hand, and a
-// socket that sends bytes as it is told to. Threading: one thread an object.
+// SPDX-License-Identifier: Apache-2.0
+// What the tests that compare two servers share: a server started by hand, and a socket that sends bytes as it is told
+// to.
+// Threading: one thread an object.
 #pragma once
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Honest clients beside 5,000 that mean no good: what the gate does for them
-// (counts), and how long they wait, against the same clients alone in the same run.
+// SPDX-License-Identifier: Apache-2.0
+// Honest clients beside 5,000 that mean no good: what the gate does for them (counts), and how long they wait, against
+// the same clients alone in the same run.
 //
 //   redis_gate_hostile MODULE DRAM_MIB SECONDS TURNS
 //

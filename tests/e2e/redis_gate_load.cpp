@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 What the input gate is for, in figures: data at four times the DRAM, 16 clients
-// that read 1 KiB values at random, and one that reads the same key all the time; with the gate and without, taking
-// turns; medians of the turns.
+// SPDX-License-Identifier: Apache-2.0
+// What the input gate is for, in figures: data at four times the DRAM, 16 clients that read 1 KiB values at random, and
+// one that reads the same key all the time; with the gate and without, taking turns; medians of the turns.
 //
 //   redis_gate_load MODULE CAP_MIB SECONDS TURNS
 //

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The server's own latency monitor shows what cold data costs: `lunar-fault` when
-// the main thread waited for a page, `lunar-stall` when it waited for many in one turn, `lunar-hold` when a client
-// waited at the gate; only above latency-monitor-threshold, and nothing while that is 0. The LUN is one that takes its
-// time.
+// SPDX-License-Identifier: Apache-2.0
+// The server's own latency monitor shows what cold data costs: `lunar-fault` when the main thread waited for a page,
+// `lunar-stall` when it waited for many in one turn, `lunar-hold` when a client waited at the gate; only above
+// latency-monitor-threshold, and nothing while that is 0. The LUN is one that takes its time.
 //
 //   redis_latency MODULE
 //

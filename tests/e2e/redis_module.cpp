@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The Redis module in the distribution's redis-server, data at four times its DRAM
-// and of all types: what it holds, saves, replays and sends to replicas is what a plain server has.
+// SPDX-License-Identifier: Apache-2.0
+// The Redis module in the distribution's redis-server, data at four times its DRAM and of all types: what it holds,
+// saves, replays and sends to replicas is what a plain server has.
 //
 //   redis_module MODULE SCENARIO CAP_MIB VALUES_MIB
 //

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 What the Redis module does with bad input and at its limits: one line that says
-// what to fix, and the server starts or refuses as Redis does.
+// SPDX-License-Identifier: Apache-2.0
+// What the Redis module does with bad input and at its limits: one line that says what to fix, and the server starts or
+// refuses as Redis does.
 //
 //   redis_module_refusals MODULE LUNAR OTHER_MALLOC
 //

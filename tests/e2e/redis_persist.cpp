@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 What a forked child of a tiered server writes or sends, while every key changes,
-// is the data of the moment of the fork; and a fork leaves nothing behind.
+// SPDX-License-Identifier: Apache-2.0
+// What a forked child of a tiered server writes or sends, while every key changes, is the data of the moment of the
+// fork; and a fork leaves nothing behind.
 //
 //   redis_persist MODULE SCENARIO CAP_MIB VALUES_MIB [FORKS]
 //

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 One added key makes the server double a cold hash table: faults of the server
-// until all entries have moved, and what a client that sends PING sees meanwhile. Counts decide, times are printed.
+// SPDX-License-Identifier: Apache-2.0
+// One added key makes the server double a cold hash table: faults of the server until all entries have moved, and what
+// a client that sends PING sees meanwhile. Counts decide, times are printed.
 //
 //   redis_rehash MODULE DRAM_MIB
 //

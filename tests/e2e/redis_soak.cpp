@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 24 clients on a tiered server that saves, rewrites its append-only file, is given
-// more and less DRAM, lives on LUNs that fail, and is killed again and again. appendfsync is always: what was
-// acknowledged must be there after each restart, and every reply must be right (redis_soak_client.h).
+// SPDX-License-Identifier: Apache-2.0
+// 24 clients on a tiered server that saves, rewrites its append-only file, is given more and less DRAM, lives on LUNs
+// that fail, and is killed again and again. appendfsync is always: what was acknowledged must be there after each
+// restart, and every reply must be right (redis_soak_client.h).
 //
 //   redis_soak MODULE SECONDS CAP_MIB VALUES_MIB SAVE_EVERY_S LIFE_S PAUSE_MS
 //

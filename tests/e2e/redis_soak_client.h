@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 A client of the soak test: owns keys, knows what the server must hold for each,
-// checks every reply against it, and finds out after a lost connection which of its unanswered writes have happened.
+// SPDX-License-Identifier: Apache-2.0
+// A client of the soak test: owns keys, knows what the server must hold for each, checks every reply against it, and
+// finds out after a lost connection which of its unanswered writes have happened.
 //
 // Idea. Of the steps (commands, or MULTI..EXEC) that were sent and not answered, the server has done the first k for
 // some k, in order, each whole or not at all: the only freedom it has. After a reconnect the keys they touch are read,

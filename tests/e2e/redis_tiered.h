@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 What the tests of the Redis module share: a tiered and a plain server in a
-// directory of the run, what a tiered one must show for itself, waiting for its children, and main().
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of the Redis module share: a tiered and a plain server in a directory of the run, what a tiered one
+// must show for itself, waiting for its children, and main().
 // Threading: one thread a server. May not be used by code that ships.
 #pragma once
 #include <fmt/format.h>

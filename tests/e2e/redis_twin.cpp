@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The twin test of the Redis module: random commands over all types, the same to a
-// tiered server at 1/8 of the DRAM its data wants (or less) and to a plain one. Equal replies, equal DEBUG DIGEST at
-// checkpoints, after BGSAVE and a restart, after AOF rewrites and a replay, and on a tiered replica.
+// SPDX-License-Identifier: Apache-2.0
+// The twin test of the Redis module: random commands over all types, the same to a tiered server at 1/8 of the DRAM its
+// data wants (or less) and to a plain one. Equal replies, equal DEBUG DIGEST at checkpoints, after BGSAVE and a
+// restart, after AOF rewrites and a replay, and on a tiered replica.
 //
 //   redis_twin MODULE FROZEN_CLOCK CAP_MIB COMMANDS [SEED [GATE]]     GATE yes or no; SEED or LUNAR_SEED= replays
 //

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 What the parts of the twin test share: one command with the way its reply is
-// compared, replies as trees, the generator of random commands.
+// SPDX-License-Identifier: Apache-2.0
+// What the parts of the twin test share: one command with the way its reply is compared, replies as trees, the
+// generator of random commands.
 // Threading: one thread. May not be used by code that ships.
 #pragma once
 #include <cstdint>

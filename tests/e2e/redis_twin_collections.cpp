@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Random commands of the twin test: lists, hashes, sets, sorted sets, streams, geo,
-// and fresh values of all types. Random picks (SPOP, SRANDMEMBER, ...) ask for all elements: which ones come otherwise
-// is chance. See redis_twin.h.
+// SPDX-License-Identifier: Apache-2.0
+// Random commands of the twin test: lists, hashes, sets, sorted sets, streams, geo, and fresh values of all types.
+// Random picks (SPOP, SRANDMEMBER, ...) ask for all elements: which ones come otherwise is chance. See redis_twin.h.
 #include "redis_twin.h"
 
 namespace e2e {

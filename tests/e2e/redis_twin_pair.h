@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The two servers of the twin test, tiered and plain, under one clock that stands
-// still: started, asked the same, compared, stopped and started again.
+// SPDX-License-Identifier: Apache-2.0
+// The two servers of the twin test, tiered and plain, under one clock that stands still: started, asked the same,
+// compared, stopped and started again.
 // Threading: one thread. Every wait ends. May not be used by code that ships.
 #pragma once
 #include <memory>

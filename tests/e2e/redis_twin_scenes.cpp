@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Scenes of the twin test: what needs several connections in a known order, or the
-// whole database. See redis_twin_pair.h.
+// SPDX-License-Identifier: Apache-2.0
+// Scenes of the twin test: what needs several connections in a known order, or the whole database. See
+// redis_twin_pair.h.
 #include <set>
 
 #include "redis_twin_pair.h"

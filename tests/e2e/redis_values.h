@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 A data set of all types for redis-server: the value of key i follows from i and a
-// version, so that two servers can be given the same.
+// SPDX-License-Identifier: Apache-2.0
+// A data set of all types for redis-server: the value of key i follows from i and a version, so that two servers can be
+// given the same.
 // Threading: one thread a server. May not be used by code that ships.
 #pragma once
 #include <fmt/format.h>

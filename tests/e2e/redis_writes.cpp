@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 What writes, deletes, expiry and eviction of cold keys cost the server's main
-// thread: data at four times the DRAM, and counts of faults that had to read from the LUN.
+// SPDX-License-Identifier: Apache-2.0
+// What writes, deletes, expiry and eviction of cold keys cost the server's main thread: data at four times the DRAM,
+// and counts of faults that had to read from the LUN.
 //
 //   redis_writes MODULE SCENARIO CAP_MIB
 //

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 account_life: a plain process whose first thread ends while others go on is
-// alive, at every moment of that thread's end; and its charge is given back when the process ends.
+// SPDX-License-Identifier: Apache-2.0
+// account_life: a plain process whose first thread ends while others go on is alive, at every moment of that thread's
+// end; and its charge is given back when the process ends.
 //
 // Idea. The kernel marks a thread's robust mutexes first, closes its descriptors then, and makes it a zombie last. The
 // first thread of the member has a descriptor table of its own with thousands of files in it, so that the time between

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 account_reap: a process that reaps a dead member of the account is killed, at one
-// instruction after the other, and the next one must come to the same sums and links. So is one that takes and gives:
-// nothing of it stays taken.
+// SPDX-License-Identifier: Apache-2.0
+// account_reap: a process that reaps a dead member of the account is killed, at one instruction after the other, and
+// the next one must come to the same sums and links. So is one that takes and gives: nothing of it stays taken.
 //
 // Idea. A tree of three: we, a child that dies with DRAM, LUN space and pieces of a device, and its child, which lives
 // on. A fourth process sweeps, traced: it makes N steps and is killed. Then we sweep. What the dead one had must be

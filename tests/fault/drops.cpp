@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 drops MODE: an eviction drops a batch of pages at once, and what cannot be
-// dropped or read must neither be taken for dropped nor hold up the rest.
+// SPDX-License-Identifier: Apache-2.0
+// drops MODE: an eviction drops a batch of pages at once, and what cannot be dropped or read must neither be taken for
+// dropped nor hold up the rest.
 //
 //   locked             a quarter of the pages is locked by raw mlock in runs of odd lengths: those stay, the others
 //                      leave

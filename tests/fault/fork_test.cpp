@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 fork_test CASE [--long]: a forked child keeps its memory. Each case runs in a
-// process (and tier) of its own; without an argument all of them run, one after the other.
+// SPDX-License-Identifier: Apache-2.0
+// fork_test CASE [--long]: a forked child keeps its memory. Each case runs in a process (and tier) of its own; without
+// an argument all of them run, one after the other.
 //
 // Idea. Every page has a content that tells its version; parent, child and grandchild go their own ways from the fork
 // on and each must see exactly what the fork left it and what it wrote itself. Memory is three times the budget, so

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 sim_faults: a LUN that fails, tears, misplaces and corrupts I/O. Each page read
-// back is right or reported: by SIGBUS on a load, by -EIO from lunar_touch, by an error of the system call that meets
-// it. It is never silently wrong.
+// SPDX-License-Identifier: Apache-2.0
+// sim_faults: a LUN that fails, tears, misplaces and corrupts I/O. Each page read back is right or reported: by SIGBUS
+// on a load, by -EIO from lunar_touch, by an error of the system call that meets it. It is never silently wrong.
 //
 // Idea. Threads write and read pages of a region of four times the budget on a sim: LUN. A page that is reported lost
 // is discarded (zeros from then on) and goes on. `--protection-off` runs without the check of hashes, on a LUN that

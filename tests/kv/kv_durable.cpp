@@ -1,9 +1,9 @@
-// SPDX-License-Identifier: Apache-2.0 Sets that are durable when they return. Threads set and delete keys of their own in
-// a store with group commit, or one that commits each; what they begin, what was acknowledged and every write and flush
-// is recorded in order. Then the device is put together as a crash could have left it at each of its writes (torn,
-// reordered, lost between flushes), and opened: every key must be as some operation left it that had begun, and none
-// older than what was acknowledged. The store must be sound, go on working at any level, and stand another crash, in the
-// middle of its recovery too.
+// SPDX-License-Identifier: Apache-2.0
+// Sets that are durable when they return. Threads set and delete keys of their own in a store with group commit, or one
+// that commits each; what they begin, what was acknowledged and every write and flush is recorded in order. Then the
+// device is put together as a crash could have left it at each of its writes (torn, reordered, lost between flushes),
+// and opened: every key must be as some operation left it that had begun, and none older than what was acknowledged.
+// The store must be sound, go on working at any level, and stand another crash, in the middle of its recovery too.
 //   kv_durable [--histories N] [--operations N]; LUNAR_SEED= replays the choices, not the interleaving.
 #include <errno.h>
 

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 A device that lies and fails: torn writes, writes that land elsewhere, bits that
-// flip, errors. Whatever it does, a get gives the value that was set or an error, never anything else; what failed has
-// changed nothing; keys whose records are sound stay readable; and a device that only failed for a while has cost
-// nothing.
+// SPDX-License-Identifier: Apache-2.0
+// A device that lies and fails: torn writes, writes that land elsewhere, bits that flip, errors. Whatever it does, a
+// get gives the value that was set or an error, never anything else; what failed has changed nothing; keys whose
+// records are sound stay readable; and a device that only failed for a while has cost nothing.
 //   kv_faults [--operations N]; LUNAR_SEED= replays.
 #include <errno.h>
 

@@ -1,8 +1,9 @@
-// SPDX-License-Identifier: Apache-2.0 A store that is kept comes back whole after any crash. Random histories of sets,
-// deletes and flushes are recorded write by write on a device; then the device is put together as a crash could have
-// left it (torn, reordered, lost between flushes: as in tests/property/lun_crash.cpp), and the store is opened. It must
-// hold what some moment since the last flush that was acknowledged held, key by key and byte by byte, be sound by
-// validate(), go on working, and come back once more.
+// SPDX-License-Identifier: Apache-2.0
+// A store that is kept comes back whole after any crash. Random histories of sets, deletes and flushes are recorded
+// write by write on a device; then the device is put together as a crash could have left it (torn, reordered, lost
+// between flushes: as in tests/property/lun_crash.cpp), and the store is opened. It must hold what some moment since
+// the last flush that was acknowledged held, key by key and byte by byte, be sound by validate(), go on working, and
+// come back once more.
 //   kv_kept [--histories N] [--operations N]; LUNAR_SEED= replays.
 #include <errno.h>
 

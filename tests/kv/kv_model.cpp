@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The engine against a model: random operations on few and on many keys, in a log
-// so small that it is cleaned all the time. Every result and every byte is compared with a std::unordered_map; full is
-// an answer, after which nothing may have changed. With a device, three quarters of the log and more lie there.
+// SPDX-License-Identifier: Apache-2.0
+// The engine against a model: random operations on few and on many keys, in a log so small that it is cleaned all the
+// time. Every result and every byte is compared with a std::unordered_map; full is an answer, after which nothing may
+// have changed. With a device, three quarters of the log and more lie there.
 //   kv_model [--operations N] [--device URI]; LUNAR_SEED= replays.
 #include <errno.h>
 

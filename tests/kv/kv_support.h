@@ -1,5 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 What the tests of the key/value engine share: contents that say whose and of
-// which version they are, numbers by chance. Threading: no state. May not: be used by code that ships.
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of the key/value engine share: contents that say whose and of which version they are, numbers by
+// chance.
+// Threading: no state.
+// May not: be used by code that ships.
 #pragma once
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,9 @@
-// SPDX-License-Identifier: Apache-2.0 The engine under many threads. Each key has one writer; its versions count up,
-// and every fifth means that it is deleted. A writer says what it begins and what is done, so a reader knows which
-// versions it may see: not older than what was done before it asked, not newer than what was begun when it had its
-// answer, whole, and never one that comes back. That is linearizability for keys with one writer. Keys that all threads
-// write must be whole, of a version that one of them wrote. Walkers must see every key that stays, once.
+// SPDX-License-Identifier: Apache-2.0
+// The engine under many threads. Each key has one writer; its versions count up, and every fifth means that it is
+// deleted. A writer says what it begins and what is done, so a reader knows which versions it may see: not older than
+// what was done before it asked, not newer than what was begun when it had its answer, whole, and never one that comes
+// back. That is linearizability for keys with one writer. Keys that all threads write must be whole, of a version that
+// one of them wrote. Walkers must see every key that stays, once.
 //   kv_threads [--writes N] [--writers N] [--readers N] [--device URI] [--kept FILE]; LUNAR_SEED= replays the choices,
 //   not the interleaving. --kept: the store lies in that file, is flushed all the time, and must come back whole;
 //   --durability 1 (group) or 2 (each): by its log alone, for the last flush is left out.

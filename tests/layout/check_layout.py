@@ -185,6 +185,8 @@ def check_form(path, text):
         first = lines[1 if script and len(lines) > 1 else 0] if lines else ""
         if SPDX not in first:
             yield f"{path}:1: does not open with `{SPDX}`"
+        elif not first.rstrip(" */").endswith(SPDX):
+            yield f"{path}:1: more than the licence stands in its line"
         if len(lines) > LINES_MAX:
             yield f"{path}: {len(lines)} lines; at most {LINES_MAX}"
         if os.path.splitext(path)[1] in (".hpp", ".hh", ".hxx", ".H") and path not in OTHER_HEADERS:

@@ -94,13 +94,14 @@ def complaints(path, text):
 def main():
     wrong = 0
     for path, body, expected in [*((p, HEAD + b, e) for p, b, e in CASES),
-                                 ("runtime/sys/log.cpp", "int no_licence;\n", "does not open with")]:
+                                 ("runtime/sys/log.cpp", "int no_licence;\n", "does not open with"),
+                                 ("runtime/sys/log.cpp", HEAD[:-1] + " See log.h.\nint a;\n", "more than the licence")]:
         found = complaints(path, body)
         right = (not found) if expected is None else (len(found) == 1 and expected in found[0])
         if not right:
             wrong += 1
             print(f"{path}: {body[len(HEAD):][:60]!r}: expected {expected!r}, found {found}")
-    print(f"{len(CASES) + 1 - wrong} right, {wrong} wrong")
+    print(f"{len(CASES) + 2 - wrong} right, {wrong} wrong")
     return 1 if wrong else 0
 
 

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 `activation_storm THREADS SEED`: threads write, check, discard, move, protect and
-// unmap memory of their own, with and without huge pages, and fork, while the process grows from plain to tiered
-// memory. Every page is checked against a model that plain arrays keep.
+// SPDX-License-Identifier: Apache-2.0
+// `activation_storm THREADS SEED`: threads write, check, discard, move, protect and unmap memory of their own, with and
+// without huge pages, and fork, while the process grows from plain to tiered memory. Every page is checked against a
+// model that plain arrays keep.
 //
 // Idea: each thread owns a few maps; version 0 of a page means zeros, others a stamp at both ends. The main thread
 // grows the heap beyond the budget meanwhile. Prints "sound", or what was wrong.

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The program of activation_test.py: `activation_worker STEP...`, one after the
-// other. Every page it holds carries a stamp that is checked before each line it prints, and at the end ("sound").
+// SPDX-License-Identifier: Apache-2.0
+// The program of activation_test.py: `activation_worker STEP...`, one after the other. Every page it holds carries a
+// stamp that is checked before each line it prints, and at the end ("sound").
 //
 //   grow:MIB     mallocs 256 KiB blocks till it holds so many MiB; ENOMEM is printed, not fatal ("refused at N MiB")
 //   map:MIB      the same from one mmap, with MADV_HUGEPAGE        noreserve:MIB   with MAP_NORESERVE, half of it used

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The API in a process whose malloc is its own: lunar_malloc is tiered, the
-// program's malloc and its use of jemalloc stay as they are, jemalloc's metadata never lies in the tier, and the tier
-// ends and starts again. Linked against the runtime itself (for the heap's counters) and its C API.
+// SPDX-License-Identifier: Apache-2.0
+// The API in a process whose malloc is its own: lunar_malloc is tiered, the program's malloc and its use of jemalloc
+// stay as they are, jemalloc's metadata never lies in the tier, and the tier ends and starts again. Linked against the
+// runtime itself (for the heap's counters) and its C API.
 #include <jemalloc/jemalloc.h>
 #include <malloc.h>
 

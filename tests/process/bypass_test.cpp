@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 bypass: what a program does past the preload library's calls, and what becomes of
-// Lunar's own calls when the program restricts them.
+// SPDX-License-Identifier: Apache-2.0
+// bypass: what a program does past the preload library's calls, and what becomes of Lunar's own calls when the program
+// restricts them.
 //
 //   bypass_test LIBRARY CASE    starts itself again under the preload library, collects its standard error through a
 //                               socket or a pipe,

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Several processes of a tree fork at the same moment in a budget that has room for
-// one or two more: a fork is refused (ENOMEM, EAGAIN) or its child lives and finds its memory. A fork that failed gives
-// back what was reserved for it.
+// SPDX-License-Identifier: Apache-2.0
+// Several processes of a tree fork at the same moment in a budget that has room for one or two more: a fork is refused
+// (ENOMEM, EAGAIN) or its child lives and finds its memory. A fork that failed gives back what was reserved for it.
 //
 //   fork_room_test LIBRARY at-once | failed
 //   fork_room_test LIBRARY killed        children that are killed before they have begun leave nothing charged

@@ -1,5 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 lun_holder DEVICE NAME: has a virtual LUN open until its standard input ends; an
-// empty NAME makes a scratch one. For lun_cli_test.py. Threading: one thread.
+// SPDX-License-Identifier: Apache-2.0
+// lun_holder DEVICE NAME: has a virtual LUN open until its standard input ends; an empty NAME makes a scratch one. For
+// lun_cli_test.py.
+// Threading: one thread.
 #include <cstdio>
 
 #include "lun/compose.h"

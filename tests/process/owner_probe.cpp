@@ -1,8 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 owner_probe USE DEVICE: takes a device in one way, says `open` or `refused:
-// REASON`, and keeps it until its standard input ends. USE: physical, reserve, forced, readonly, virtual (cblk_open),
-// group (two opens of one LUN), named (the virtual LUN `owned`), bench (a scratch device, as the benches open it). A
-// chunk that may write the whole device leaves a pattern and says at the end whether that was `kept` or `lost`. For
-// ownership_test.py.
+// SPDX-License-Identifier: Apache-2.0
+// owner_probe USE DEVICE: takes a device in one way, says `open` or `refused: REASON`, and keeps it until its standard
+// input ends. USE: physical, reserve, forced, readonly, virtual (cblk_open), group (two opens of one LUN), named (the
+// virtual LUN `owned`), bench (a scratch device, as the benches open it). A chunk that may write the whole device
+// leaves a pattern and says at the end whether that was `kept` or `lost`. For ownership_test.py.
 // Threading: one thread.
 #include <capiblock.h>
 #include <errno.h>

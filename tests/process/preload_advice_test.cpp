@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 What a program may do to its own memory by madvise, mprotect with and without
-// protection keys, mlock and munmap, and what it must see afterwards: on tiered maps and on the heap, before the pager
-// is active and after, next to plain memory where the kernel decides.
+// SPDX-License-Identifier: Apache-2.0
+// What a program may do to its own memory by madvise, mprotect with and without protection keys, mlock and munmap, and
+// what it must see afterwards: on tiered maps and on the heap, before the pager is active and after, next to plain
+// memory where the kernel decides.
 #include <sys/syscall.h>
 #include <sys/uio.h>
 

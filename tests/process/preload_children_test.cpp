@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Children made past fork(): by _Fork, clone, and syscall with each number that
-// forks, each with evicted memory that it must see as it was; and one that shares its parent's memory (clone with
-// CLONE_VM) and makes the heap grow, which must not take the parent with it.
+// SPDX-License-Identifier: Apache-2.0
+// Children made past fork(): by _Fork, clone, and syscall with each number that forks, each with evicted memory that it
+// must see as it was; and one that shares its parent's memory (clone with CLONE_VM) and makes the heap grow, which must
+// not take the parent with it.
 #include <ctype.h>
 #include <locale.h>
 #include <pthread.h>

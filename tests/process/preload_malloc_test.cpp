@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 malloc's family and operator new/delete under the preload: every call's contract,
-// on memory that is tiered and evicted.
+// SPDX-License-Identifier: Apache-2.0
+// malloc's family and operator new/delete under the preload: every call's contract, on memory that is tiered and
+// evicted.
 #include "preload_test.h"
 
 #include <malloc.h>

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 mremap and mmap(MAP_FIXED) on tiered maps that other threads use meanwhile: each
-// page changes from its old to its new content at once, a write is in one place, and what a map forbids stays
-// forbidden. Before activation ("early") and after, with pages on the LUN.
+// SPDX-License-Identifier: Apache-2.0
+// mremap and mmap(MAP_FIXED) on tiered maps that other threads use meanwhile: each page changes from its old to its new
+// content at once, a write is in one place, and what a map forbids stays forbidden. Before activation ("early") and
+// after, with pages on the LUN.
 #include <sys/mman.h>
 #include <sys/syscall.h>
 

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 What the kernel does to memory when a thread ends, where that memory is evicted:
-// it marks the robust mutexes that the thread held (the next locker gets EOWNERDEAD), and clears the thread's id
-// (pthread_join returns).
+// SPDX-License-Identifier: Apache-2.0
+// What the kernel does to memory when a thread ends, where that memory is evicted: it marks the robust mutexes that the
+// thread held (the next locker gets EOWNERDEAD), and clears the thread's id (pthread_join returns).
 #include <pthread.h>
 #include <sys/mman.h>
 #include <time.h>

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Threads under the preload: churn of short-lived threads, memory freed by another
-// thread than made it, forks in between, and a LUN that runs full: ENOMEM for the program, which goes on.
+// SPDX-License-Identifier: Apache-2.0
+// Threads under the preload: churn of short-lived threads, memory freed by another thread than made it, forks in
+// between, and a LUN that runs full: ENOMEM for the program, which goes on.
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 trust_probe: what a program takes from its environment, one `name value` a line.
-// trust_test.py runs it with and without the setuid bit.
+// SPDX-License-Identifier: Apache-2.0
+// trust_probe: what a program takes from its environment, one `name value` a line. trust_test.py runs it with and
+// without the setuid bit.
 #include <stdio.h>
 #include <sys/auxv.h>
 #include <unistd.h>

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Another process of the tree writes into tiered memory by process_vm_writev, as
-// MPI does, while the target's pages are evicted. The kernel pins up to 1024 pages before it copies, and brings missing
-// ones in meanwhile: what it has pinned must not be evicted under it.
+// SPDX-License-Identifier: Apache-2.0
+// Another process of the tree writes into tiered memory by process_vm_writev, as MPI does, while the target's pages are
+// evicted. The kernel pins up to 1024 pages before it copies, and brings missing ones in meanwhile: what it has pinned
+// must not be evicted under it.
 //
 //   written_from_outside_test LIBRARY library | raw
 #include <sys/mman.h>

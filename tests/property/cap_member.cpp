@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 cap_member: what dram_cap_tree_test.py runs under a small budget. Every page
-// written is read back: a word of the page tells which process wrote it and when.
+// SPDX-License-Identifier: Apache-2.0
+// cap_member: what dram_cap_tree_test.py runs under a small budget. Every page written is read back: a word of the page
+// tells which process wrote it and when.
 //
 //   cap_member forks N MIB ROUNDS   fills MIB, forks N children one after the other; the parent rewrites everything at
 //                                   once, while the children

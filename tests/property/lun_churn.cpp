@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Many processes on one physical LUN, killed at random. 16 of them create, grow,
-// shrink and remove named LUNs and grow scratch ones, and write and verify stamped blocks; the parent kills one after
-// the other with SIGKILL and starts it again. Some leave a daemon behind (forked twice) that goes on with its scratch
-// LUN while its parent is killed.
+// SPDX-License-Identifier: Apache-2.0
+// Many processes on one physical LUN, killed at random. 16 of them create, grow, shrink and remove named LUNs and grow
+// scratch ones, and write and verify stamped blocks; the parent kills one after the other with SIGKILL and starts it
+// again. Some leave a daemon behind (forked twice) that goes on with its scratch LUN while its parent is killed.
 //
 // A block says of which LUN it is, and where in it: a foreign stamp is an extent owned twice, zeros where a stamp was
 // are one lost. What a named LUN grows by must be zeros. At the end the metadata must check clean, the scratch LUNs of

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Every crash leaves the metadata whole. Random histories of changes to a physical
-// LUN are recorded write by write; then the device is put together as a crash could have left it, and opened:
+// SPDX-License-Identifier: Apache-2.0
+// Every crash leaves the metadata whole. Random histories of changes to a physical LUN are recorded write by write;
+// then the device is put together as a crash could have left it, and opened:
 //
 //   torn     all writes up to one, that one only in part: some of its 512-byte sectors, a prefix or any
 //   lost     of what was written since the last flush, and not with fua, only some, each perhaps torn (a device's cache

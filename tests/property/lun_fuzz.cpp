@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Metadata that rotted, was mixed up or forged is never believed. Sound images of a
-// physical LUN, some as a crash left them, are changed at random and opened:
+// SPDX-License-Identifier: Apache-2.0
+// Metadata that rotted, was mixed up or forged is never believed. Sound images of a physical LUN, some as a crash left
+// them, are changed at random and opened:
 //
 //   bits, runs of bytes, sectors and blocks swapped or copied, also from other moments of the same LUN's life
 //   fields of superblocks, headers, entries and the extent table, with every checksum made right again

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 MemoryDevice: a raw Device over memory that outlives it, so that one device can
-// be opened again and again; it may record what is written, refuse to discard, fail. For the tests of lun/.
+// SPDX-License-Identifier: Apache-2.0
+// MemoryDevice: a raw Device over memory that outlives it, so that one device can be opened again and again; it may
+// record what is written, refuse to discard, fail. For the tests of lun/.
 // Threading: transfer from any thread while nothing records.
 #pragma once
 #include <cerrno>

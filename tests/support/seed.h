@@ -1,5 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 The seed of a randomised test: LUNAR_SEED where it is given, else another one
-// each run; printed, so that a run can be repeated. Threading: any. May not: be used by code that ships.
+// SPDX-License-Identifier: Apache-2.0
+// The seed of a randomised test: LUNAR_SEED where it is given, else another one each run; printed, so that a run can be
+// repeated.
+// Threading: any.
+// May not: be used by code that ships.
 #pragma once
 #include <cstdint>
 #include <cstdio>

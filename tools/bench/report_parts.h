@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 What the reports of all benches share: medians, ratios of rounds, the common
-// objects of the JSON, times for people, and the rule by which a run does not count.
+// SPDX-License-Identifier: Apache-2.0
+// What the reports of all benches share: medians, ratios of rounds, the common objects of the JSON, times for people,
+// and the rule by which a run does not count.
 // Threading: plain data. May not be used by runtime/ (it allocates).
 #pragma once
 #include <map>

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 lunar lun check: the format's whole-structure check, its findings a line each,
-// and a verdict that scripts can read from the exit code. Without --repair it writes nothing: the device is open for
-// reading.
+// SPDX-License-Identifier: Apache-2.0
+// lunar lun check: the format's whole-structure check, its findings a line each, and a verdict that scripts can read
+// from the exit code. Without --repair it writes nothing: the device is open for reading.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <cstdio>
 

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Whether a device or file is being changed just now, and what it hangs on. The
-// runtime checks ownership (superpipe/ownership.h). Threading: free functions, one thread. Changes nothing. May not be
-// used by runtime/ (it allocates).
+// SPDX-License-Identifier: Apache-2.0
+// Whether a device or file is being changed just now, and what it hangs on. The runtime checks ownership
+// (superpipe/ownership.h).
+// Threading: free functions, one thread. Changes nothing. May not be used by runtime/ (it allocates).
 #pragma once
 #include <string>
 

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The LUN of `lunar run`, looked at before a program starts: see run_checks.h.
-// `--lun` is what lun/compose.h calls a list for scratch_open: directories, files, devices, URIs, named virtual LUNs;
-// several are a stripe, as large as the smallest times their number. Each refusal is one line: what, where, what to do.
+// SPDX-License-Identifier: Apache-2.0
+// The LUN of `lunar run`, looked at before a program starts: see run_checks.h. `--lun` is what lun/compose.h calls a
+// list for scratch_open: directories, files, devices, URIs, named virtual LUNs; several are a stripe, as large as the
+// smallest times their number. Each refusal is one line: what, where, what to do.
 // Threading: one thread. Writes nothing but in open_lun. May not be used by runtime/ (it allocates).
 #include <errno.h>
 #include <fcntl.h>

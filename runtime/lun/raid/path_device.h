@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Several paths to the same device: I/O takes the first path that works (the
-// primary one, while it does). A command that fails because of its path is re-issued on the next; the caller sees an
-// error only when no path is left.
+// SPDX-License-Identifier: Apache-2.0
+// Several paths to the same device: I/O takes the first path that works (the primary one, while it does). A command
+// that fails because of its path is re-issued on the next; the caller sees an error only when no path is left.
 //
 //   Enabled ── an error here, and success on another path ──► Failed
 //      ▲                                                        │ every kProbeNs the next context with I/O reads a page

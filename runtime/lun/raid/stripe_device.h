@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 A stripe: RAID 0 over 2 to 8 devices. Chunk c lies on member c % N at c / N *
-// chunk, so one command's part of a member is always contiguous there: a large command goes to all members at once, as
-// one command each (two where its vector is longer than 256).
+// SPDX-License-Identifier: Apache-2.0
+// A stripe: RAID 0 over 2 to 8 devices. Chunk c lies on member c % N at c / N * chunk, so one command's part of a
+// member is always contiguous there: a large command goes to all members at once, as one command each (two where its
+// vector is longer than 256).
 //
 //   offset   0     64k    128k   192k   256k
 //            │ c0  │ c1   │ c2   │ c3   │ ...       members: 0: c0 c2 ..   1: c1 c3 ..

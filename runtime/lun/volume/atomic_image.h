@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 AtomicImage: a small table on a device that changes as a whole or not at all,
-// whatever interrupts it: two slots, written alternately (shadow paging of one page, as in LMDB's meta pages).
+// SPDX-License-Identifier: Apache-2.0
+// AtomicImage: a small table on a device that changes as a whole or not at all, whatever interrupts it: two slots,
+// written alternately (shadow paging of one page, as in LMDB's meta pages).
 //
 //   offset[0] │ slot A │ slot B │      offset[1] │ slot A │ slot B │        one copy, or two at places far apart
 //

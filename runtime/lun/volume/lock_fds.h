@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Registry of descriptors with locks that forked children must not keep: a child
-// forked while one is registered closes its copy (an atfork handler), so that the lock ends with the process that took
-// it, however that ends. Registers only descriptors of the program's own table, which is the one a child inherits.
+// SPDX-License-Identifier: Apache-2.0
+// Registry of descriptors with locks that forked children must not keep: a child forked while one is registered closes
+// its copy (an atfork handler), so that the lock ends with the process that took it, however that ends. Registers only
+// descriptors of the program's own table, which is the one a child inherits.
 // Threading: any. Not for the fault path.
 #pragma once
 

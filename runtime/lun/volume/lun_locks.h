@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Locks of the virtual LUNs of a device that was opened for Claim::kParts: byte
-// ranges beyond those of superpipe/ownership.h, on the same files; of a stripe and paths on the first member's.
+// SPDX-License-Identifier: Apache-2.0
+// Locks of the virtual LUNs of a device that was opened for Claim::kParts: byte ranges beyond those of
+// superpipe/ownership.h, on the same files; of a stripe and paths on the first member's.
 //
 //   2^62 + 0           metadata    exclusive (shared for reading), on a description of its own that lives as long as
 //                      the lock

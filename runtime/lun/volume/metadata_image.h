@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 What is on the device, validated in memory: geometry, superblock and images of a
-// physical LUN (physical_format.h). No I/O here, so that a fuzzer reaches every line.
+// SPDX-License-Identifier: Apache-2.0
+// What is on the device, validated in memory: geometry, superblock and images of a physical LUN (physical_format.h). No
+// I/O here, so that a fuzzer reaches every line.
 //
 // Rule: no value read from a device serves as a length, offset or index before it was checked here.
 // Threading: no state; any thread. Does not allocate.

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The metadata of a physical LUN: see metadata_store.h. The protocol is in
-// atomic_image.cpp, the validation in metadata_image.cpp. Threading: the caller locks. May not be used on the fault
-// path.
+// SPDX-License-Identifier: Apache-2.0
+// The metadata of a physical LUN: see metadata_store.h. The protocol is in atomic_image.cpp, the validation in
+// metadata_image.cpp.
+// Threading: the caller locks. May not be used on the fault path.
 #include "lun/volume/metadata_store.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The metadata of a physical LUN on its device: an atomic image (atomic_image.h) in
-// two copies, in front of the data and behind it. What is looked at on every load is everything: four slots, so that
-// rot is found while there is a copy.
+// SPDX-License-Identifier: Apache-2.0
+// The metadata of a physical LUN on its device: an atomic image (atomic_image.h) in two copies, in front of the data
+// and behind it. What is looked at on every load is everything: four slots, so that rot is found while there is a copy.
 //
 // Threading: the caller locks (metadata lock and mutex). Blocking. Memory: mappings, made by prepare().
 #pragma once

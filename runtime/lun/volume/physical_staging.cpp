@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Growing where zeros must be written, or there is very much to discard: too long
-// for the metadata lock. See physical_impl.h.
+// SPDX-License-Identifier: Apache-2.0
+// Growing where zeros must be written, or there is very much to discard: too long for the metadata lock. See
+// physical_impl.h.
 //
 //   staged       the extents become those of a nameless scratch LUN of ours
 //   prepare      they are zeroed, without the lock

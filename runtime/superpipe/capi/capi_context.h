@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 A context on IBM's library: a chunk, with its commands in flight. One cblk
-// command at a time for a Command: its parts, and pieces of what the library takes at once, follow one another.
+// SPDX-License-Identifier: Apache-2.0
+// A context on IBM's library: a chunk, with its commands in flight. One cblk command at a time for a Command: its
+// parts, and pieces of what the library takes at once, follow one another.
 // Threading: the thread that attached; or, attached as shared, one at a time, await() at any time. May not: allocate
 // after create (the library may).
 #pragma once

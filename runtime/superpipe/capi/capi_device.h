@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 A disk behind IBM's CAPI Flash adapter, through IBM's own library:
-// capi:/dev/sgN[,lib=/path/libcflsh_block-0.so]. Each context has its own chunk and issues cblk_aread and cblk_awrite;
-// transfer() uses the device's chunk. Without the hardware or the library open fails with -ENODEV.
+// SPDX-License-Identifier: Apache-2.0
+// A disk behind IBM's CAPI Flash adapter, through IBM's own library: capi:/dev/sgN[,lib=/path/libcflsh_block-0.so].
+// Each context has its own chunk and issues cblk_aread and cblk_awrite; transfer() uses the device's chunk. Without the
+// hardware or the library open fails with -ENODEV.
 //
 // Blocks of 4096 bytes. A forked child attaches chunks of its own, and opens one for its transfers with the first. No
 // discard: unmapped blocks are not promised to read as zeros (release() unmaps). The library may allocate and lock as

@@ -1,5 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 From Commands to NVMe commands: a namespace's geometry, splitting a Command into
-// NVMe commands, the meaning of statuses. Threading: no state. No allocation; for the data path.
+// SPDX-License-Identifier: Apache-2.0
+// From Commands to NVMe commands: a namespace's geometry, splitting a Command into NVMe commands, the meaning of
+// statuses.
+// Threading: no state. No allocation; for the data path.
 #pragma once
 #include "base/units.h"
 #include "superpipe/device.h"

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 A whole NVMe namespace by its character device,
-// nvme:/dev/ngXnY[,sqpoll=auto|on|off]: NVMe commands through io_uring, without the block layer (no page cache, no
-// partitions, no file systems; the layer above knows what it holds).
+// SPDX-License-Identifier: Apache-2.0
+// A whole NVMe namespace by its character device, nvme:/dev/ngXnY[,sqpoll=auto|on|off]: NVMe commands through io_uring,
+// without the block layer (no page cache, no partitions, no file systems; the layer above knows what it holds).
 //
 //   kRead, kWrite   READ, WRITE, in pieces of what the controller takes, one after the other; fua is the FUA bit of
 //                   each.

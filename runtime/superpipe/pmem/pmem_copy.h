@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Copies into persistent memory and makes them durable: a store is on stable
-// storage once its cache line was written back and the CPU has fenced.
+// SPDX-License-Identifier: Apache-2.0
+// Copies into persistent memory and makes them durable: a store is on stable storage once its cache line was written
+// back and the CPU has fenced.
 //
 //   x86       non-temporal stores for whole lines (they bypass the cache, so nothing is left to flush: measured 1.6x as
 //             fast as

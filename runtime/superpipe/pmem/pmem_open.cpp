@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Opening mapped memory: which device it is, how its writes become durable, and
-// whether it may be taken. See pmem_device.h.
+// SPDX-License-Identifier: Apache-2.0
+// Opening mapped memory: which device it is, how its writes become durable, and whether it may be taken. See
+// pmem_device.h.
 //
 // Idea: everything that could go wrong later is asked here and refused with one line. The device is looked at and
 // marked through the mapping, which all of them have in common (hugetlbfs and device DAX know no write). Threading: one

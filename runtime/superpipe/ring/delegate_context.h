@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 A context whose commands are calls (copies or blocking I/O) made by the caller or
-// by delegates. The caller's own commands are done when submit returns; delegated ones go through three lock-free
-// rings:
+// SPDX-License-Identifier: Apache-2.0
+// A context whose commands are calls (copies or blocking I/O) made by the caller or by delegates. The caller's own
+// commands are done when submit returns; delegated ones go through three lock-free rings:
 //
 //   free_      indices of slots; the owner's
 //   cells_     indices of slots to be done: the owner adds at tail_, any thread takes at head_ by compare-and-swap

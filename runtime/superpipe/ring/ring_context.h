@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The common part of contexts on io_uring: one ring a thread, the registered files
-// of one or several devices, and waiting.
+// SPDX-License-Identifier: Apache-2.0
+// The common part of contexts on io_uring: one ring a thread, the registered files of one or several devices, and
+// waiting.
 //
 //   submit ──► SQ ring ──► io_uring_enter (one a call) ──► device
 //                                                            │ completion, as deferred task work

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Memory of this process as a device: mem:[SIZE][,limit=SIZE]. For what ends with
-// the process anyway. (Memory that outlives it: pmem: over a file of tmpfs or hugetlbfs; memory that misbehaves: sim:.)
+// SPDX-License-Identifier: Apache-2.0
+// Memory of this process as a device: mem:[SIZE][,limit=SIZE]. For what ends with the process anyway. (Memory that
+// outlives it: pmem: over a file of tmpfs or hugetlbfs; memory that misbehaves: sim:.)
 //
 //   base_ │ zeros at first, read and written      │ address space, no more                     │
 //         0                              size_bytes() ── grow() ──►                         limit

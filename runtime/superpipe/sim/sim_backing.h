@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The backing device of sim: devices: memory as commands see it, and with a
-// volatile cache also what a power loss would leave of it.
+// SPDX-License-Identifier: Apache-2.0
+// The backing device of sim: devices: memory as commands see it, and with a volatile cache also what a power loss would
+// leave of it.
 //
 //   write ──► memory_            what reads see
 //        └──► log_ ──────────►   durable_          what is on stable storage

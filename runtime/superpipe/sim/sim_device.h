@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 A device of memory that misbehaves on request:
+// SPDX-License-Identifier: Apache-2.0
+// A device of memory that misbehaves on request:
 // sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,flush_error=P]
 // [,torn=P][,misdirect=P][,corrupt=P][,lost_flush=P][,stall=PAGE][,stall_us=N][,stalls=N][,errno=N][,cache=SIZE][,atomic=SIZE]
 // [,name=X], P = one in P I/Os (0: never). Devices of one name share one memory, for as long as the process lives:

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 contained [--allow NAME[,NAME]...] COMMAND...: runs COMMAND under what container
-// engines deny by default of the system calls that a program like Lunar makes. The facts, of Docker's default profile
-// (moby 25 and later; its own documentation lists them):
+// SPDX-License-Identifier: Apache-2.0
+// contained [--allow NAME[,NAME]...] COMMAND...: runs COMMAND under what container engines deny by default of the
+// system calls that a program like Lunar makes. The facts, of Docker's default profile (moby 25 and later; its own
+// documentation lists them):
 //   EPERM    userfaultfd, io_uring_* (since 25.0), keyctl and its kin, perf_event_open, bpf, move_pages;
 //            with --cap-add SYS_PTRACE allowed: process_madvise, pidfd_getfd, kcmp;
 //            with --cap-add SYS_NICE: mbind, set_mempolicy, get_mempolicy, set_mempolicy_home_node;

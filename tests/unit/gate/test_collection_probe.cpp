@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The gate's look at collections, on forged ones: as a server lays them out they
-// fit, and no longer when a word of them is moved, wild or says something else than the rest.
+// SPDX-License-Identifier: Apache-2.0
+// The gate's look at collections, on forged ones: as a server lays them out they fit, and no longer when a word of them
+// is moved, wild or says something else than the rest.
 #include <cstring>
 
 #include "adapters/gate/collection_probe.h"

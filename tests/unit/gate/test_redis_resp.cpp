@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The parser of the input gate: every split point of a pipeline, hostile lengths,
-// inline commands; and the table of keys.
+// SPDX-License-Identifier: Apache-2.0
+// The parser of the input gate: every split point of a pipeline, hostile lengths, inline commands; and the table of
+// keys.
 #include <algorithm>
 #include <random>
 #include <string>

@@ -1,6 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 A physical LUN of 4 MiB as the first version of the format left it: written by a
-// Lunar that knew neither feature bits nor types. It carries "alpha" (128 KiB), "beta" (64 KiB), and a scratch LUN of 2
-// MiB whose owner was killed. What is not in a run is zeros. Threading: constants.
+// SPDX-License-Identifier: Apache-2.0
+// A physical LUN of 4 MiB as the first version of the format left it: written by a Lunar that knew neither feature bits
+// nor types. It carries "alpha" (128 KiB), "beta" (64 KiB), and a scratch LUN of 2 MiB whose owner was killed. What is
+// not in a run is zeros.
+// Threading: constants.
 #pragma once
 #include <cstdint>
 #include <vector>

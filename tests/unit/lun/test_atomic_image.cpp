@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 An atomic image after torn writes at every sector, a power loss at every step,
-// rot, failed writes, and by readers of other kinds.
+// SPDX-License-Identifier: Apache-2.0
+// An atomic image after torn writes at every sector, a power loss at every step, rot, failed writes, and by readers of
+// other kinds.
 #include <cstring>
 #include <string>
 #include <vector>

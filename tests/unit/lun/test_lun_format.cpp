@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The format and other versions of it: feature bits, types, images of the first
-// version and what its readers make of ours; that looking writes nothing; and what check() counts in images that cannot
-// be.
+// SPDX-License-Identifier: Apache-2.0
+// The format and other versions of it: feature bits, types, images of the first version and what its readers make of
+// ours; that looking writes nothing; and what check() counts in images that cannot be.
 #include <errno.h>
 
 #include <cstring>

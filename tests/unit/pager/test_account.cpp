@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The account of a process tree: sums, limits and shares in one process whose
-// members are Account objects on one memory file, as the processes of a tree are. (That the dead give back, and that
-// reaping can be interrupted: tests/fault/account_*.) LUNAR_SEED=N replays a run.
+// SPDX-License-Identifier: Apache-2.0
+// The account of a process tree: sums, limits and shares in one process whose members are Account objects on one memory
+// file, as the processes of a tree are. (That the dead give back, and that reaping can be interrupted:
+// tests/fault/account_*.) LUNAR_SEED=N replays a run.
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/wait.h>

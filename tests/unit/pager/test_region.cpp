@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Regions: addresses and pages, and the table of regions: look-ups against a model,
-// and beside a writer. LUNAR_SEED=N replays a run.
+// SPDX-License-Identifier: Apache-2.0
+// Regions: addresses and pages, and the table of regions: look-ups against a model, and beside a writer. LUNAR_SEED=N
+// replays a run.
 #include <errno.h>
 
 #include <atomic>

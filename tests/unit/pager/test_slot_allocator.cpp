@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The slot allocator: charging, placement (log first, then the emptiest segments),
-// retirement, and that no slot ever has two owners, against a model and under threads. LUNAR_SEED=N replays a run.
+// SPDX-License-Identifier: Apache-2.0
+// The slot allocator: charging, placement (log first, then the emptiest segments), retirement, and that no slot ever
+// has two owners, against a model and under threads. LUNAR_SEED=N replays a run.
 
 #include <unistd.h>
 

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Devices by URI: settings, capabilities as the host has them, refusals in one
-// line; contexts shared by threads, polled ones, vectors in the window, many in flight.
+// SPDX-License-Identifier: Apache-2.0
+// Devices by URI: settings, capabilities as the host has them, refusals in one line; contexts shared by threads, polled
+// ones, vectors in the window, many in flight.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

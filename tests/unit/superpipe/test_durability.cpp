@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 What a power loss leaves: writes with fua and what was flushed stay, through
-// every device and composite; the rest may go, and on simulated media with a cache it does.
+// SPDX-License-Identifier: Apache-2.0
+// What a power loss leaves: writes with fua and what was flushed stay, through every device and composite; the rest may
+// go, and on simulated media with a cache it does.
 #include <sys/mman.h>
 
 #include <algorithm>

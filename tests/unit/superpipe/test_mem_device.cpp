@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 mem: grows at its end and never moves, is reached in place, and says what it
-// refuses. What it has in common with other devices: device_conformance.
+// SPDX-License-Identifier: Apache-2.0
+// mem: grows at its end and never moves, is reached in place, and says what it refuses. What it has in common with
+// other devices: device_conformance.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>

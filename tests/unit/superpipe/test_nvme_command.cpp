@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 NVMe without a device: identify data becomes limits, commands are cut into pieces
-// that cover them once and in order, refusals name the device to give instead.
+// SPDX-License-Identifier: Apache-2.0
+// NVMe without a device: identify data becomes limits, commands are cut into pieces that cover them once and in order,
+// refusals name the device to give instead.
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/stat.h>

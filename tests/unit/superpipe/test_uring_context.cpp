@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Contexts on a file: the ring, the synchronous one and the one whose calls threads
-// make must behave alike. Every case runs on all of them where io_uring is allowed, on the latter two elsewhere.
+// SPDX-License-Identifier: Apache-2.0
+// Contexts on a file: the ring, the synchronous one and the one whose calls threads make must behave alike. Every case
+// runs on all of them where io_uring is allowed, on the latter two elsewhere.
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 See bench_memory.h. The swap backend is what a program gets without Lunar; it
-// asks for pages ahead by MADV_WILLNEED, in one process_madvise a batch where the kernel takes that for the caller
-// itself (one call instead of 64). Threading: as in the header.
+// SPDX-License-Identifier: Apache-2.0
+// See bench_memory.h. The swap backend is what a program gets without Lunar; it asks for pages ahead by MADV_WILLNEED,
+// in one process_madvise a batch where the kernel takes that for the caller itself (one call instead of 64).
+// Threading: as in the header.
 #include "tools/bench/fault/bench_memory.h"
 
 #include <fmt/format.h>

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 See fault_child.h. Reads commands (run_result.h) from standard input, answers on
-// standard output. Fills its data once, then makes its runs: worker threads touch pages until the clock ends, and check
-// every page they read.
+// SPDX-License-Identifier: Apache-2.0
+// See fault_child.h. Reads commands (run_result.h) from standard input, answers on standard output. Fills its data
+// once, then makes its runs: worker threads touch pages until the clock ends, and check every page they read.
 //
 // What the disk must have moved is bounded from below without asking the system under test. A cache of C of N equally
 // likely pages hits at most C/N of independent touches, for zipf at most the mass of the C hottest; for walks, pages

@@ -1,7 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 What all backends of a block bench work on: one file or block device, opened by
-// Lunar as a scratch LUN (which refuses what holds data), reachable by its path for the others, and written whole with
-// incompressible blocks that carry their stamps. Threading: one thread opens, fills and verifies; device() and stamps()
-// are for all.
+// SPDX-License-Identifier: Apache-2.0
+// What all backends of a block bench work on: one file or block device, opened by Lunar as a scratch LUN (which refuses
+// what holds data), reachable by its path for the others, and written whole with incompressible blocks that carry their
+// stamps.
+// Threading: one thread opens, fills and verifies; device() and stamps() are for all.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The content that a block must have, and its claim by an operation: checks every
-// read of every backend, by the same few instructions.
+// SPDX-License-Identifier: Apache-2.0
+// The content that a block must have, and its claim by an operation: checks every read of every backend, by the same
+// few instructions.
 //
 //   word 0, the middle one and the last    tag(unit, word) in the upper half | version in the lower half
 //   all others                             noise, whatever the writer's buffer holds

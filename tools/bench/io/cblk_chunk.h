@@ -1,5 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 A bench's backing device as a chunk of the block library (libcflsh_block), while
-// the bench also holds it as a scratch LUN. Threading: one thread. May not be used by runtime/ (it allocates).
+// SPDX-License-Identifier: Apache-2.0
+// A bench's backing device as a chunk of the block library (libcflsh_block), while the bench also holds it as a scratch
+// LUN.
+// Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <fcntl.h>
 #include <fmt/format.h>

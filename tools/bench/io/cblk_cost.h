@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 What the block library's blocking read adds to the device: one thread that reads
-// single blocks in runs, a few by cblk_read (no cache), a few without the library, so that whatever else disturbs the
-// machine disturbs both alike. Threading: one thread. May not be used by runtime/ (it allocates).
+// SPDX-License-Identifier: Apache-2.0
+// What the block library's blocking read adds to the device: one thread that reads single blocks in runs, a few by
+// cblk_read (no cache), a few without the library, so that whatever else disturbs the machine disturbs both alike.
+// Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <functional>
 

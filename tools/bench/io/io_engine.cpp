@@ -1,5 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 See io_engine.h. Linux AIO is called by its system calls, so that nothing but the
-// kernel is needed (libaio does no more). Threading: as in the header. May not be used by runtime/ (it allocates).
+// SPDX-License-Identifier: Apache-2.0
+// See io_engine.h. Linux AIO is called by its system calls, so that nothing but the kernel is needed (libaio does no
+// more).
+// Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/io/io_engine.h"
 
 #include <fcntl.h>

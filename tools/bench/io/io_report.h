@@ -1,5 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The results of `lunar bench superpipe` and `lunar bench window`: medians over
-// rounds, ratios, the JSON object and the table. Threading: plain data. May not be used by runtime/ (it allocates).
+// SPDX-License-Identifier: Apache-2.0
+// The results of `lunar bench superpipe` and `lunar bench window`: medians over rounds, ratios, the JSON object and the
+// table.
+// Threading: plain data. May not be used by runtime/ (it allocates).
 #pragma once
 #include <map>
 #include <string>

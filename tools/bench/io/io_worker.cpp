@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 See io_worker.h. An operation's latency is from its hand-over to the moment its
-// caller has it back; those of a batch share their clock readings. Stamps are made and checked inside the clocked time,
-// by all backends alike. Threading: as in the header. May not be used by runtime/ (it allocates).
+// SPDX-License-Identifier: Apache-2.0
+// See io_worker.h. An operation's latency is from its hand-over to the moment its caller has it back; those of a batch
+// share their clock readings. Stamps are made and checked inside the clocked time, by all backends alike.
+// Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/io/io_worker.h"
 
 #include <fcntl.h>

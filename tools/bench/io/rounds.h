@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Backends of a block bench that take turns on one device: A B A B, as many rounds
-// as asked for, and up to three times as many when others disturbed them; the quietest rounds count.
+// SPDX-License-Identifier: Apache-2.0
+// Backends of a block bench that take turns on one device: A B A B, as many rounds as asked for, and up to three times
+// as many when others disturbed them; the quietest rounds count.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <map>

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 `lunar bench superpipe`: what random 4 KiB block I/O costs through a superpipe
-// context, compared with the ways a program has without Lunar, on one file or block device that was written whole.
+// SPDX-License-Identifier: Apache-2.0
+// `lunar bench superpipe`: what random 4 KiB block I/O costs through a superpipe context, compared with the ways a
+// program has without Lunar, on one file or block device that was written whole.
 //
 //   lunar      a context: registered file and window, commands handed over and responses taken in batches
 //   cblk       the block library's calls on the same place: cblk_read and cblk_write at depth 1, aread, awrite and

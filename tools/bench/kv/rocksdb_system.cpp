@@ -40,7 +40,8 @@ struct RocksCalls {
   X(pinnableslice_value)                                                                                              \
   X(pinnableslice_destroy)                                                                                            \
   X(put)                                                                                                              \
-  X(write) X(flush) X(compact_range) X(property_value) X(free) X(create_iterator) X(iter_seek_to_first) X(iter_valid) \
+  X(write)                                                                                                            \
+  X(flush) X(compact_range) X(property_value) X(free) X(create_iterator) X(iter_seek_to_first) X(iter_valid)          \
       X(iter_next) X(iter_key) X(iter_destroy) X(writebatch_create) X(writebatch_put) X(writebatch_clear)             \
           X(writebatch_destroy) X(options_create) X(options_destroy) X(options_set_create_if_missing)                 \
               X(options_set_compression) X(options_set_write_buffer_size) X(options_set_max_write_buffer_number)      \

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 `lunar bench lio`: lists of I/Os on memory-mapped media (the article's vPMEM: 256
-// of 32 KiB), handed to delegate threads.
+// SPDX-License-Identifier: Apache-2.0
+// `lunar bench lio`: lists of I/Os on memory-mapped media (the article's vPMEM: 256 of 32 KiB), handed to delegate
+// threads.
 //
 //   lunar        pmem: with delegates: one call starts the list; a waiting thread helps
 //   sync         the same interface without delegates: the caller copies one after the other

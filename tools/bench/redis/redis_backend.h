@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 One backend of `lunar bench redis`: a redis-server in a memory cgroup, the data
-// it holds, and the clients that load it. Threading: one thread (during a save a second one asks for its progress). May
-// not be used by runtime/ (it allocates).
+// SPDX-License-Identifier: Apache-2.0
+// One backend of `lunar bench redis`: a redis-server in a memory cgroup, the data it holds, and the clients that load
+// it.
+// Threading: one thread (during a save a second one asks for its progress). May not be used by runtime/ (it allocates).
 #pragma once
 #include <functional>
 #include <memory>

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 `lunar bench redis`: redis-server with the Lunar module, under `lunar run`, and
-// with kernel swap on a file of the same disk, each in a memory cgroup of the same limit.
+// SPDX-License-Identifier: Apache-2.0
+// `lunar bench redis`: redis-server with the Lunar module, under `lunar run`, and with kernel swap on a file of the
+// same disk, each in a memory cgroup of the same limit.
 //
 //   a stage is a kind of data and its size:   start all servers -> load all -> workloads, taking turns A B C A B C
 //
