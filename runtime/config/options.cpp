@@ -364,6 +364,10 @@ void options_defaults(Options* options) {
     ErrorText ignored;
     // An empty size means "worked out later": 0.
     if (row.info.type == OptionType::kSize && row.info.default_text[0] == '\0') continue;
+    if (row.info.type == OptionType::kString || row.info.type == OptionType::kChoice) {
+      member<const char*>(options, row) = row.info.default_text;  // not copied: no memory may be left
+      continue;
+    }
     (void)set_row(options, row, row.info.default_text, row.info.name, &ignored);
   }
 }

@@ -43,7 +43,12 @@ int fetch_from_housekeeping(const PagerState& state, unsigned lun, unsigned i) {
 }  // namespace
 
 void keep_lun_directory(PagerState& state) {
-  if (state.options.lun == nullptr || state.lun_directory >= 0) return;
+  if (has_lun_directory(state)) {  // of a pager before this one, which may have had another
+    sys::note_own_descriptor(state.lun_directory, false);
+    sys::close_file(state.lun_directory);
+  }
+  state.lun_directory = -1;
+  if (state.options.lun == nullptr) return;
   const int opened = sys::open_file(state.options.lun, O_PATH | O_DIRECTORY);
   if (opened < 0) return;
   state.lun_directory = sys::move_high(opened);

@@ -33,35 +33,67 @@ constexpr int kBinaryAndHash = 1;  // of a data block's index
 
 struct RocksCalls {
   explicit RocksCalls(const OpenLibrary& library);
-#define LUNAR_ROCKSDB_CALLS(X)                                                                                         \
-  X(open)                                                                                                              \
-  X(close)                                                                                                             \
-  X(get_pinned)                                                                                                        \
-  X(pinnableslice_value)                                                                                               \
-  X(pinnableslice_destroy)                                                                                             \
-  X(put)                                                                                                               \
-  X(write)                                                                                                             \
-  X(flush)                                                                                                             \
-  X(compact_range) X(property_value) X(free) X(create_iterator) X(iter_seek_to_first) X(iter_valid) X(iter_next)       \
-      X(iter_key) X(iter_destroy) X(writebatch_create) X(writebatch_put) X(writebatch_clear) X(writebatch_destroy)     \
-          X(options_create) X(options_destroy) X(options_set_create_if_missing) X(options_set_compression)             \
-              X(options_set_write_buffer_size) X(options_set_max_write_buffer_number) X(options_set_use_direct_reads)  \
-                  X(options_set_use_direct_io_for_flush_and_compaction) X(options_set_max_background_jobs)             \
-                      X(options_set_optimize_filters_for_hits) X(options_set_level_compaction_dynamic_level_bytes) X(  \
-                          options_compaction_readahead_size) X(options_set_memtable_whole_key_filtering)               \
-                          X(options_set_memtable_prefix_bloom_size_ratio) X(options_set_block_based_table_factory) X(  \
-                              options_set_max_open_files) X(block_based_options_create) X(block_based_options_destroy) \
-                              X(block_based_options_set_block_cache) X(block_based_options_set_filter_policy)          \
-                                  X(block_based_options_set_cache_index_and_filter_blocks)                             \
-                                      X(block_based_options_set_pin_l0_filter_and_index_blocks_in_cache)               \
-                                          X(block_based_options_set_data_block_index_type)                             \
-                                              X(block_based_options_set_data_block_hash_ratio)                         \
-                                                  X(filterpolicy_create_bloom_full) X(cache_create_lru)                \
-                                                      X(cache_destroy) X(readoptions_create) X(readoptions_destroy)    \
-                                                          X(readoptions_set_readahead_size) X(writeoptions_create)     \
-                                                              X(writeoptions_destroy) X(writeoptions_disable_WAL)      \
-                                                                  X(writeoptions_set_sync) X(flushoptions_create)      \
-                                                                      X(flushoptions_destroy) X(flushoptions_set_wait)
+  // clang-format off: each run would move one more of them to a line of its own
+#define LUNAR_ROCKSDB_CALLS(X) \
+  X(open) \
+  X(close) \
+  X(get_pinned) \
+  X(pinnableslice_value) \
+  X(pinnableslice_destroy) \
+  X(put) \
+  X(write) \
+  X(flush) \
+  X(compact_range) \
+  X(property_value) \
+  X(free) \
+  X(create_iterator) \
+  X(iter_seek_to_first) \
+  X(iter_valid) \
+  X(iter_next) \
+  X(iter_key) \
+  X(iter_destroy) \
+  X(writebatch_create) \
+  X(writebatch_put) \
+  X(writebatch_clear) \
+  X(writebatch_destroy) \
+  X(options_create) \
+  X(options_destroy) \
+  X(options_set_create_if_missing) \
+  X(options_set_compression) \
+  X(options_set_write_buffer_size) \
+  X(options_set_max_write_buffer_number) \
+  X(options_set_use_direct_reads) \
+  X(options_set_use_direct_io_for_flush_and_compaction) \
+  X(options_set_max_background_jobs) \
+  X(options_set_optimize_filters_for_hits) \
+  X(options_set_level_compaction_dynamic_level_bytes) \
+  X(options_compaction_readahead_size) \
+  X(options_set_memtable_whole_key_filtering) \
+  X(options_set_memtable_prefix_bloom_size_ratio) \
+  X(options_set_block_based_table_factory) \
+  X(options_set_max_open_files) \
+  X(block_based_options_create) \
+  X(block_based_options_destroy) \
+  X(block_based_options_set_block_cache) \
+  X(block_based_options_set_filter_policy) \
+  X(block_based_options_set_cache_index_and_filter_blocks) \
+  X(block_based_options_set_pin_l0_filter_and_index_blocks_in_cache) \
+  X(block_based_options_set_data_block_index_type) \
+  X(block_based_options_set_data_block_hash_ratio) \
+  X(filterpolicy_create_bloom_full) \
+  X(cache_create_lru) \
+  X(cache_destroy) \
+  X(readoptions_create) \
+  X(readoptions_destroy) \
+  X(readoptions_set_readahead_size) \
+  X(writeoptions_create) \
+  X(writeoptions_destroy) \
+  X(writeoptions_disable_WAL) \
+  X(writeoptions_set_sync) \
+  X(flushoptions_create) \
+  X(flushoptions_destroy) \
+  X(flushoptions_set_wait)
+// clang-format on
 #define LUNAR_DECLARE(name) decltype(rocksdb_##name)* name;
   LUNAR_ROCKSDB_CALLS(LUNAR_DECLARE)
 #undef LUNAR_DECLARE
