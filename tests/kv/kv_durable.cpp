@@ -11,9 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/kv/kv_support.h"
-#include "tests/support/lun_device.h"
-#include "tests/support/seed.h"
+#include "tests/kv/crash_histories.h"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -274,34 +272,14 @@ void History::crash_at(size_t event) {
 }
 
 uint64_t History::crash_everywhere() {
-  uint64_t images = 0;
-  for (size_t i = 0; i < events_.size(); ++i) {
-    const Kind kind = events_[i].kind;
-    if (kind == Kind::kWrite || kind == Kind::kDiscard) {
-      crash_at(i);
-      ++images;
-    }
-    note(events_[i], &keys_);
-    if (kind != Kind::kFlush) continue;
-    for (; flushed_ < i; ++flushed_)
-      leave_of(events_[flushed_], Left::kAll, &copy_, [this](uint64_t n) { return random_.below(n); }, nullptr);
-  }
-  return images;
+  return crash_at_each_write(
+      events_, &flushed_, [this](size_t event) { crash_at(event); },
+      [this](size_t event) { note(events_[event], &keys_); },
+      [this](size_t event) {
+        leave_of(events_[event], Left::kAll, &copy_, [this](uint64_t n) { return random_.below(n); }, nullptr);
+      });
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const uint64_t histories = argument(argc, argv, "--histories", 4);
-  const uint64_t operations = argument(argc, argv, "--operations", 1000);
-  const uint64_t seed = tier::run_seed();
-  uint64_t images = 0;
-  for (uint64_t i = 0; i < histories; ++i) {
-    History history(seed * 1000003 + i);
-    history.make(operations);
-    images += history.crash_everywhere();
-  }
-  printf("%llu histories, %llu crash images opened: nothing acknowledged is lost\n",
-         static_cast<unsigned long long>(histories), static_cast<unsigned long long>(images));
-  return 0;
-}
+int main(int argc, char** argv) { return run_histories<History>(argc, argv, 4, 1000, "nothing acknowledged is lost"); }

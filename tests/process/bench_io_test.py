@@ -11,20 +11,14 @@ import sys
 import tempfile
 import time
 
+from bench_checks import check, problems, run_checks
+
 LUNAR = sys.argv[1]
 FULL = "--all" in sys.argv
 TINY = ["--size", "16m", "--seconds", "SECONDS", "--rounds", "1", "--json"]
 NUMBERS = ["threads", "depth", "unit_bytes", "ops_per_s", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "cpu_s", "machine_cpu_s",
            "kernel_cpu_s", "kiops_per_cpu", "kiops_per_cpu_kernel", "must_read_bytes", "disk_read_bytes", "mismatches", "spread",
            "noisy_rounds"]
-problems = []
-
-
-def check(held, what):
-    if not held:
-        problems.append(what)
-
-
 def bench(name, words, seconds="0.1"):
     """(exit code, report or None, standard error)"""
     words = [seconds if word == "SECONDS" else word for word in words]
@@ -121,7 +115,7 @@ def check_cblk_read(report, beside):
     check(abs(report["ratios"]["raw"]["cblk_read_us_over"] - cost["over_p50_ns"] / 1e3) < 1e-3 * (1 + abs(cost["over_p50_ns"])), "cblk_read_us_over is something else")
 
 
-def check_mapped():
+def check_mapped(_):
     directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/dev/shm")
     path = os.path.join(directory, "device")
     try:
@@ -175,19 +169,7 @@ def check_interrupted(directory):
 
 
 def main():
-    directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/var/tmp")
-    try:
-        check_refusals(directory)
-        check_superpipe(directory)
-        check_fio(directory)
-        check_mapped()
-        check_window(directory)
-        check_interrupted(directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    for problem in problems:
-        print(problem)
-    return 1 if problems else 0
+    return run_checks(check_refusals, check_superpipe, check_fio, check_mapped, check_window, check_interrupted)
 
 
 sys.exit(main())

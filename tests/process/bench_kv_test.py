@@ -10,8 +10,9 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+
+from bench_checks import check, run_checks
 
 LUNAR, LYING = sys.argv[1:3]
 TINY = ["--quick", "--data", "64m", "--seconds", "0.1", "--rounds", "2", "--threads", "1,2", "--depths", "1,4", "--htc", "on"]
@@ -34,14 +35,6 @@ TARGETS = (["memory_get_ops", "memory_get_cores", "shard_get", "shard_set", "syn
             "index_bytes"]
            + [f"cold_{draw}_{system}" for draw in ("uniform", "zipf") for system in ("rocksdb", "rocksdb-lz4", "lmdb")]
            + [f"ycsb_{mix}{what}_{system}" for mix in "abcdf" for what in ("", "_p99") for system in ("rocksdb", "rocksdb-lz4")])
-problems = []
-
-
-def check(held, what):
-    if not held:
-        problems.append(what)
-
-
 def near(a, b):
     return abs(a - b) <= 1e-4 * max(abs(a), abs(b), 1)   # six digits of each are in the report
 
@@ -203,17 +196,7 @@ def main():
     if os.geteuid() != 0:
         print("skip: root: memory cgroups need it")
         return 77
-    directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/var/tmp")
-    try:
-        check_refusals(directory)
-        check_json(directory)
-        check_wrong_values(directory)
-        check_interrupted(directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    for problem in problems:
-        print(problem)
-    return 1 if problems else 0
+    return run_checks(check_refusals, check_json, check_wrong_values, check_interrupted)
 
 
 sys.exit(main())

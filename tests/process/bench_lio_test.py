@@ -10,20 +10,14 @@ import subprocess
 import sys
 import time
 
+from bench_checks import check, problems
+
 LUNAR = sys.argv[1]
 SMALL = ["--ios", "16", "--io", "16k", "--file", "2m"]
 TINY = [*SMALL, "--rounds", "3", "--lists", "2"]
 SYSTEMS = ("lunar", "sync", "lio_listio")
 WORKLOADS = ("read_wait", "read_nowait", "write_wait", "write_nowait")
 NUMBERS = ("threads", "ops_per_s", "mean_ns", "p50_ns", "p99_ns", "return_ns", "cpu_us_per_list", "spread")
-problems = []
-
-
-def check(held, what):
-    if not held:
-        problems.append(what)
-
-
 def start(*words):
     return subprocess.Popen([LUNAR, "bench", "lio", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True)

@@ -9,21 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
+
+from bench_checks import check, problems, run_checks
 
 LUNAR = sys.argv[1]
 SYSTEMS = "lunar,run,swap"
 TINY = {"--dram": "16m", "--data": "24m", "--seconds": "0.2", "--connections": "8"}
 NUMBERS = ["threads", "pipeline", "ops_per_s", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "cpu_s", "machine_cpu_s",
            "generator_cpu_s", "must_read_bytes", "disk_read_bytes", "mismatches"]
-problems = []
-
-
-def check(held, what):
-    if not held:
-        problems.append(what)
-
-
 def start(words, directory):
     tiny = [word for flag, value in TINY.items() if flag not in words for word in (flag, value)]
     return subprocess.Popen([LUNAR, "bench", "redis", "--quick", *tiny, "--lun", directory, *words], stdin=subprocess.DEVNULL,
@@ -71,13 +64,13 @@ def check_json(directory):
                    "--rate", "200", *(["--plot", plots] if shutil.which("gnuplot") else [])], directory)
     out, err = finish(child)
     if not usable_host(err):
-        return False
+        return 77
     check(child.returncode == 0, f"exit code {child.returncode}: {err[-3000:]}")
     try:
         report = json.loads(out)
     except ValueError:
         problems.append(f"standard output is no JSON: {out[:500]}")
-        return True
+        return None
     check(report["bench"] == "redis" and report["host"]["cpus"] > 0, "bench or host is missing")
     check(report["options"]["dram_bytes"] == 16 << 20, "options do not hold what was asked for")
     check(report["failures"] == [], f"failures: {report['failures']}")
@@ -113,7 +106,7 @@ def check_json(directory):
                 check("<svg" in svg.read(), f"{stem}.svg is no SVG")
         shutil.rmtree(plots)
     check_gone(child.pid, directory, "a finished run")
-    return True
+    return None
 
 
 def wait_for_runs(child):
@@ -159,17 +152,7 @@ def main():
     if os.geteuid() != 0:
         print("skip: root: swap and memory cgroups need it")
         return 77
-    directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/var/tmp")
-    try:
-        check_refusals(directory)
-        if not check_json(directory):
-            return 77
-        check_interrupted(directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    for problem in problems:
-        print(problem)
-    return 1 if problems else 0
+    return run_checks(check_refusals, check_json, check_interrupted)
 
 
 sys.exit(main())
