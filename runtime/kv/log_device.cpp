@@ -365,8 +365,10 @@ int Log::segment_contents(uint64_t number, const char** memory) {
 }
 
 bool Log::possible_size(const Record* record, uint64_t room) const {
-  const uint64_t bytes = record->units() * kUnitBytes;
-  return bytes >= sizeof(Record) && bytes <= inline_units_max() * kUnitBytes && bytes <= room &&
+  const uint64_t bytes = record->units() * kUnitBytes, longest = inline_units_max() * kUnitBytes;
+  // A mark behind a batch may be a block and a little: batch_end().
+  const uint64_t most = record->type() == RecordType::kMark ? longest + sizeof(Record) : longest;
+  return bytes >= sizeof(Record) && bytes <= most && bytes <= room &&
          sizeof(Record) + round_up(record->key_bytes, 8) + record->value_bytes <= bytes;
 }
 

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "kv/inspect.h"
 #include "kv/store.h"
 #include "tests/catch.h"
 #include "tests/kv/kv_support.h"
@@ -405,4 +406,37 @@ TEST_CASE("kill -9 of threads that write loses nothing acknowledged") {
     store->close();
   }
   (void)unlink(path.c_str());
+}
+
+// Where less than a record's head is left of a block, the mark behind a batch takes the next block too, and is longer
+// than any pair's record in segments of 64 KiB.
+TEST_CASE("marks of every length are read again, by cleaning and by a look") {
+  for (const bool replayed : {true, false}) {
+    Backing backing;
+    Store* store = backing.must_open(Contents::kNew, Durability::kEach);
+    for (unsigned i = 0; i < 150; ++i) must_set(store, "key " + std::to_string(1000 + i), std::string(3870 + i, 'v'));
+    for (unsigned i = 0; i < 150; i += 2) REQUIRE(store->del(bytes_of("key " + std::to_string(1000 + i))) > 0);
+    if (!replayed) REQUIRE(store->flush() == 0);
+    store->close();
+    const std::vector<char> before = backing.memory;
+    backing.devices.push_back(new lunar_test::MemoryDevice(backing.memory.data(), kBytes));
+    StoreOptions options = backing.options_for(Contents::kKept, Durability::kFlush);
+    options.read_only = true;
+    REQUIRE(Store::open(options, &store, &backing.why) == 0);
+    Sweep sweep;
+    sweep.on_damage = [](void*, const Damage&) {};
+    CheckReport report;
+    CHECK(store->sweep(sweep, &report) == 0);
+    CHECK(report.damages == 0);
+    CHECK(report.records + report.large_pairs == 75);
+    store->close();
+    CHECK(before == backing.memory);
+    store = backing.must_open(Contents::kKept, Durability::kFlush);
+    CHECK(store->compact() == 0);
+    StoreInfo info;
+    store->info(&info);
+    CHECK(info.segments[static_cast<unsigned>(SegmentState::kDamaged)] == 0);
+    kv_test::check_store(store);
+    store->close();
+  }
 }
