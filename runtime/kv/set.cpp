@@ -135,7 +135,8 @@ int Store::publish(Shard& shard, uint64_t hash, Address address, const Found& fo
 bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool full) {
   if (found.run.count || !log_.begin_change(found.address)) return false;
   Record* record = log_.at(found.address);
-  const bool fits = fits_in_place(record, value.size, full);
+  // A record that cleaning moved says by what it holds which one it takes the place of.
+  const bool fits = !record->moved() && fits_in_place(record, value.size, full);
   if (fits) {
     value_overwrite(record, value);
     shard.pair_bytes.fetch_add(value.size - found.value_bytes, std::memory_order_relaxed);
