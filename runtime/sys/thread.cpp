@@ -51,7 +51,7 @@ size_t stack_bytes(const pthread_attr_t* attributes) {
   return bytes;
 }
 
-// Lies in the lowest page of the thread's stack, which loses its rights once the thread has started.
+// Lies in the page below the thread's stack, which loses its rights once the thread has started.
 struct ThreadStart {
   ThreadSpec spec;
   std::atomic<int> started{0};  // 1 running, < 0: failed with that errno. The thread's last use of it
@@ -138,11 +138,11 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
   // Inherited by fork: libc keeps its list of threads in their stacks and walks it in the child.
   pthread_attr_t attributes;
   if (int rc = pthread_attr_init(&attributes); rc != 0) return -rc;
-  const size_t stack_size = page_bytes() + stack_bytes(&attributes) + round_up(spec.more_stack_bytes, page_bytes());
-  void* stack = map_private(stack_size, ForkPolicy::kInherit);
-  if (stack == nullptr) return -ENOMEM;
-  auto* start = new (stack) ThreadStart{spec};
-  pthread_attr_setstack(&attributes, stack, stack_size);
+  const size_t stack_size = stack_bytes(&attributes) + round_up(spec.more_stack_bytes, page_bytes());
+  void* guard_page = map_private(page_bytes() + stack_size, ForkPolicy::kInherit);
+  if (guard_page == nullptr) return -ENOMEM;
+  auto* start = new (guard_page) ThreadStart{spec};
+  pthread_attr_setstack(&attributes, static_cast<char*>(guard_page) + page_bytes(), stack_size);
   sigset_t all, previous;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &previous);
@@ -150,11 +150,11 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
   pthread_sigmask(SIG_SETMASK, &previous, nullptr);
   pthread_attr_destroy(&attributes);
   if (rc != 0) {
-    unmap_private(stack, stack_size);
+    unmap_private(guard_page, page_bytes() + stack_size);
     return rc;
   }
   while ((rc = start->started.load(std::memory_order_acquire)) == 0) yield_cpu();
-  (void)protect(stack, page_bytes(), PROT_NONE);  // from here on it is what an overflow meets
+  (void)protect(guard_page, page_bytes(), PROT_NONE);  // from here on it is what an overflow meets
   return rc < 0 ? rc : 0;  // the stack of a thread that ends stays mapped, unless it is joined by thread_end
 }
 
@@ -171,7 +171,7 @@ void thread_end(pthread_t thread) {
   pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);  // the caller is a thread of the program's, and not done
   pthread_join(thread, nullptr);
   pthread_setcancelstate(before, nullptr);
-  if (stack) unmap_private(stack, bytes);
+  if (stack) unmap_private(static_cast<char*>(stack) - page_bytes(), bytes + page_bytes());
 }
 
 void allow_fault_signals() {

@@ -33,7 +33,7 @@ int child_with(F&& prepare) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
-// Of a thread that thread_start made, once it is told to look: what the kernel says of reading its stack's lowest byte.
+// Of a thread that thread_start made, once it is told to look: what the kernel says of reading the byte below its stack.
 struct StackEnd {
   std::atomic<uint32_t> go{0};
   int error = 0;
@@ -49,7 +49,7 @@ void look_at_stack_end(void* argument) {
   if (pthread_getattr_np(pthread_self(), &attributes) != 0 || pipe(pipe_fds) != 0) return;
   pthread_attr_getstack(&attributes, &lowest, &bytes);
   pthread_attr_destroy(&attributes);
-  end->error = write(pipe_fds[1], lowest, 1) < 0 ? errno : 0;
+  end->error = write(pipe_fds[1], static_cast<char*>(lowest) - 1, 1) < 0 ? errno : 0;
   close(pipe_fds[0]);
   close(pipe_fds[1]);
 }
