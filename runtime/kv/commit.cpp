@@ -305,13 +305,12 @@ const media::BatchHeader* Log::batch_at(uint64_t log, uint64_t number, const cha
 bool Log::records_are_sound(uint64_t number, const char* memory, uint64_t from, uint64_t to, uint64_t life) const {
   for (uint64_t at = from; at < to;) {
     const auto* record = reinterpret_cast<const Record*>(memory + at);
-    const uint64_t bytes = to - at < sizeof(Record) ? 0 : record->units() * kUnitBytes;
-    if (bytes < sizeof(Record) || bytes > to - at) return false;
+    const Address address{((number << segment_bits_) + at) / kUnitBytes};
+    if (to - at < sizeof(Record) || !sound(record, address, life, to - at)) return false;
+    const uint64_t bytes = record->units() * kUnitBytes;
     const uint64_t needed = sizeof(Record) + round_up(record->key_bytes, 8) + record->value_bytes +
                             Record::replaced_units(record->size_type) * kUnitBytes;
-    if (needed > bytes || !possible(record, to - at)) return false;
-    if (record->checksum != record_checksum(record, Address{((number << segment_bits_) + at) / kUnitBytes}, life))
-      return false;
+    if (needed > bytes) return false;
     at += bytes;
   }
   return true;

@@ -69,9 +69,6 @@ class Sweeper {
   bool in_index(uint64_t hash, Address address) const {
     return store_.shard_of(hash).index.find_entry(hash, [&](Address found) { return found == address; }) != nullptr;
   }
-  bool sound(const Record* record, Address address, uint64_t life, uint64_t room) const {
-    return log_.possible(record, room) && record->checksum == record_checksum(record, address, life);
-  }
   void check_heads();
   void gather_addresses();
   void read_segment(uint64_t number, uint64_t bytes);
@@ -241,7 +238,7 @@ uint64_t Sweeper::check_segment(uint64_t number, uint64_t next) {
     const auto* record = reinterpret_cast<const Record*>(memory_ + at);
     const bool live = address_in(next, number) == at;
     if (live) ++next;
-    if (sound(record, Address{(begin + at) / kUnitBytes}, life, used - at)) {
+    if (log_.sound(record, Address{(begin + at) / kUnitBytes}, life, used - at)) {
       live ? live_units += check_live(record, number, at) : ++out_->dead_records;
       at += record->units() * kUnitBytes;
     } else {
@@ -249,8 +246,8 @@ uint64_t Sweeper::check_segment(uint64_t number, uint64_t next) {
       uint64_t end = std::min(address_in(next, number), used);
       const uint64_t behind = at + record->units() * kUnitBytes;
       if (behind > at && behind < end &&
-          sound(reinterpret_cast<const Record*>(memory_ + behind), Address{(begin + behind) / kUnitBytes}, life,
-                used - behind))
+          log_.sound(reinterpret_cast<const Record*>(memory_ + behind), Address{(begin + behind) / kUnitBytes}, life,
+                     used - behind))
         end = behind;
       report_damaged(record, number, at, end, live);
       at = end;

@@ -298,7 +298,7 @@ int Log::cold_record(Address address, uint64_t life, char* block, uint64_t bytes
     return -EAGAIN;
   }
   // What was not read may have been a LargePlace.
-  if (record->checksum != record_checksum(record, address, life) || !possible(record, room - skip)) return -EBADMSG;
+  if (!sound(record, address, life, room - skip)) return -EBADMSG;
   note_record(own);
   *out = record;
   return 0;
@@ -350,14 +350,7 @@ int Log::segment_contents(uint64_t number, const char** memory) {
   int status = 0;
   for (unsigned tries = 0; tries < 3; ++tries) {
     status = transfer(Op::kRead, begin, own, round_up(end, kBlockBytes));
-    for (uint64_t at = number == 0 ? kUnitBytes : 0; status == 0 && at < end;) {
-      const auto* record = reinterpret_cast<const Record*>(own + at);
-      if (!possible_size(record, end - at) ||
-          record->checksum != record_checksum(record, Address{(begin + at) / kUnitBytes}, life(number)) ||
-          !possible(record, end - at))
-        status = -EBADMSG;
-      at += record->units() * kUnitBytes;
-    }
+    if (status == 0 && !records_are_sound(number, own, first_at(number), end, life(number))) status = -EBADMSG;
     if (status == 0) break;
   }
   *memory = own;
@@ -377,6 +370,11 @@ bool Log::possible(const Record* record, uint64_t room) const {
   if (record->type() == RecordType::kDeleted) return record->key_bytes == sizeof(DeletedKey);
   if (record->type() != RecordType::kLarge) return true;
   return record->key_bytes == sizeof(LargePlace) && record->value_bytes == 0 && possible(record->large());
+}
+
+bool Log::sound(const Record* record, Address address, uint64_t life, uint64_t room) const {
+  return possible_size(record, room) && record->checksum == record_checksum(record, address, life) &&
+         possible(record, room);
 }
 
 bool Log::possible(const LargePlace& place) const {

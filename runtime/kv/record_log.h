@@ -127,6 +127,8 @@ class Log {
   // Whether they can be what this log holds: no length or place leads out of it. A checksum proves who wrote a record, not
   // that it makes sense. room: bytes from the record to the end of what is there.
   bool possible(const Record* record, uint64_t room) const;
+  // Possible, and what was written at `address` in that life of its segment. Pre: `room` bytes can be read.
+  bool sound(const Record* record, Address address, uint64_t life, uint64_t room) const;
   bool possible(const LargePlace& place) const;
 
   // Runs. take: first segment of `count` free neighbours, or -EAGAIN. retire: reusable once no reader looks at them.

@@ -66,7 +66,7 @@ bool has_lun_directory(const PagerState& state) {
 }
 
 bool pager_keeps_descriptor(int fd) {
-  if (fd < 0 || sys::next_own_descriptor(fd) != fd) return false;
+  if (!sys::is_own_descriptor(fd)) return false;
   if (sys::is_proc_directory(fd) || sys::is_own_file(fd)) return true;
   if (fd == pager_state().lun_directory) return has_lun_directory(pager_state());
   struct stat now;

@@ -29,10 +29,6 @@ std::atomic<uint64_t> g_own[65536 / 64];
 std::atomic<int64_t> g_pinned{0};
 std::atomic<uint32_t> g_making{0}, g_made{0};  // descriptors begun, and done with
 
-bool own_descriptor(int fd) {
-  return fd >= 0 && fd < 65536 && (g_own[fd / 64].load(std::memory_order_relaxed) >> (fd % 64) & 1);
-}
-
 struct DirectoryEntry {  // struct linux_dirent64
   uint64_t inode;
   int64_t offset;
@@ -210,7 +206,7 @@ Pinning descriptors_may_pin(const char* fd_directory, int* which) {
   const uint32_t made = g_made.load(std::memory_order_acquire);
   const bool found = any_numbered(fd_directory, [&](const char* name, int fd) {
     *which = fd;
-    return !own_descriptor(fd) && one_may_pin(fd_directory, name);
+    return !is_own_descriptor(fd) && one_may_pin(fd_directory, name);
   });
   if (!found) return Pinning::kNo;
   return g_making.load(std::memory_order_acquire) == made ? Pinning::kYes : Pinning::kUnsure;
@@ -285,6 +281,10 @@ void note_own_descriptor(int fd, bool add) {
     g_own[fd / 64].fetch_or(bit, std::memory_order_relaxed);
   else
     g_own[fd / 64].fetch_and(~bit, std::memory_order_relaxed);
+}
+
+bool is_own_descriptor(int fd) {
+  return fd >= 0 && fd < 65536 && (g_own[fd / 64].load(std::memory_order_relaxed) >> (fd % 64) & 1);
 }
 
 int next_own_descriptor(int from) {

@@ -58,6 +58,7 @@ class MakingDescriptor {
 // Descriptors of ours in the program's table, and bytes we registered with the kernel: not to be taken for the
 // program's.
 void note_own_descriptor(int fd, bool add);
+bool is_own_descriptor(int fd);
 int next_own_descriptor(int from);  // the lowest from there on, or -1
 void note_own_pinned(int64_t bytes);
 uint64_t own_pinned_bytes();

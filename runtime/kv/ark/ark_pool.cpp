@@ -42,6 +42,12 @@ thread_local Pool::Queue* my_queue = nullptr;
 thread_local OpList* my_ops = nullptr;  // what it has taken from that
 thread_local bool forked = false;       // this is the child of one that was
 
+// A read that its thread need not wait for, wherever the record lies.
+bool goes_in_steps(const Connection* connection, const Request& request) {
+  const bool reads = request.kind == OpKind::kGet || request.kind == OpKind::kExists;
+  return reads && connection->store->engine->reads_in_steps();
+}
+
 unsigned lane_of(const Request& request) {
   const uint64_t hashed = request.key_bytes < kHashedBytes ? request.key_bytes : kHashedBytes;
   const uint64_t hash = kv::hash_of({static_cast<const char*>(request.key) + (request.key_bytes - hashed), hashed});
@@ -145,8 +151,7 @@ int Pool::issue(Connection* connection, const Request& request) {
     push(*queue, op);
     return 0;
   }
-  const bool reads = request.kind == OpKind::kGet || request.kind == OpKind::kExists;
-  if (at_once && !(reads && connection->store->engine->reads_in_steps())) {  // it may block its thread: any of all
+  if (at_once && !goes_in_steps(connection, request)) {  // it may block its thread: any of all
     Queue* wide = nullptr;
     const int status = reserve(lane, false, &wide);
     if (op->counted) queue->depth.fetch_sub(1, std::memory_order_relaxed);
@@ -181,10 +186,9 @@ void Pool::begin(Queue& queue, Op* op, OpList* own) {
   }
   while (queue.cold->full()) collect(queue, 1, own);
   ArkStore* store = op->connection->store;
-  const bool reads = op->request.kind == OpKind::kGet || op->request.kind == OpKind::kExists;
   table_use(op->connection);
   int64_t result = -EAGAIN;
-  if (reads && store->engine->reads_in_steps()) {
+  if (goes_in_steps(op->connection, op->request)) {
     while ((result = queue.cold->begin(op)) == -ENOBUFS && queue.cold->in_flight()) collect(queue, 1, own);
   }
   if (result == -EAGAIN || result == -ENOBUFS) result = store->carry_out(op->request);
