@@ -31,12 +31,7 @@ namespace {
 int unknown(const char* word) {
   std::vector<std::string> known = {"--help", "--version"};
   for (size_t i = 0; i < kSubcommandCount; ++i) known.push_back(kSubcommands[i].name);
-  std::string near = nearest_word(word, known);
-  const char* what = word[0] == '-' ? "flag" : "subcommand";
-  if (near.empty())
-    fprintf(stderr, "lunar: unknown %s %s; `lunar --help` lists those there are\n", what, printable(word).c_str());
-  else
-    fprintf(stderr, "lunar: unknown %s %s; did you mean %s?\n", what, printable(word).c_str(), near.c_str());
+  say_unknown("lunar", "subcommand", word, known);
   return kExitUsage;
 }
 

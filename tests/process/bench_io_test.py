@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-from bench_checks import check, problems, run_checks
+from checks import check, problems, run_checks
 
 LUNAR = sys.argv[1]
 FULL = "--all" in sys.argv

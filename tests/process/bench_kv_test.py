@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from bench_checks import check, run_checks
+from checks import check, run_checks
 
 LUNAR, LYING = sys.argv[1:3]
 TINY = ["--quick", "--data", "64m", "--seconds", "0.1", "--rounds", "2", "--threads", "1,2", "--depths", "1,4", "--htc", "on"]

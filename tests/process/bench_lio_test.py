@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from bench_checks import check, problems
+from checks import check, problems
 
 LUNAR = sys.argv[1]
 SMALL = ["--ios", "16", "--io", "16k", "--file", "2m"]

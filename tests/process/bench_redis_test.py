@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 
-from bench_checks import check, problems, run_checks
+from checks import check, problems, run_checks
 
 LUNAR = sys.argv[1]
 SYSTEMS = "lunar,run,swap"

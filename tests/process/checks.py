@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of `lunar bench` share: checks that go on after one has failed, in a directory that is gone at the end."""
+"""What tests of subcommands from outside share: checks that go on after one has failed, in a directory that is gone at the end."""
 import shutil
 import tempfile
 
@@ -9,6 +9,7 @@ problems = []
 def check(held, what):
     if not held:
         problems.append(what)
+    return held
 
 
 def run_checks(*checks):

@@ -14,17 +14,12 @@ import subprocess
 import sys
 import tempfile
 
+from checks import check, problems
+
 LUNAR = os.path.abspath(sys.argv[1])
 MIB = 1 << 20
 HEAD, SEGMENT = 64 << 10, 64 << 10
-problems = []
 skips = []
-
-
-def check(held, what):
-    if not held:
-        problems.append(what)
-    return held
 
 
 def run(*words, given=b"", environment=None):

@@ -18,17 +18,12 @@ import sys
 import tempfile
 import time
 
+from checks import check, problems
+
 LUNAR, HOLDER = map(os.path.abspath, sys.argv[1:3])
 MIB = 1 << 20
 LIMIT_S = 60
-problems = []
 skips = []
-
-
-def check(held, what):
-    if not held:
-        problems.append(what)
-    return held
 
 
 def run(*words, environment=None, as_nobody=False):

@@ -6,7 +6,11 @@
 
 #include <cstdio>
 #include <exception>
+#include <stdexcept>
+#include <string>
+#include <utility>
 
+#include "tools/bench/gnuplot.h"
 #include "tools/bench/setup_journal.h"
 #include "tools/support/process.h"
 
@@ -39,6 +43,21 @@ int bench_main(const char* name, bool json, const Measure& measure, const After&
 template <class Measure>
 int bench_main(const char* name, bool json, const Measure& measure) {
   return bench_main(name, json, measure, [](const auto&) {});
+}
+
+// The same for a bench that draws: Bench(options).run() gives the report, draw_plots(report, directory) the files' names.
+template <class Bench, class Options>
+int plotting_bench_main(const char* name, Options options) {
+  const bool json = options.json;
+  const std::string plot = options.plot;
+  const auto measure = [&] {
+    if (const std::string why = plot.empty() ? "" : plot_obstacle(plot); !why.empty()) throw std::runtime_error(why);
+    return Bench(std::move(options)).run();
+  };
+  return bench_main(name, json, measure, [&](const auto& report) {
+    if (plot.empty()) return;
+    for (const std::string& file : draw_plots(report, plot)) fmt::print(stderr, "lunar: bench {}: {}\n", name, file);
+  });
 }
 
 }  // namespace lunar::tools

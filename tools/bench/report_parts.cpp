@@ -45,6 +45,17 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
+void put_latencies(RunResult* run, const Histogram& latencies, double seconds) {
+  run->ops = static_cast<double>(latencies.count());
+  run->seconds = seconds;
+  run->ops_per_s = seconds > 0 ? run->ops / seconds : 0;
+  run->mean_ns = latencies.mean();
+  run->p50_ns = latencies.percentile(0.50);
+  run->p99_ns = latencies.percentile(0.99);
+  run->p999_ns = latencies.percentile(0.999);
+  run->max_ns = static_cast<double>(latencies.max());
+}
+
 std::string duration_text(double ns) {
   if (ns < 1e3) return fmt::format("{:.0f} ns", ns);
   if (ns < 1e6) return fmt::format("{:.1f} us", ns / 1e3);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/bench/histogram.h"
 #include "tools/bench/run_result.h"
 #include "tools/support/json_writer.h"
 
@@ -66,6 +67,9 @@ Run median_of(const std::vector<Run>& runs, const Fields& own_fields) {
   }
   return result;
 }
+
+// Counts, rate and latencies of what was done in so many seconds.
+void put_latencies(RunResult* run, const Histogram& latencies, double seconds);
 
 // What makes one run invalid, one line each: wrong stamps, bytes the disk did not move.
 std::vector<std::string> run_failures(const RunResult& run);

@@ -61,9 +61,7 @@ int cmd_kv(int argc, char** argv) {
     if (strcmp(argv[1], verb.name) == 0) return verb.run(argc - 1, argv + 1);
     known.push_back(verb.name);
   }
-  const std::string near = nearest_word(argv[1], known);
-  fprintf(stderr, "lunar kv: unknown %s %s; %s\n", argv[1][0] == '-' ? "flag" : "verb", printable(argv[1]).c_str(),
-          near.empty() ? "`lunar kv --help` lists those there are" : ("did you mean " + near + "?").c_str());
+  say_unknown("lunar kv", "verb", argv[1], known);
   return kKvRefused;
 }
 

@@ -86,9 +86,7 @@ std::string lun_help() {
 int unknown_verb(const char* word) {
   std::vector<std::string> known = {"--help"};
   for (const LunVerb& verb : kVerbs) known.push_back(verb.name);
-  const std::string near = nearest_word(word, known);
-  fprintf(stderr, "lunar lun: unknown %s %s; %s\n", word[0] == '-' ? "flag" : "verb", printable(word).c_str(),
-          near.empty() ? "`lunar lun --help` lists those there are" : ("did you mean " + near + "?").c_str());
+  say_unknown("lunar lun", "verb", word, known);
   return kLunRefused;
 }
 

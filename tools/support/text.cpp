@@ -90,4 +90,12 @@ std::string shell_word(std::string_view word) {
   return out + "'";
 }
 
+void say_unknown(const char* program, const char* kind, const char* word, const std::vector<std::string>& known) {
+  const std::string near = nearest_word(word, known);
+  const std::string hint =
+      near.empty() ? "`" + std::string(program) + " --help` lists those there are" : "did you mean " + near + "?";
+  fprintf(stderr, "%s: unknown %s %s; %s\n", program, word[0] == '-' ? "flag" : kind, printable(word).c_str(),
+          hint.c_str());
+}
+
 }  // namespace lunar::tools

@@ -27,6 +27,7 @@
 #include "tools/bench/histogram.h"
 #include "tools/bench/page_content.h"
 #include "tools/bench/random.h"
+#include "tools/bench/report_parts.h"
 #include "tools/bench/run_result.h"
 #include "tools/support/clock.h"
 #include "tools/support/procfs.h"
@@ -128,14 +129,7 @@ Counters FaultChild::count() const {
 }
 
 void FaultChild::finish(const Counters& before, const Counters& after, const Histogram& latencies, RunResult* run) {
-  run->ops = static_cast<double>(latencies.count());
-  run->seconds = static_cast<double>(after.ns - before.ns) / 1e9;
-  run->ops_per_s = run->ops / run->seconds;
-  run->mean_ns = latencies.mean();
-  run->p50_ns = latencies.percentile(0.50);
-  run->p99_ns = latencies.percentile(0.99);
-  run->p999_ns = latencies.percentile(0.999);
-  run->max_ns = static_cast<double>(latencies.max());
+  put_latencies(run, latencies, static_cast<double>(after.ns - before.ns) / 1e9);
   run->cpu_s = after.cpu - before.cpu;
   run->machine_cpu_s = after.machine_cpu - before.machine_cpu;
   run->cpu_us_per_op = run->ops > 0 ? run->machine_cpu_s * 1e6 / run->ops : 0;

@@ -19,6 +19,7 @@
 #include "tools/bench/histogram.h"
 #include "tools/bench/io/cpu_time.h"
 #include "tools/bench/io/io_engine.h"
+#include "tools/bench/report_parts.h"
 #include "tools/support/clock.h"
 #include "tools/support/process.h"
 #include "tools/support/procfs.h"
@@ -150,13 +151,7 @@ void sleep_watchfully(double seconds) {
 
 IoRun result_of(const IoTask& task, const Worker& all, const Counters& before, const Counters& after, unsigned slack) {
   IoRun result;
-  result.ops = static_cast<double>(all.latencies.count());
-  result.seconds = static_cast<double>(after.ns - before.ns) / 1e9;
-  result.mean_ns = all.latencies.mean();
-  result.p50_ns = all.latencies.percentile(0.50);
-  result.p99_ns = all.latencies.percentile(0.99);
-  result.p999_ns = all.latencies.percentile(0.999);
-  result.max_ns = static_cast<double>(all.latencies.max());
+  put_latencies(&result, all.latencies, static_cast<double>(after.ns - before.ns) / 1e9);
   result.cpu_s = after.cpu - before.cpu;
   const CpuUse use = cpu_between(before.machine, after.machine, result.seconds, sysconf(_SC_NPROCESSORS_ONLN));
   result.machine_cpu_s = use.total_s;

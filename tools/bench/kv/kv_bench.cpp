@@ -15,7 +15,6 @@
 #include <stdexcept>
 
 #include "tools/bench/bench_main.h"
-#include "tools/bench/gnuplot.h"
 #include "tools/bench/kv/kv_options.h"
 #include "tools/bench/kv/kv_plot.h"
 #include "tools/bench/kv/kv_stage.h"
@@ -261,16 +260,7 @@ KvReport KvBench::run() {
 int kv_bench_main(int argc, char** argv) {
   KvOptions options;
   if (const std::optional<int> code = parse_kv_options(argc, argv, &options)) return *code;
-  const bool json = options.json;
-  const std::string plot = options.plot;
-  const auto measure = [&] {
-    if (const std::string why = plot.empty() ? "" : plot_obstacle(plot); !why.empty()) throw std::runtime_error(why);
-    return KvBench(std::move(options)).run();
-  };
-  return bench_main("kv", json, measure, [&](const KvReport& report) {
-    if (plot.empty()) return;
-    for (const std::string& file : draw_plots(report, plot)) fmt::print(stderr, "lunar: bench kv: {}\n", file);
-  });
+  return plotting_bench_main<KvBench>("kv", std::move(options));
 }
 
 }  // namespace lunar::tools

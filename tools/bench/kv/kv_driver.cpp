@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "tools/bench/kv/kv_worker.h"
+#include "tools/bench/report_parts.h"
 #include "tools/support/clock.h"
 #include "tools/support/procfs.h"
 
@@ -139,17 +140,10 @@ KvRun KvDriver::result(const Counters& before, const Counters& after) {
     all.writes += one->writes;
   }
   KvRun run;
-  run.ops = static_cast<double>(all.latencies.count());
+  put_latencies(&run, all.latencies, static_cast<double>(after.ns - before.ns) / 1e9);
   run.reads = static_cast<double>(all.reads);
   run.writes = static_cast<double>(all.writes);
   run.mismatches = static_cast<double>(all.mismatches);
-  run.seconds = static_cast<double>(after.ns - before.ns) / 1e9;
-  run.ops_per_s = run.ops / run.seconds;
-  run.mean_ns = all.latencies.mean();
-  run.p50_ns = all.latencies.percentile(0.50);
-  run.p99_ns = all.latencies.percentile(0.99);
-  run.p999_ns = all.latencies.percentile(0.999);
-  run.max_ns = static_cast<double>(all.latencies.max());
   run.cpu_s = after.cpu - before.cpu;
   run.cores = run.cpu_s / run.seconds;
   run.ops_per_core_s = run.cpu_s > 0 ? run.ops / run.cpu_s : 0;

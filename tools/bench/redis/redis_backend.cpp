@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tools/bench/report_parts.h"
 #include "tools/support/clock.h"
 #include "tools/support/process.h"
 #include "tools/support/procfs.h"
@@ -151,14 +152,7 @@ LoadCounts RedisBackend::drive(LoadPlan plan, RedisRun* run) {
     counts = generator_->run(plan);
   } catch (const std::runtime_error& error) { lost(error.what()); }
   const Histogram& latencies = counts.latencies[0];
-  run->ops = static_cast<double>(latencies.count());
-  run->seconds = counts.seconds;
-  run->ops_per_s = counts.seconds > 0 ? run->ops / counts.seconds : 0;
-  run->mean_ns = latencies.mean();
-  run->p50_ns = latencies.percentile(0.50);
-  run->p99_ns = latencies.percentile(0.99);
-  run->p999_ns = latencies.percentile(0.999);
-  run->max_ns = static_cast<double>(latencies.max());
+  put_latencies(run, latencies, counts.seconds);
   run->cpu_s = after.cpu - before.cpu;
   run->machine_cpu_s = after.machine_cpu - before.machine_cpu;
   const auto all = static_cast<double>(latencies.count() + counts.latencies[1].count());

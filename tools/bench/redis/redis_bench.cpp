@@ -20,7 +20,6 @@
 
 #include "tools/bench/bench_host.h"
 #include "tools/bench/bench_main.h"
-#include "tools/bench/gnuplot.h"
 #include "tools/bench/progress.h"
 #include "tools/bench/redis/plot.h"
 #include "tools/bench/redis/redis_backend.h"
@@ -352,16 +351,7 @@ RedisReport RedisBench::run() {
 int redis_bench_main(int argc, char** argv) {
   RedisOptions options;
   if (const std::optional<int> code = parse_redis_options(argc, argv, &options)) return *code;
-  const bool json = options.json;
-  const std::string plot = options.plot;
-  const auto measure = [&] {
-    if (const std::string why = plot.empty() ? "" : plot_obstacle(plot); !why.empty()) throw std::runtime_error(why);
-    return RedisBench(std::move(options)).run();
-  };
-  return bench_main("redis", json, measure, [&](const RedisReport& report) {
-    if (plot.empty()) return;
-    for (const std::string& file : draw_plots(report, plot)) fmt::print(stderr, "lunar: bench redis: {}\n", file);
-  });
+  return plotting_bench_main<RedisBench>("redis", std::move(options));
 }
 
 }  // namespace lunar::tools
