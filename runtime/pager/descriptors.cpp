@@ -78,6 +78,7 @@ bool pager_keeps_descriptor(int fd) {
 }
 
 void descriptors_put_back(PagerState& state) {
+  const sys::MakingDescriptor making;
   const unsigned lun = first_with_device(state, state.own_lun);
   for (unsigned i = 0; state.housekeeping_tid.load() != 0 && i < own_descriptors(state, lun); ++i) {
     const int number = state.devices[lun]->fd(i);
@@ -95,6 +96,7 @@ void descriptors_put_back(PagerState& state) {
 }
 
 int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, ErrorText* why) {
+  const sys::MakingDescriptor making;
   Device* device = nullptr;
   int rc = scratch_open(state.options.lun, options, &device, why);
   if ((rc == -ENOENT || rc == -ENOTDIR || rc == -EACCES) && has_lun_directory(state)) {
@@ -127,6 +129,7 @@ int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, E
 void close_device(PagerState& state, unsigned lun) {
   Device* device = state.devices[lun];
   if (device == nullptr) return;
+  const sys::MakingDescriptor ending;
   for (unsigned i = 0; i < device->fd_count(); ++i) sys::note_own_descriptor(device->fd(i), false);
   device_close(device);
   state.devices[lun] = nullptr;
@@ -141,6 +144,7 @@ void forget_device(PagerState& state, unsigned lun) {
   Device* device = state.devices[lun];
   unsigned same = 0;
   for (const Device* one : state.devices) same += one == device;
+  const sys::MakingDescriptor ending;
   for (unsigned i = 0; device != nullptr && same == 1 && i < device->fd_count(); ++i) {
     // the program has closed it, and may have another there now
     if (!is_device(state, lun, i, device->fd(i))) continue;
@@ -166,6 +170,7 @@ bool descriptors_in_place(const PagerState& state) {
 }
 
 int fork_descriptors_prepare(PagerState& state, ForkDescriptors* out) {
+  const sys::MakingDescriptor making;
   for (auto& of_generation : out->reopened)
     for (int& fd : of_generation) fd = -1;
   for (unsigned lun = 0; lun < kLunIds; ++lun) {
@@ -186,6 +191,7 @@ int fork_descriptors_prepare(PagerState& state, ForkDescriptors* out) {
 }
 
 void fork_descriptors_parent(const ForkDescriptors& descriptors) {
+  const sys::MakingDescriptor ending;
   for (const auto& of_generation : descriptors.reopened) {
     for (int fd : of_generation) {
       if (fd < 0) continue;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Registry of descriptors with locks that forked children must not keep: a child forked while one is registered closes
 // its copy (an atfork handler), so that the lock ends with the process that took it, however that ends. Registers only
-// descriptors of the program's own table, which is the one a child inherits.
+// descriptors of the program's own table, which is the one a child inherits; there they are noted as Lunar's own
+// (sys/proc.h), so that a file opened with O_DIRECT for its locks is not taken for one of the program's.
 // Threading: any. Not for the fault path.
 #pragma once
 

@@ -9,6 +9,7 @@
 #include "lun/volume/lock_fds.h"
 #include "superpipe/device_files.h"
 #include "sys/file.h"
+#include "sys/proc.h"
 #include "sys/thread.h"
 
 namespace lunar {
@@ -33,6 +34,7 @@ int LunLocks::open_metadata() {
   metadata_count_ = 0;
   own_files_ = true;
   for (unsigned i = 0; i < device_->lock_count(); ++i) {
+    const sys::MakingDescriptor making;
     const int fd = sys::open_again(device_->fd(i));
     if (fd < 0) {
       close_metadata();
@@ -47,6 +49,7 @@ int LunLocks::open_metadata() {
 void LunLocks::close_metadata() {
   for (; metadata_count_ > 0; --metadata_count_) {
     if (!own_files_) continue;
+    const sys::MakingDescriptor ending;
     unregister_lock_fd(metadata_fd_[metadata_count_ - 1]);
     sys::close_file(metadata_fd_[metadata_count_ - 1]);
   }
@@ -116,6 +119,7 @@ int LunLocks::owned_by_any(unsigned index) {
 }
 
 int LunLocks::renew() {
+  const sys::MakingDescriptor making;
   int fresh[kLockFilesMax];
   unsigned count = 0;
   int status = 0;
@@ -130,7 +134,13 @@ int LunLocks::renew() {
   }
   for (unsigned i = 0; i < count; ++i) {
     const int old = device_->fd(i);
-    if (status == 0) device_->reopen(i, fresh[i]);
+    if (status == 0) {
+      device_->reopen(i, fresh[i]);
+      if (sys::in_program_files() && sys::is_own_descriptor(old)) {
+        sys::note_own_descriptor(old, false);
+        sys::note_own_descriptor(fresh[i], true);
+      }
+    }
     sys::close_file(status == 0 ? old : fresh[i]);
   }
   return status;

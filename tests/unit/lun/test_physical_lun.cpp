@@ -15,6 +15,7 @@
 #include "lun/volume/virtual_lun.h"
 #include "lun_in_memory.h"
 #include "superpipe/registry.h"
+#include "sys/proc.h"
 #include "sys/thread.h"
 #include "tests/catch.h"
 
@@ -466,6 +467,41 @@ TEST_CASE("physical: the metadata lock goes with its holder, not with a child fo
   lun->close();
   close(ready[0]);
   close(ready[1]);
+}
+
+TEST_CASE("physical: the locks' descriptors are not taken for the program's") {
+  TempFile file;
+  file.open(Format::kIfBlank)->close();
+  DeviceOptions options;
+  options.scratch = false;
+  ErrorText why;
+  Device* raw = nullptr;
+  REQUIRE(device_open(file.path.c_str(), options, &raw, &why) == 0);
+  sys::note_own_descriptor(raw->fd(0), true);
+  LunLocks locks;
+  locks.init(raw);
+  int which = -1;
+  const auto program_may_pin = [&] { return sys::descriptors_may_pin("/proc/self/fd", &which); };
+  REQUIRE(program_may_pin() == sys::Pinning::kNo);
+  REQUIRE(locks.lock_metadata(false, &why) == 0);
+  CHECK(program_may_pin() == sys::Pinning::kNo);
+  const int held = sys::next_own_descriptor(raw->fd(0) + 1);
+  REQUIRE(held >= 0);
+  const pid_t child = fork();
+  if (child == 0) _exit(sys::is_own_descriptor(held) ? 1 : 0);  // it was closed there
+  int how = 0;
+  REQUIRE(waitpid(child, &how, 0) == child);
+  CHECK(how == 0);
+  locks.unlock_metadata();
+  CHECK_FALSE(sys::is_own_descriptor(held));
+  const int before = raw->fd(0);
+  REQUIRE(locks.renew() == 0);
+  CHECK(program_may_pin() == sys::Pinning::kNo);
+  CHECK(sys::is_own_descriptor(raw->fd(0)));
+  CHECK((raw->fd(0) == before || !sys::is_own_descriptor(before)));
+  sys::note_own_descriptor(raw->fd(0), false);
+  CHECK(program_may_pin() == sys::Pinning::kYes);
+  device_close(raw);
 }
 
 TEST_CASE("physical: a file opened for reading is refused") {
