@@ -53,7 +53,7 @@ int Store::is_key_of_run(const LargePlace& place, uint64_t hash, Bytes key) {
 }
 
 Record* Store::resident(Address address, Candidate* cold) const {
-  Record* record = log_.at(address);
+  Record* record = log_.in_dram(address);
   if (record && (record->type() == RecordType::kPair || !log_.on_device())) return record;
   *cold = {address, log_.life_of(address), record && log_.possible(record->large()) ? record->large() : LargePlace{}};
   return nullptr;
@@ -76,6 +76,7 @@ int64_t Store::get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t byt
     if (!is_key(record, hash, key)) return false;
     if (record->type() == RecordType::kPair) {
       result = static_cast<int64_t>(value_copy_out(record, offset, buffer, bytes));
+      if (log_.on_device()) log_.note_read(record);
       return true;
     }
     const LargePlace& place = record->large();
@@ -95,10 +96,11 @@ int64_t Store::get_cold(const Candidate& one, uint64_t hash, Bytes key, void* bu
   if (place.count == 0) {
     Look look(log_);
     if (const int status = look.cold(one.address, one.life); status < 0) return status;
-    if (look->type() == RecordType::kPair)
-      return is_key(look.record(), hash, key)
-                 ? static_cast<int64_t>(value_copy_out(look.record(), offset, buffer, bytes))
-                 : -ENOENT;
+    if (look->type() == RecordType::kPair) {
+      if (!is_key(look.record(), hash, key)) return -ENOENT;
+      log_.cache().admit(look.record(), one.address, one.life);
+      return static_cast<int64_t>(value_copy_out(look.record(), offset, buffer, bytes));
+    }
     place = look->large();
   }
   if (const int same = is_key_of_run(place, hash, key); same <= 0) return same < 0 ? same : -ENOENT;
@@ -159,9 +161,11 @@ int64_t Store::cold_finish(ColdGet* get, int64_t moved) {
   if (moved == static_cast<int64_t>(get->piece.iov_len) &&
       log_.cold_record(get->address, get->life, block, get->piece.iov_len, &record) == 0 &&
       record->type() == RecordType::kPair) {
-    result = is_key(record, get->hash, get->key)
-                 ? static_cast<int64_t>(value_copy_out(record, get->offset, get->buffer, get->bytes))
-                 : -ENOENT;
+    result = -ENOENT;
+    if (is_key(record, get->hash, get->key)) {
+      result = static_cast<int64_t>(value_copy_out(record, get->offset, get->buffer, get->bytes));
+      log_.cache().admit(record, get->address, get->life);
+    }
     Reading(epochs_).count();
   }
   log_.give_block(block);

@@ -28,20 +28,27 @@ int Log::open_frames(uint64_t bytes, bool read_only) {
   block_count_ = bytes / 16 / kColdBytes < kBlocksMax ? bytes / 16 / kColdBytes : kBlocksMax;
   const uint64_t reading = kBuffers * buffer_bytes_ + blocks_bytes();
   const uint64_t tables = count_ * sizeof(Segment) + reading;
-  const uint64_t frames = bytes > tables ? (bytes - tables) / (segment_bytes() + sizeof(Frame)) : 0;
+  const uint64_t marks_a_frame = segment_bytes() / kMarkBytes / 8,
+                 own = segment_bytes() + sizeof(Frame) + marks_a_frame;
+  const uint64_t frames = bytes > tables ? (bytes - tables) / own : 0;
   if (frames < kFramesMin + 1) return -ENOMEM;
-  frame_count_ = frames - 1 < count_ ? frames - 1 : count_;
-  const uint64_t table = round_up((frame_count_ + 1) * sizeof(Frame), kBlockBytes);
+  // Behind the tail DRAM does more in the read cache, but where there is enough for all of the log.
+  const uint64_t share = bytes / kFramesShare / own;
+  frame_count_ = frames - 1 >= count_ ? count_ : share > kFramesMin ? share : kFramesMin;
+  const uint64_t marks = (frame_count_ + 1) * marks_a_frame;
+  const uint64_t table = round_up((frame_count_ + 1) * sizeof(Frame) + marks, kBlockBytes);
   frames_mapped_ = ((frame_count_ + 1) << segment_bits_) + reading + table;
   if (!budget_->take(frames_mapped_)) return -ENOMEM;
   frames_memory_ = map_records(frames_mapped_);
   if (!frames_memory_) return -ENOMEM;
   frames_ = reinterpret_cast<Frame*>(frames_memory_ + frames_mapped_ - table);
   for (uint64_t i = 0; i < frame_count_; ++i) new (&frames_[i]) Frame;
+  marks_ = reinterpret_cast<std::atomic<uint64_t>*>(frames_ + frame_count_ + 1);
   buffers_.store(UINT32_MAX, std::memory_order_relaxed);
   blocks_memory_ = frame_memory(frame_count_ + 1) + kBuffers * buffer_bytes_;
   for (uint64_t i = 0; i < block_count_; ++i)
     blocks_[i / 64].fetch_or(uint64_t{1} << i % 64, std::memory_order_relaxed);
+  cache_.open(budget_, epochs_);
   return read_only ? 0 : device_->reserve(DeviceOffset{device_offset_}, count_ << segment_bits_);
 }
 
@@ -74,6 +81,8 @@ bool Log::take_frame(bool cleaning, uint64_t owner) {
   }
   if (ready < wanted) return false;
   frames_[chosen].owner = owner + 1;
+  for (uint64_t at = 0; at < segment_bytes(); at += 64 * kMarkBytes)
+    read_mark((chosen << segment_bits_) + at).store(0, std::memory_order_relaxed);
   segments_[owner].memory.store(frame_memory(chosen), std::memory_order_release);
   return true;
 }
@@ -116,11 +125,34 @@ int Log::make_frame() {
   if (!segments_[number].written.load(std::memory_order_acquire)) {
     if (const int status = commits() ? commit_segment(number) : write_out(number); status < 0) return status;
   }
+  keep_what_was_read(frame);
   MutexLock guard(mutex_);
   segments_[number].memory.store(nullptr, std::memory_order_seq_cst);
   frames_[frame].owner = 0;
   frames_[frame].retired = epochs_->retire();
   return 0;
+}
+
+void Log::note_read(const Record* record) {
+  const auto byte = static_cast<uint64_t>(reinterpret_cast<const char*>(record) - frames_memory_);
+  if (byte >= frame_count_ << segment_bits_) return cache_.note_read(record);
+  const uint64_t bit = uint64_t{1} << byte / kMarkBytes % 64;
+  if ((read_mark(byte).load(std::memory_order_relaxed) & bit) == 0)
+    read_mark(byte).fetch_or(bit, std::memory_order_relaxed);
+}
+
+// Of a segment that is written, so its records do not change any more.
+void Log::keep_what_was_read(uint64_t frame) {
+  const uint64_t number = frames_[frame].owner - 1, begin = number << segment_bits_, in_frames = frame << segment_bits_;
+  const char* memory = frame_memory(frame);
+  for (uint64_t at = first_at(number), end = used(number); at < end && live(number) != 0;) {
+    const auto* record = reinterpret_cast<const Record*>(memory + at);
+    const bool read = read_mark(in_frames + at).load(std::memory_order_relaxed) >> at / kMarkBytes % 64 & 1;
+    const Address address{(begin + at) / kUnitBytes};
+    if (read && record->type() == RecordType::kPair && lives_in_index_(index_owner_, record, address))
+      cache_.admit(record, address, life(number), true);
+    at += record->units() * kUnitBytes;
+  }
 }
 
 int Log::transfer(Op op, uint64_t offset, void* memory, uint64_t bytes) {
@@ -329,7 +361,7 @@ int Log::read_record(Address address, uint64_t life, char* buffer) {
 
 int Look::locked(Address address) {
   guard_.emplace(*log_.epochs_);
-  record_ = log_.at(address);
+  record_ = log_.in_dram(address);
   if (record_) return 0;
   guard_.reset();
   return cold(address, log_.life_of(address));

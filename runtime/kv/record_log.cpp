@@ -57,6 +57,7 @@ int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
 }
 
 void Log::close() {
+  cache_.close();
   if (frames_memory_) unmap_private(frames_memory_, frames_mapped_);
   if (memory_) unmap_private(memory_, count_ << segment_bits_);
   if (segments_) unmap_private(segments_, count_ * sizeof(Segment));

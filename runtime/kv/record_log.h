@@ -11,7 +11,8 @@
 //
 // In memory all segments lie in DRAM. On a device only some do, each in a *frame*: the tail, and those behind it, the
 // youngest first. A sealed segment is written in one piece when another tail needs its frame; from then on it is read
-// from the device, record by record, with checksums (log_device.cpp).
+// from the device, record by record, with checksums (log_device.cpp). What is read there, and what was read while it lay
+// in its frame, goes to the read cache (record_cache.h), which takes the DRAM that frames and index leave.
 //
 // Where sets are durable when they return, the tail is written in batches instead, each once (commit.cpp).
 //
@@ -28,6 +29,7 @@
 #include "kv/budget.h"
 #include "kv/epoch.h"
 #include "kv/record.h"
+#include "kv/record_cache.h"
 #include "kv/store_format.h"
 #include "superpipe/device.h"
 #include "sys/thread.h"
@@ -92,11 +94,13 @@ struct LogPlace {
 class Log {
  public:
   static constexpr uint64_t kReserve = 3, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
+  static constexpr uint64_t kFramesShare = 16, kMarkBytes = 64;
   static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB, kPartBytes = 64 * kKiB;
   static constexpr uint64_t kPartData =
       kPartBytes - sizeof(uint64_t);  // a part: checksum, then so much of a large pair
 
-  // All DRAM is charged to the budget at once, and mapped lazily; on a device a quarter is left, for the index. 0,
+  // All DRAM is charged to the budget at once, and mapped lazily. On a device only what frames take is: a sixteenth, or
+  // what holds all of the log, when a quarter is left then. 0,
   // -EINVAL (larger than an address reaches), -ENOMEM.
   [[nodiscard]] int open(const LogPlace& place, Budget* budget, Epochs* epochs);
   void close();
@@ -119,6 +123,16 @@ class Log {
     char* memory = segments_[segment_of(address)].memory.load(std::memory_order_acquire);
     return memory ? reinterpret_cast<Record*>(memory + (address.value * kUnitBytes & (segment_bytes() - 1))) : nullptr;
   }
+  // The same, or the copy that the read cache has. Pre: in the epoch in which the index gave the address.
+  Record* in_dram(Address address) const {
+    Record* record = at(address);
+    return record ? record : cache_.find(address, life_of(address));
+  }
+  void note_read(const Record* record);  // pre: in_dram() gave it, and the same epoch
+  RecordCache& cache() { return cache_; }
+  // Whether the index leads to it; asked of what has been read, before its frame is taken. Called in no epoch.
+  using Lives = bool (*)(const void* owner, const Record* record, Address address);
+  void ask_what_lives(Lives lives, const void* owner) { lives_in_index_ = lives, index_owner_ = owner; }
   uint64_t segment_of(Address address) const { return address.value * kUnitBytes >> segment_bits_; }
   uint64_t life_of(Address address) const { return life(segment_of(address)); }
   uint64_t life(uint64_t number) const { return segments_[number].life.load(std::memory_order_acquire); }
@@ -310,6 +324,8 @@ class Log {
   // on a device (log_device.cpp)
   int open_frames(uint64_t bytes, bool read_only);
   static char* map_records(uint64_t bytes);
+  void keep_what_was_read(uint64_t frame);
+  std::atomic<uint64_t>& read_mark(uint64_t byte) const { return marks_[byte / kMarkBytes / 64]; }
   char* frame_memory(uint64_t frame) const { return frames_memory_ + (frame << segment_bits_); }
   bool take_frame(bool cleaning, uint64_t owner);
   void free_frame_of(uint64_t number);
@@ -338,6 +354,11 @@ class Log {
   std::atomic<uint64_t> held_{0}, state_reserve_{0};
   char* frames_memory_ = nullptr;  // frames, one more for the cleaner, buffers
   Frame* frames_ = nullptr;        // under the mutex
+  // A bit for each kMarkBytes of the frames: a record that begins there was read.
+  std::atomic<uint64_t>* marks_ = nullptr;
+  RecordCache cache_;
+  Lives lives_in_index_ = nullptr;
+  const void* index_owner_ = nullptr;
   uint64_t frame_count_ = 0, frames_mapped_ = 0, buffer_bytes_ = 0;
   std::atomic<uint32_t> buffers_{0};  // a bit each: free
   char* blocks_memory_ = nullptr;

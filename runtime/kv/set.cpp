@@ -148,7 +148,7 @@ bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool ful
 int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
   Shard& shard = shard_of(hash);
   shard.index.prefetch(hash);
-  for (bool full = false, replaces = false;;) {
+  for (bool full = false, replaces = false, index_full = false;;) {
     {
       MutexLock lock(shard.lock);
       shard.writes.fetch_add(1, std::memory_order_relaxed);
@@ -164,9 +164,15 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
         const int status = publish(shard, hash, address, found, key.size + value.size);
         if (status < 0) forget_record(address, units);
         log_.published(address);
-        return status < 0 ? -ENOSPC : 0;
+        if (status == 0) return 0;
+        index_full = true;
       }
       shard.writes.fetch_sub(1, std::memory_order_relaxed);
+    }
+    if (index_full) {
+      if (!log_.cache().shrink()) return -ENOSPC;
+      index_full = false;
+      continue;
     }
     if (!may_wait) return -EAGAIN;
     if (const int status = room_for_segment(); status < 0) {
@@ -195,15 +201,15 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
         fill_head(record, RecordType::kLarge, units, sizeof(LargePlace), 0);
         new (record + 1) LargePlace(place);
         note_replaced(record, found);
-        status = publish(shard, hash, address, found, key.size + value.size) < 0 ? -ENOSPC : 0;
+        status = publish(shard, hash, address, found, key.size + value.size);
         if (status < 0) forget_record(address, units);
         if (status == 0) log_.run_published(place.first, place.count);
         log_.published(address);
-        shard.writes.fetch_add(1, std::memory_order_relaxed);
-        break;
+        shard.writes.fetch_add(status == 0 ? 1 : 0, std::memory_order_relaxed);
+        if (status == 0) break;
       }
     }
-    status = room_for_segment();
+    status = status == 0 ? room_for_segment() : log_.cache().shrink() ? 0 : -ENOSPC;
   }
   if (status < 0) log_.retire(place.first, place.count);
   return status;

@@ -53,8 +53,8 @@ struct StoreOptions {
   uint64_t segment_bytes = 0;
   // all that it may use, hard. In DRAM: the log, and what is left for the index (0: a third more than log_bytes).
   uint64_t dram_bytes = 0;
-  //   On a device: a quarter for the index, the rest for the youngest part of the
-  //   log; never 0
+  //   On a device: a sixteenth for the tail of the log, what the index wants, the
+  //   rest for the read cache; never 0
   uint64_t expected_keys = 1 << 20;  // a hint: the index begins small enough for a quarter of them, and grows
   // rounded up to a power of two, 1..256: how many writers can be busy at one time. kKept: as the store was made
   unsigned shards = 16;
@@ -215,6 +215,7 @@ class Store {
   bool is_key(const Record* record, uint64_t hash, Bytes key) const;
   int is_key_of_run(const LargePlace& place, uint64_t hash, Bytes key);
   uint64_t hash_of_record(const Record* record) const;
+  bool lives(const Record* record, Address address) const;  // the index leads to it
   int64_t get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset, Candidates* cold);
   int64_t get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   int64_t get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);

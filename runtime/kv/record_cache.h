@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// The read cache: copies of records that lie on the device and are read again and again.
+//
+//   (address, life) ──► Index ──► copy of the record, in a chunk
+//
+//   admit ──► small queue, a tenth │ oldest chunk: read again? ──► main queue │ oldest chunk: read since? ──► its front
+//                                  └ no: gone, and remembered in the ghosts   └ no: gone
+//
+// What a segment holds on the device never changes in one of its lives, so a copy can never be stale: the index of the
+// store leads to an address, and the life of that segment at that moment names the copy. A set, a delete, cleaning, or
+// another use of the segment lead elsewhere; their copies are not found any more and go with their chunk. Only records
+// whose checksum was right are admitted.
+//
+// Eviction is S3-FIFO: what is read once leaves by the small queue without touching what is hot; a record that comes
+// back soon after it left goes to the main queue at once. Space is taken and left by chunks, in the order of the queue;
+// the work is done by those who admit, a few records at a time.
+//
+// Memory: all of the budget that nothing else has taken, a chunk at a time; shrink() gives a chunk back.
+// Threading: find, note_read: any, in an epoch, without a lock. admit: any; it does nothing while another thread
+// admits. A chunk is used again once no reader is left that could see what it held (epoch.h).
+// May not: read the device, wait for it.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "kv/budget.h"
+#include "kv/epoch.h"
+#include "kv/index.h"
+#include "kv/record.h"
+#include "sys/thread.h"
+
+namespace lunar::kv {
+
+class RecordCache {
+ public:
+  // Where no memory can be had it stays closed: nothing is admitted. Pre: whatever else is charged at once has been.
+  void open(Budget* budget, Epochs* epochs);
+  void close();
+
+  // The copy of the record at `address` in that life of its segment; nullptr. Pre: in the epoch in which the store's
+  // index led to the address; the copy stays as long.
+  Record* find(Address address, uint64_t life) const;
+  // A read of what find() gave. Other records: nothing.
+  void note_read(const Record* record) const;
+  // again: it has been read before, and goes to the main queue at once. Pre: the record is what was written at that
+  // address in that life, nothing changes it, and it is a pair.
+  void admit(const Record* record, Address address, uint64_t life, bool again = false);
+  // Gives a chunk back to the budget, after its readers. False: there is none. Pre: in no epoch.
+  bool shrink();
+
+  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }  // of DRAM that it has taken
+  uint64_t entries() const { return index_.entries(); }
+
+ private:
+  struct Copy {
+    uint64_t life;
+    std::atomic<uint64_t> address_hits;  // address << kHitBits | reads since it was admitted or looked at
+    Record record;
+  };
+  struct Chunk {
+    uint32_t next = 0;             // number + 1, as all below; the next younger of its queue
+    uint32_t used = 0, swept = 0;  // bytes
+    uint64_t retired = 0;          // epoch
+  };
+  struct Queue {
+    uint32_t first = 0, last = 0, count = 0;  // oldest, youngest: what is admitted goes there
+  };
+  static constexpr unsigned kHitBits = 8, kSpareChunks = 2, kSweepFactor = 4;
+  static constexpr uint64_t kHitsMost = 3;
+  static constexpr uint64_t kChunkBytesMin = 64 * kKiB, kChunkBytesMax = 2 * kMiB, kChunksWanted = 32;
+
+  static uint64_t hash_of(Address address, uint64_t life);
+  static uint64_t copy_bytes(const Record* record) {
+    return sizeof(Copy) - sizeof(Record) + record->units() * kUnitBytes;
+  }
+  char* memory_of(uint32_t chunk) const { return base_ + (chunk - 1) * chunk_bytes_; }
+  Copy* copy_at(Address at) const { return reinterpret_cast<Copy*>(base_ + (at.value - 1) * kUnitBytes); }
+  Address place_of(const Copy* copy) const {
+    return Address{static_cast<uint64_t>(reinterpret_cast<const char*>(copy) - base_) / kUnitBytes + 1};
+  }
+  // Pre, of all below: the lock.
+  static void push(Queue* queue, Chunk* chunks, uint32_t chunk);
+  static uint32_t pop(Queue* queue, const Chunk* chunks);
+  bool may_grow() const;
+  bool spare_is_safe() const;
+  uint32_t take_chunk();
+  void retire(uint32_t chunk);
+  void discard(uint32_t chunk);
+  Copy* put(Queue* queue, const Record* record, Address address, uint64_t life);
+  void sweep(uint64_t bytes);
+  void look_at_again(const Copy* copy, bool small, bool keep);
+  void empty(Queue* queue);
+  bool remembered(uint64_t hash);
+  void remember(uint64_t hash);
+
+  char* mapping_ = nullptr;
+  char* base_ = nullptr;  // the first chunk; nullptr: closed
+  uint64_t mapping_bytes_ = 0, chunk_bytes_ = 0, tables_bytes_ = 0;
+  uint32_t count_ = 0;  // chunks, as many as the budget could ever hold
+  Chunk* chunks_ = nullptr;
+  uint32_t* ghosts_ = nullptr;  // by hash; part of the hash
+  uint64_t ghost_count_ = 0;    // a power of two
+  Budget* budget_ = nullptr;
+  Epochs* epochs_ = nullptr;
+  sys::SpinLock lock_;
+  Queue small_, main_;
+  Queue retired_;  // charged: wait for their readers, oldest first
+  Queue blank_;    // not charged
+  std::atomic<uint64_t> bytes_{0};
+  Index index_;
+};
+
+}  // namespace lunar::kv
