@@ -130,3 +130,32 @@ TEST_CASE("kv-cache: the index gets the DRAM that it wants, and the budget holds
   CHECK(kv.store->index_bytes() > kDramBytes / 4);
   CHECK(kv.reads_of(0, 2000) <= 2200);
 }
+
+TEST_CASE("kv-cache: a record damaged on the device is neither returned nor kept, whichever bit it is") {
+  Cold kv(30'000);
+  std::vector<char> segment(kMiB);
+  uint64_t damaged = 0;
+  for (uint64_t at = 0; at < 24 * kMiB; at += segment.size()) {
+    REQUIRE(raw_io(kv.device, Op::kRead, at, segment.data(), segment.size()) == 0);
+    for (uint64_t i = 24; i + 100 < segment.size(); i += 8) {
+      if (memcmp(&segment[i], "key ", 4) != 0 || memchr(&segment[i], ';', 16) == nullptr) continue;
+      segment[i - 24 + damaged % 24] ^= static_cast<char>(1 << damaged / 24 % 8);  // of its header
+      ++damaged;
+    }
+    REQUIRE(raw_io(kv.device, Op::kWrite, at, segment.data(), segment.size()) == 0);
+  }
+  REQUIRE(damaged > 10'000);
+  kv.sound = false;
+  uint64_t refused = 0;
+  for (unsigned round = 0; round < 2; ++round) {
+    for (uint64_t i = 0; i < 12'000; ++i) {
+      std::string found;
+      const int64_t length = kv.get(i, &found);
+      if (length == -EBADMSG)
+        ++refused;
+      else if (length != static_cast<int64_t>(kValueBytes) || found != Cold::value(i, 1))
+        FAIL("key " << i << " gave " << length);
+    }
+  }
+  CHECK(refused > 10'000);
+}
