@@ -16,6 +16,7 @@ namespace lunar::kv {
 namespace {
 
 constexpr unsigned kTries = 5;
+constexpr uint64_t kRandomMost = 4 * Bucket::kEntries;  // entries of one bucket's chain that random() chooses from
 
 uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
@@ -234,8 +235,8 @@ int64_t Store::random(void* buffer, uint64_t bytes) {
       Candidate cold;
       {
         Reading guard(epochs_);
-        Address found[Bucket::kEntries];
-        const uint64_t count = smaller(index.collect(shape, at, found, Bucket::kEntries), Bucket::kEntries);
+        Address found[kRandomMost];
+        const uint64_t count = smaller(index.collect(shape, at, found, kRandomMost), kRandomMost);
         if (count == 0) continue;
         if (const Record* record = resident(found[(number >> 40) % count], &cold))
           return copy_key(record, buffer, bytes);

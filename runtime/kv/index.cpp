@@ -12,29 +12,33 @@ namespace lunar::kv {
 namespace {
 
 // tenths: a bucket more whenever there are more entries than that on average
-constexpr uint64_t kEntriesABucket10 = 56;
-constexpr unsigned kOverflowBits = 4;
+constexpr uint64_t kEntriesABucket10 = 72;
+constexpr unsigned kOverflowBits = 6;
+
+bool is_empty(const std::atomic<uint64_t>& place) { return place.load(std::memory_order_relaxed) == 0; }
 
 }  // namespace
 
-void BucketArray::close() {
+template <class B>
+void BucketArray<B>::close() {
   for (unsigned part = 0; part < kParts; ++part) {
-    if (Bucket* memory = parts_[part].exchange(nullptr)) unmap_private(memory, part_bytes(part));
+    if (B* memory = parts_[part].exchange(nullptr)) unmap_private(memory, part_bytes(part));
   }
-  if (budget_) budget_->give_back(count_ * sizeof(Bucket));
+  if (budget_) budget_->give_back(count_ * sizeof(B));
   count_ = 0;
 }
 
-int BucketArray::grow(uint64_t count) {
+template <class B>
+int BucketArray<B>::grow(uint64_t count) {
   if (count <= count_) return 0;
   const uint64_t last = count - 1;
   const unsigned parts = last >> bits_ ? 65 - static_cast<unsigned>(__builtin_clzll(last)) - bits_ : 1;
-  if (parts > kParts || !budget_->take((count - count_) * sizeof(Bucket))) return -ENOMEM;
+  if (parts > kParts || !budget_->take((count - count_) * sizeof(B))) return -ENOMEM;
   for (unsigned part = 0; part < parts; ++part) {
     if (parts_[part].load(std::memory_order_relaxed)) continue;
-    auto* memory = static_cast<Bucket*>(map_private(part_bytes(part), ForkPolicy::kInherit));  // zeros: empty
+    auto* memory = static_cast<B*>(map_private(part_bytes(part), ForkPolicy::kInherit));  // zeros: empty
     if (!memory) {
-      budget_->give_back((count - count_) * sizeof(Bucket));
+      budget_->give_back((count - count_) * sizeof(B));
       return -ENOMEM;
     }
     parts_[part].store(memory, std::memory_order_release);
@@ -62,15 +66,11 @@ int Index::insert(uint64_t hash, Address address) {
   const uint64_t entry = tag_of(hash) << kAddressBits | address.value;
   if (const int status = spare_overflow(1); status < 0) {
     // None to be had: what is there may still have room.
-    for (Bucket* bucket = &primary_.at(bucket_of(hash_bits(hash), shape())); bucket; bucket = next(*bucket)) {
-      for (std::atomic<uint64_t>& place : bucket->entries) {
-        if (place.load(std::memory_order_relaxed) != 0) continue;
-        place.store(entry, std::memory_order_seq_cst);
-        entries_.store(entries() + 1, std::memory_order_relaxed);
-        return 0;
-      }
-    }
-    return status;
+    std::atomic<uint64_t>* gap = find_place(primary_.at(bucket_of(hash_bits(hash), shape())), is_empty);
+    if (!gap) return status;
+    gap->store(entry, std::memory_order_seq_cst);
+    entries_.store(entries() + 1, std::memory_order_relaxed);
+    return 0;
   }
   put(&primary_.at(bucket_of(hash_bits(hash), shape())), entry);
   entries_.store(entries() + 1, std::memory_order_relaxed);
@@ -92,25 +92,20 @@ int Index::spare_overflow(uint64_t count) {
 
 // Into the first gap of a chain, or behind it. Pre: a spare bucket.
 void Index::put(Bucket* bucket, uint64_t entry) {
-  for (;;) {
-    for (std::atomic<uint64_t>& place : bucket->entries) {
-      if (place.load(std::memory_order_relaxed) != 0) continue;
-      place.store(entry, std::memory_order_seq_cst);
-      return;
-    }
-    if (Bucket* more = next(*bucket)) {
-      bucket = more;
-      continue;
-    }
-    const uint64_t number = spare_;
-    Bucket& fresh = overflow_.at(number - 1);
-    spare_ = fresh.link.load(std::memory_order_relaxed);
-    --spares_;
-    fresh.link.store(0, std::memory_order_seq_cst);
-    fresh.entries[0].store(entry, std::memory_order_seq_cst);
-    bucket->link.store(number, std::memory_order_seq_cst);
+  std::atomic<uint64_t>* last = nullptr;
+  for (Cursor at(*this, *bucket); at; ++at) {
+    last = at.link();
+    if (!is_empty(*at)) continue;
+    (*at).store(entry, std::memory_order_seq_cst);
     return;
   }
+  const uint64_t number = spare_;
+  OverflowBucket& fresh = overflow_.at(number - 1);
+  spare_ = fresh.link.load(std::memory_order_relaxed);
+  --spares_;
+  fresh.link.store(0, std::memory_order_seq_cst);
+  fresh.entries[0].store(entry, std::memory_order_seq_cst);
+  last->store(number, std::memory_order_seq_cst);
 }
 
 // Bucket `split` gives those of its entries to the new last one whose next bit is set. Not when there is no memory, and
@@ -122,20 +117,16 @@ void Index::split() {
   if (before.level - bits_ >= kGrowBits || primary_.grow(to + 1) < 0) return;
   Bucket* from = &primary_.at(before.split);
   uint64_t moving = 0;
-  for (Bucket* bucket = from; bucket; bucket = next(*bucket)) {
-    for (const std::atomic<uint64_t>& place : bucket->entries)
-      moving += place.load(std::memory_order_relaxed) >> bit & 1;
-  }
-  if (spare_overflow(moving / Bucket::kEntries) < 0) return;
+  for (Cursor at(*this, *from); at; ++at) moving += (*at).load(std::memory_order_relaxed) >> bit & 1;
+  const uint64_t beyond = moving > Bucket::kEntries ? moving - Bucket::kEntries : 0;
+  if (spare_overflow((beyond + OverflowBucket::kEntries - 1) / OverflowBucket::kEntries) < 0) return;
 
   moves_.fetch_add(1, std::memory_order_seq_cst);
-  for (Bucket* bucket = from; bucket; bucket = next(*bucket)) {
-    for (std::atomic<uint64_t>& place : bucket->entries) {
-      const uint64_t entry = place.load(std::memory_order_relaxed);
-      if ((entry >> bit & 1) == 0) continue;
-      put(&primary_.at(to), entry);
-      place.store(0, std::memory_order_seq_cst);
-    }
+  for (Cursor at(*this, *from); at; ++at) {
+    const uint64_t entry = (*at).load(std::memory_order_relaxed);
+    if ((entry >> bit & 1) == 0) continue;
+    put(&primary_.at(to), entry);
+    (*at).store(0, std::memory_order_seq_cst);
   }
   close_gaps(from);
   const bool round = before.split + 1 == uint64_t{1} << before.level;
@@ -147,26 +138,21 @@ void Index::split() {
 // Moves what lies at the end of a chain into its gaps, and takes the buckets that are empty then out of it. Pre: moves_
 // is odd.
 void Index::close_gaps(Bucket* first) {
-  Bucket *to = first, *last = first;
-  unsigned at = 0;
-  for (Bucket* bucket = first; bucket; bucket = next(*bucket)) {
-    for (std::atomic<uint64_t>& place : bucket->entries) {
-      const uint64_t entry = place.load(std::memory_order_relaxed);
-      if (entry == 0) continue;
-      if (&to->entries[at] != &place) {
-        to->entries[at].store(entry, std::memory_order_seq_cst);
-        place.store(0, std::memory_order_seq_cst);
-      }
-      last = to;
-      if (++at == Bucket::kEntries) {
-        at = 0;
-        if (Bucket* more = next(*to)) to = more;
-      }
+  std::atomic<uint64_t>* last = &first->link;
+  Cursor to(*this, *first);
+  for (Cursor from = to; from; ++from) {
+    const uint64_t entry = (*from).load(std::memory_order_relaxed);
+    if (entry == 0) continue;
+    if (&*to != &*from) {
+      (*to).store(entry, std::memory_order_seq_cst);
+      (*from).store(0, std::memory_order_seq_cst);
     }
+    last = to.link();
+    ++to;
   }
-  uint64_t link = last->link.exchange(0, std::memory_order_seq_cst);
+  uint64_t link = last->exchange(0, std::memory_order_seq_cst);
   while (link) {
-    Bucket& empty = overflow_.at(link - 1);
+    OverflowBucket& empty = overflow_.at(link - 1);
     const uint64_t more = empty.link.exchange(spare_, std::memory_order_seq_cst);
     spare_ = link;
     ++spares_;
@@ -181,13 +167,11 @@ uint64_t Index::collect(const Shape& from, uint64_t number, Address* out, uint64
     const uint64_t moves = moves_.load(std::memory_order_seq_cst);
     uint64_t found = 0;
     for (uint64_t i = number, buckets = shape().buckets(); i < buckets; i += step) {
-      for (Bucket* bucket = &primary_.at(i); bucket; bucket = next(*bucket)) {
-        for (const std::atomic<uint64_t>& place : bucket->entries) {
-          const uint64_t entry = place.load(std::memory_order_seq_cst);
-          if (entry == 0) continue;
-          if (found < max) out[found] = address_of(entry);
-          ++found;
-        }
+      for (Cursor at(*this, primary_.at(i)); at; ++at) {
+        const uint64_t entry = (*at).load(std::memory_order_seq_cst);
+        if (entry == 0) continue;
+        if (found < max) out[found] = address_of(entry);
+        ++found;
       }
     }
     if ((moves & 1) == 0 && moves_.load(std::memory_order_seq_cst) == moves) return found;
@@ -197,13 +181,11 @@ uint64_t Index::collect(const Shape& from, uint64_t number, Address* out, uint64
 bool Index::chain_is_right(uint64_t number, uint64_t* entries) const {
   const Shape now = shape();
   const uint64_t mask = (uint64_t{1} << bits_) - 1;
-  for (Bucket* bucket = &primary_.at(number); bucket; bucket = next(*bucket)) {
-    for (const std::atomic<uint64_t>& place : bucket->entries) {
-      const uint64_t entry = place.load(std::memory_order_relaxed);
-      if (entry == 0) continue;
-      ++*entries;
-      if (bucket_of(entry >> kAddressBits << bits_ | (number & mask), now) != number) return false;
-    }
+  for (Cursor at(*this, primary_.at(number)); at; ++at) {
+    const uint64_t entry = (*at).load(std::memory_order_relaxed);
+    if (entry == 0) continue;
+    ++*entries;
+    if (bucket_of(entry >> kAddressBits << bits_ | (number & mask), now) != number) return false;
   }
   return true;
 }

@@ -2,7 +2,11 @@
 // The hash index of one shard: from the hash of a key to the addresses of records that may be its own.
 //
 //   entry   │ tag: 24 bits of the hash │ address: 40 bits │     8 bytes; 0: empty
-//   bucket  │ entry × 7 │ link │                              one cache line; link: an overflow bucket, for what does not fit
+//   bucket  │ entry × 7 │ link │                              one cache line; link: for what does not fit,
+//   overflow bucket │ entry × 3 │ link │                      half of one
+//
+// There are 7.2 entries a bucket of 7 on average. Most chains have an overflow bucket then, but as these are small all of it
+// takes 11.4 to 11.9 bytes an entry, and a hit looks at 1.2 to 1.3 lines (DECISIONS.md has other loads).
 //
 // It grows one bucket at a time (linear hashing): bucket `split` gives half its entries to the new last bucket, then
 // split moves on; after a round of 2^level splits there are twice as many. So growth never stops the shard for longer
@@ -27,15 +31,19 @@
 
 namespace lunar::kv {
 
-struct alignas(64) Bucket {
-  static constexpr unsigned kEntries = 7;
+template <unsigned kWords>
+struct alignas(kWords * sizeof(uint64_t)) BucketOf {
+  static constexpr unsigned kEntries = kWords - 1;
   std::atomic<uint64_t> entries[kEntries];
   std::atomic<uint64_t> link;  // number + 1 of an overflow bucket; 0: none
 };
-static_assert(sizeof(Bucket) == 64);
+using Bucket = BucketOf<8>;
+using OverflowBucket = BucketOf<4>;
+static_assert(sizeof(Bucket) == 64 && sizeof(OverflowBucket) == 32);
 
 // Buckets by number, at addresses that never change. Memory is mapped in parts, each as large as all before it, and
 // charged a bucket.
+template <class B>
 class BucketArray {
  public:
   void open(unsigned bits, Budget* budget) { bits_ = bits, budget_ = budget; }
@@ -43,18 +51,18 @@ class BucketArray {
   // There are `count` buckets, the new ones empty. -ENOMEM (also when the budget is spent). Pre: the lock.
   [[nodiscard]] int grow(uint64_t count);
   uint64_t count() const { return count_; }
-  Bucket& at(uint64_t number) const {
+  B& at(uint64_t number) const {
     const unsigned part = number >> bits_ ? 64 - static_cast<unsigned>(__builtin_clzll(number)) - bits_ : 0;
     return parts_[part].load(std::memory_order_acquire)[part ? number - (uint64_t{1} << (bits_ + part - 1)) : number];
   }
 
  private:
   static constexpr unsigned kParts = 20;
-  uint64_t part_bytes(unsigned part) const { return sizeof(Bucket) << (part ? bits_ + part - 1 : bits_); }
+  uint64_t part_bytes(unsigned part) const { return sizeof(B) << (part ? bits_ + part - 1 : bits_); }
   unsigned bits_ = 0;
   uint64_t count_ = 0;
   Budget* budget_ = nullptr;
-  std::atomic<Bucket*> parts_[kParts] = {};
+  std::atomic<B*> parts_[kParts] = {};
 };
 
 class Index {
@@ -85,13 +93,10 @@ class Index {
   template <class Match>
   std::atomic<uint64_t>* find_entry(uint64_t hash, Match match) const {
     const uint64_t tag = tag_of(hash);
-    for (Bucket* bucket = &primary_.at(bucket_of(hash_bits(hash), shape())); bucket; bucket = next(*bucket)) {
-      for (std::atomic<uint64_t>& place : bucket->entries) {
-        const uint64_t entry = place.load(std::memory_order_seq_cst);
-        if (entry >> kAddressBits == tag && entry != 0 && match(address_of(entry))) return &place;
-      }
-    }
-    return nullptr;
+    return find_place(primary_.at(bucket_of(hash_bits(hash), shape())), [&](const std::atomic<uint64_t>& place) {
+      const uint64_t entry = place.load(std::memory_order_seq_cst);
+      return entry >> kAddressBits == tag && entry != 0 && match(address_of(entry));
+    });
   }
   static Address address_in(const std::atomic<uint64_t>& place) {
     return address_of(place.load(std::memory_order_relaxed));
@@ -118,9 +123,10 @@ class Index {
   // For the saved state. Entries as they are, of bucket `number` and its chain. Pre: the lock.
   template <class Visit>
   void for_bucket(uint64_t number, Visit visit) const {
-    for (Bucket* bucket = &primary_.at(number); bucket; bucket = next(*bucket))
-      for (const std::atomic<uint64_t>& place : bucket->entries)
-        if (const uint64_t entry = place.load(std::memory_order_relaxed)) visit(entry);
+    (void)find_place(primary_.at(number), [&](const std::atomic<uint64_t>& place) {
+      if (const uint64_t entry = place.load(std::memory_order_relaxed)) visit(entry);
+      return false;
+    });
   }
   // Such an entry of an index of the same bits(). As insert().
   [[nodiscard]] int restore(uint64_t bucket, uint64_t entry) {
@@ -131,7 +137,7 @@ class Index {
   unsigned bits() const { return bits_; }
   uint64_t buckets() const { return primary_.count(); }
   uint64_t entries() const { return entries_.load(std::memory_order_relaxed); }
-  uint64_t bytes() const { return (primary_.count() + overflow_.count()) * sizeof(Bucket); }
+  uint64_t bytes() const { return primary_.count() * sizeof(Bucket) + overflow_.count() * sizeof(OverflowBucket); }
   // Every entry lies where a reader looks for it, and their number is right. Pre: the lock. For tests.
   bool validate() const;
 
@@ -145,10 +151,38 @@ class Index {
     const uint64_t low = bits & ((uint64_t{1} << shape.level) - 1);
     return low < shape.split ? bits & ((uint64_t{2} << shape.level) - 1) : low;
   }
-  Bucket* next(const Bucket& bucket) const {
-    const uint64_t link = bucket.link.load(std::memory_order_seq_cst);
+  OverflowBucket* linked(const std::atomic<uint64_t>& word) const {
+    const uint64_t link = word.load(std::memory_order_seq_cst);
     return link ? &overflow_.at(link - 1) : nullptr;
   }
+  // The first place of a chain that matches; nullptr.
+  template <class Match>
+  std::atomic<uint64_t>* find_place(Bucket& bucket, Match match) const {
+    for (std::atomic<uint64_t>& place : bucket.entries)
+      if (match(place)) return &place;
+    for (OverflowBucket* more = linked(bucket.link); more; more = linked(more->link))
+      for (std::atomic<uint64_t>& place : more->entries)
+        if (match(place)) return &place;
+    return nullptr;
+  }
+  // The places of a chain, one after the other.
+  class Cursor {
+   public:
+    Cursor(const Index& index, Bucket& bucket) : index_(index), at_(bucket.entries), link_(&bucket.link) {}
+    explicit operator bool() const { return at_ != nullptr; }
+    std::atomic<uint64_t>& operator*() const { return *at_; }
+    std::atomic<uint64_t>* link() const { return link_; }  // of the bucket that it is in
+    void operator++() {
+      if (++at_ != link_) return;  // the link lies behind the last entry
+      OverflowBucket* more = index_.linked(*link_);
+      at_ = more ? more->entries : nullptr;
+      if (more) link_ = &more->link;
+    }
+
+   private:
+    const Index& index_;
+    std::atomic<uint64_t>*at_, *link_;
+  };
   static void pause();
   void split();
   [[nodiscard]] int spare_overflow(uint64_t count);
@@ -161,7 +195,8 @@ class Index {
   std::atomic<uint64_t> moves_{0};
   std::atomic<uint64_t> entries_{0};
   uint64_t spare_ = 0, spares_ = 0;  // overflow buckets that no chain has: number + 1 of the first, linked
-  BucketArray primary_, overflow_;
+  BucketArray<Bucket> primary_;
+  BucketArray<OverflowBucket> overflow_;
 };
 
 }  // namespace lunar::kv

@@ -216,6 +216,18 @@ TEST_CASE("kv: random comes to every key, and to none in an empty store") {
   REQUIRE(kv.set("longer than it takes", "v") == 0);
 }
 
+TEST_CASE("kv: an entry takes at most 12 bytes of the index, however many there are") {
+  Opened kv(64 * kMiB, 0, 16);
+  double most = 0;
+  for (uint64_t i = 0; i < 600'000; ++i) {
+    const uint64_t key = i * 0x9e3779b97f4a7c15;
+    REQUIRE(kv.store->set({&key, sizeof key}, {}) == 0);
+    if (i < 60'000 || i % 5000 != 0) continue;
+    most = std::max(most, static_cast<double>(kv.store->index_bytes()) / static_cast<double>(i + 1));
+  }
+  CHECK(most <= 12);
+}
+
 TEST_CASE("kv: operations are counted") {
   Opened kv;
   REQUIRE(kv.set("a", "1") == 0);
