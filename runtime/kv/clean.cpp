@@ -13,6 +13,8 @@
 namespace lunar::kv {
 namespace {
 
+constexpr unsigned kPoorMost = 256;  // segments with little dead space that one call cleans: four times what one takes
+
 // For readers to leave what is retired, or a writer to publish.
 void wait_a_little(unsigned round) { round < 100 ? sys::yield_cpu() : sys::sleep_ns(50'000); }
 
@@ -81,29 +83,33 @@ int Store::room_for_frames() {
 
 // A younger saved state frees what only the last one refers to. -ENOSPC: cleaning and saving in turn gain nothing any
 // more (a save seals the tail, half empty perhaps).
-int Store::save_for_space(SavesForSpace* saves) {
+int Store::save_for_space(TriesForSpace* tries) {
   if (const int status = save(); status < 0) return status;
   const uint64_t free = log_.reclaim();
-  if (free > saves->best) {
-    saves->best = free;
-    saves->fruitless = 0;
+  if (free > tries->best) {
+    tries->best = free;
+    tries->fruitless = 0;
     return 0;
   }
-  if (++saves->fruitless < 3) return 0;
-  if (saves->for_one_segment) full_at_ = bytes_live();
+  if (++tries->fruitless < 3) return 0;
+  if (tries->for_one_segment) full_at_ = bytes_live();
   return -ENOSPC;
 }
 
 // A step towards a free segment: cleans one, or saves. kDone: look again. kWait: others' reads have to end. kFull: no
 // segment is worth cleaning. kOver, with *error: nothing helps.
-Store::Gain Store::gain_segment(bool may_clean, SavesForSpace* saves, int* error) {
+Store::Gain Store::gain_segment(bool may_clean, TriesForSpace* tries, int* error) {
   uint64_t segment;
-  const int chosen = may_clean ? log_.victim(&segment) : -EAGAIN;
+  int chosen = may_clean ? log_.victim(&segment) : -EAGAIN;
+  // Before the store is full: what deletes have freed in each segment is worth more work than usual.
+  if (chosen == -ENOSPC && tries->poor < kPoorMost && (chosen = log_.poor_victim(&segment)) == 0 &&
+      ++tries->poor == kPoorMost && tries->for_one_segment)
+    full_at_ = bytes_live();
   const int status = chosen == 0 ? clean(segment) : chosen;
   if (status == 0 || status == -EBADMSG) return Gain::kDone;
   if (log_.any_retired()) return Gain::kWait;
   if (log_.held() != 0) {
-    *error = save_for_space(saves);
+    *error = save_for_space(tries);
     return *error < 0 ? Gain::kOver : Gain::kDone;
   }
   // What is free is for a saved state alone: there is nothing to clean into.
@@ -117,7 +123,7 @@ Store::Gain Store::gain_segment(bool may_clean, SavesForSpace* saves, int* error
 int Store::room_for_segment() {
   MutexLock guard(cleaning_);
   bool retried = false;
-  SavesForSpace saves{.for_one_segment = true};
+  TriesForSpace tries{.for_one_segment = true};
   for (unsigned round = 0;;) {
     if (const int status = room_for_frames(); status < 0) return status;
     const uint64_t free = log_.reclaim();
@@ -129,15 +135,15 @@ int Store::room_for_segment() {
       if (const int status = save(); status < 0) return status;
       continue;
     }
-    // Saves did not help, and what lives has become no less since: they would not now.
+    // Neither saves nor cleaning did help, and what lives has become no less since: they would not now.
     if (full_at_ != 0 && bytes_live() + log_.segment_bytes() > full_at_) return -ENOSPC;
     full_at_ = 0;
     if (log_.held_suffice()) {
-      if (const int status = save_for_space(&saves); status < 0) return status;
+      if (const int status = save_for_space(&tries); status < 0) return status;
       continue;
     }
     int error = -ENOSPC;
-    switch (gain_segment(free > log_.state_reserve() + 1 || !log_.any_retired(), &saves, &error)) {
+    switch (gain_segment(free > log_.state_reserve() + 1 || !log_.any_retired(), &tries, &error)) {
       case Gain::kOver:
         return error;
       case Gain::kFull:
@@ -155,13 +161,13 @@ int Store::room_for_segment() {
 
 // A window that is held back, by cleaning others first where what lives in it has no place yet.
 int Store::reserve_window(uint64_t count, uint64_t* first) {
-  SavesForSpace saves;
+  TriesForSpace tries;
   for (unsigned round = 0;;) {
     if (const int status = room_for_frames(); status < 0) return status;
     log_.reclaim();
     if (log_.reserve_window(count, first) == 0) return 0;
     int error = -ENOSPC;
-    const Gain gain = gain_segment(true, &saves, &error);
+    const Gain gain = gain_segment(true, &tries, &error);
     if (gain == Gain::kOver || gain == Gain::kFull) return error;
     if (gain == Gain::kWait) wait_a_little(round++);
   }

@@ -258,6 +258,19 @@ int Log::victim(uint64_t* number) {
   return soon ? -EAGAIN : -ENOSPC;
 }
 
+// What the end of a segment had no room for is no dead space: cleaning would not gain it.
+int Log::poor_victim(uint64_t* number) {
+  MutexLock guard(mutex_);
+  uint64_t dead = 0, best = segment_bytes() / kUnitBytes / 64 - 1;
+  for (uint64_t i = 0; i < count_; ++i) {
+    if (state(i) != SegmentState::kSealed || filling(i)) continue;
+    const uint64_t own = used(i) / kUnitBytes > live(i) ? used(i) / kUnitBytes - live(i) : 0;
+    dead += own;
+    if (own > best) best = own, *number = i;
+  }
+  return best >= segment_bytes() / kUnitBytes / 64 && dead * kUnitBytes > 2 * segment_bytes() ? 0 : -ENOSPC;
+}
+
 void Log::set_damaged(uint64_t number) {
   MutexLock guard(mutex_);
   segments_[number].state.store(SegmentState::kDamaged, std::memory_order_release);

@@ -161,6 +161,8 @@ class Log {
 
   // The segment to clean next: sealed, all of it published. -ENOSPC: none would free an eighth; -EAGAIN: one may, soon.
   [[nodiscard]] int victim(uint64_t* number);
+  // The same of one with a little dead space (1/64), when that of all segments adds up to more than two: -ENOSPC.
+  [[nodiscard]] int poor_victim(uint64_t* number);
   // Its records: where it lies in DRAM, or read from the device into a memory of the cleaner's. -errno.
   [[nodiscard]] int segment_contents(uint64_t number, const char** memory);
   void set_damaged(uint64_t number);

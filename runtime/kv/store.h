@@ -198,14 +198,15 @@ class Store {
   std::atomic<uint64_t>* find_moved(Shard& shard, uint64_t hash, const Record* record, Address* from);
   int settle();
   int save();
-  struct SavesForSpace {
+  struct TriesForSpace {
     bool for_one_segment = false;
+    unsigned poor = 0;  // segments with little dead space that were cleaned
     uint64_t best = 0;  // segments that were free after one
     unsigned fruitless = 0;
   };
   enum class Gain : uint8_t { kDone, kWait, kFull, kOver };
-  Gain gain_segment(bool may_clean, SavesForSpace* saves, int* error);
-  int save_for_space(SavesForSpace* saves);
+  Gain gain_segment(bool may_clean, TriesForSpace* tries, int* error);
+  int save_for_space(TriesForSpace* tries);
   uint64_t bytes_live() const { return bytes_actual() + count() * sizeof(Record); }
   int write_state(uint64_t* first, uint64_t* bytes, uint64_t life);
   uint64_t state_bytes() const;
@@ -250,7 +251,7 @@ class Store {
   Device* device_ = nullptr;
   bool kept_ = false;
   bool read_only_ = false;
-  uint64_t full_at_ = 0;  // bytes that lived when saves did not help any more. Under the cleaning mutex
+  uint64_t full_at_ = 0;  // bytes that lived when saves or cleaning did not help any more. Under the cleaning mutex
   media::Superblock super_ = {};
   AtomicImage root_;
   unsigned root_bad_ = 0;  // slots that were out of form at open: SlotReport::bad

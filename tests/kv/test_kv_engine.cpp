@@ -129,6 +129,20 @@ TEST_CASE("kv: full is an answer, and deleting makes room") {
   for (size_t i = 1; i < keys.size(); i += 2) REQUIRE(kv.get(keys[i]) == value);
 }
 
+TEST_CASE("kv: a full store accepts sets again when deletes have freed a little of each segment") {
+  Opened kv(16 * kMiB, 32 * kMiB);
+  const std::string value(400, 'v');
+  uint64_t count = 0;
+  while (kv.set("key " + std::to_string(count), value) == 0) ++count;
+  const uint64_t last = count;
+  for (uint64_t i = 0; i < last; i += 12) REQUIRE(kv.del("key " + std::to_string(i)) == 400);  // less than 1/8 of each
+  uint64_t again = 0;
+  while (kv.set("again " + std::to_string(again), value) == 0) ++again;
+  CHECK(again > last / 12 / 3);
+  for (uint64_t i = 0; i < last; ++i) REQUIRE(kv.exists("key " + std::to_string(i)) == (i % 12 ? 400 : -ENOENT));
+  for (uint64_t i = 0; i < again; ++i) REQUIRE(kv.exists("again " + std::to_string(i)) == 400);
+}
+
 TEST_CASE("kv: a large value finds neighbouring room by moving what lives between") {
   Opened kv(kMiB, 2 * kMiB);  // 16 segments of 64 KiB
   const std::string small(2000, 's');
