@@ -356,6 +356,11 @@ int allocate_space(int fd, uint64_t offset, uint64_t length) {
   return -EINTR;
 }
 
+uint64_t file_bytes_most() {
+  rlimit limit{};
+  return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : UINT64_MAX;
+}
+
 int punch_hole(int fd, uint64_t offset, uint64_t length) {
   return static_cast<int>(
       result(syscall(SYS_fallocate, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length)));

@@ -53,7 +53,8 @@ template <class Visit>  // bool(const char* name): false ends it
 [[nodiscard]] int close_numbers(unsigned first, unsigned last, int flags);   // close_range
 [[nodiscard]] int duplicate_to(int from, int to, int flags);                 // dup3
 [[nodiscard]] int allocate_space(int fd, uint64_t offset, uint64_t length);  // fallocate, extends the file
-[[nodiscard]] int punch_hole(int fd, uint64_t offset, uint64_t length);      // a file's space goes back
+uint64_t file_bytes_most();  // that a file may have (RLIMIT_FSIZE); UINT64_MAX: no limit
+[[nodiscard]] int punch_hole(int fd, uint64_t offset, uint64_t length);  // a file's space goes back
 // a file's space stays; -EOPNOTSUPP: not this file system's
 [[nodiscard]] int zero_range(int fd, uint64_t offset, uint64_t length);
 // SEEK_HOLE, SEEK_DATA: -ENXIO beyond the end

@@ -96,3 +96,42 @@ TEST_CASE("ark-edges: a thread that is to be cancelled still deletes a store who
   CHECK(rc == 0);
   store.ark = nullptr;
 }
+
+TEST_CASE("ark-edges: a place beyond the limit of file sizes is refused, not the end of the program") {
+  char path[] = "/var/tmp/lunar-ark-limit-XXXXXX";
+  const int fd = mkstemp(path);
+  REQUIRE(fd >= 0);
+  constexpr rlim_t kBytes = 1 << 30;
+  REQUIRE(ftruncate(fd, kBytes) == 0);  // as long as it will be: nothing has to be appended
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+  const rlimit lower{kBytes / 16, before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &lower) == 0);
+  setenv("LUNAR_KV_DRAM", "32m", 1);
+  {
+    Store store(path);
+    for (int i = 0; store.status == 0 && i < 60'000; ++i) (void)store.set(std::to_string(i), std::string(4000, 'v'));
+    CHECK(store.status == EFBIG);
+  }
+  unsetenv("LUNAR_KV_DRAM");
+  CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
+  close(fd);
+  unlink(path);
+}
+
+TEST_CASE("ark-edges: a connection takes memory for the calls that it has under way, not for those that it may") {
+  const Store store;
+  const auto resident = [] {
+    unsigned long pages[2] = {0, 0};
+    FILE* file = fopen("/proc/self/statm", "r");
+    if (!file || fscanf(file, "%lu %lu", &pages[0], &pages[1]) != 2) pages[1] = 0;
+    if (file) fclose(file);
+    return pages[1] * static_cast<unsigned long>(sysconf(_SC_PAGESIZE));
+  };
+  const unsigned long before = resident();
+  REQUIRE(before != 0);
+  ARC* connection = nullptr;
+  REQUIRE(ark_connect_verbose(&connection, store.ark, 1 << 20) == 0);
+  CHECK(resident() < before + (16ul << 20));
+  CHECK(ark_disconnect(connection) == 0);
+}

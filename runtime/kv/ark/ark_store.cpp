@@ -57,7 +57,12 @@ void wait_until_idle(ArkStore* store) {
 Op* Connection::take() {
   lock.lock();
   Op* op = free_ops;
-  if (op) free_ops = op->next;
+  if (op) {
+    free_ops = op->next;
+  } else if (made < op_count) {
+    op = new (&ops[made++]) Op;
+    op->connection = this;
+  }
   lock.unlock();
   if (op) references.fetch_add(1, std::memory_order_relaxed);
   return op;
@@ -84,12 +89,7 @@ void Connection::forget_in_child() {
   new (&lock) sys::SpinLock;
   references.store(1, std::memory_order_relaxed);
   free_ops = nullptr;
-  for (uint32_t i = op_count; i-- > 0;) {
-    Op* op = new (&ops[i]) Op;
-    op->connection = this;
-    op->next = free_ops;
-    free_ops = op;
-  }
+  made = 0;
 }
 
 void ArkStore::add(Object* object) {

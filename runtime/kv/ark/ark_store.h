@@ -24,6 +24,7 @@ struct Connection : Object {
   sys::SpinLock lock;
   Op* free_ops = nullptr;
   Op* ops = nullptr;
+  uint32_t made = 0;  // of them, the first, that were ever taken; the others are not touched
   uint32_t op_count = 0;
 
   Op* take();  // nullptr: all are out

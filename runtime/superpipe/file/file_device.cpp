@@ -501,7 +501,9 @@ int FileDevice::reserve(DeviceOffset offset, uint64_t length) {
     if (offset.value > size_bytes_ || length > size_bytes_ - offset.value) return -ENOSPC;
     if (block_) return 0;
   }
-  return sys::allocate_space(fd(), data_offset_ + offset.value, length);
+  // Beyond the limit a write is the end of the program (SIGXFSZ), also in a file that is that long already.
+  const uint64_t end = data_offset_ + offset.value + length;
+  return end > sys::file_bytes_most() ? -EFBIG : sys::allocate_space(fd(), data_offset_ + offset.value, length);
 }
 
 void FileDevice::release(DeviceOffset offset, uint64_t length) {
