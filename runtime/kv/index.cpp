@@ -24,26 +24,27 @@ void BucketArray<B>::close() {
   for (unsigned part = 0; part < kParts; ++part) {
     if (B* memory = parts_[part].exchange(nullptr)) unmap_private(memory, part_bytes(part));
   }
-  if (budget_) budget_->give_back(count_ * sizeof(B));
-  count_ = 0;
+  if (budget_) budget_->give_back(count() * sizeof(B));
+  count_.store(0, std::memory_order_relaxed);
 }
 
 template <class B>
 int BucketArray<B>::grow(uint64_t count) {
-  if (count <= count_) return 0;
+  const uint64_t more = count - this->count();
+  if (count <= this->count()) return 0;
   const uint64_t last = count - 1;
   const unsigned parts = last >> bits_ ? 65 - static_cast<unsigned>(__builtin_clzll(last)) - bits_ : 1;
-  if (parts > kParts || !budget_->take((count - count_) * sizeof(B))) return -ENOMEM;
+  if (parts > kParts || !budget_->take(more * sizeof(B))) return -ENOMEM;
   for (unsigned part = 0; part < parts; ++part) {
     if (parts_[part].load(std::memory_order_relaxed)) continue;
     auto* memory = static_cast<B*>(map_private(part_bytes(part), ForkPolicy::kInherit));  // zeros: empty
     if (!memory) {
-      budget_->give_back((count - count_) * sizeof(B));
+      budget_->give_back(more * sizeof(B));
       return -ENOMEM;
     }
     parts_[part].store(memory, std::memory_order_release);
   }
-  count_ = count;
+  count_.store(count, std::memory_order_relaxed);
   return 0;
 }
 

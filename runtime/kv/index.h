@@ -50,7 +50,7 @@ class BucketArray {
   void close();
   // There are `count` buckets, the new ones empty. -ENOMEM (also when the budget is spent). Pre: the lock.
   [[nodiscard]] int grow(uint64_t count);
-  uint64_t count() const { return count_; }
+  uint64_t count() const { return count_.load(std::memory_order_relaxed); }
   B& at(uint64_t number) const {
     const unsigned part = number >> bits_ ? 64 - static_cast<unsigned>(__builtin_clzll(number)) - bits_ : 0;
     return parts_[part].load(std::memory_order_acquire)[part ? number - (uint64_t{1} << (bits_ + part - 1)) : number];
@@ -60,7 +60,7 @@ class BucketArray {
   static constexpr unsigned kParts = 20;
   uint64_t part_bytes(unsigned part) const { return sizeof(B) << (part ? bits_ + part - 1 : bits_); }
   unsigned bits_ = 0;
-  uint64_t count_ = 0;
+  std::atomic<uint64_t> count_{0};  // others than the holder of the lock read it for the size of a saved state
   Budget* budget_ = nullptr;
   std::atomic<B*> parts_[kParts] = {};
 };
