@@ -26,7 +26,7 @@ int Store::move_record(const Record* record, Address from) {
   const unsigned stripped = Record::replaced_units(record->size_type);
   const uint64_t hash = hash_of_record(record), units = record->units() - stripped;
   Shard& shard = shard_of(hash);
-  MutexLock lock(shard.lock);
+  const ShardLock lock(*this, shard);
   std::atomic<uint64_t>* place = shard.index.find_entry(hash, [&](Address address) { return address == from; });
   if (!place) return 0;
   Address to;
@@ -121,7 +121,17 @@ Store::Gain Store::gain_segment(bool may_clean, TriesForSpace* tries, int* error
 }
 
 int Store::room_for_segment() {
-  MutexLock guard(cleaning_);
+  // The thread that cleans or saves may have made room meanwhile.
+  for (unsigned round = 0; !cleaning_.try_lock(); ++round) {
+    if (log_.has_room()) return 0;
+    wait_a_little(round);
+  }
+  const int status = room_for_segment_locked();
+  cleaning_.unlock();
+  return status;
+}
+
+int Store::room_for_segment_locked() {
   bool retried = false;
   TriesForSpace tries{.for_one_segment = true};
   for (unsigned round = 0;;) {

@@ -201,16 +201,48 @@ void Log::keep(StateBytes state_bytes, const void* owner) {
   if (count_ / 16 > kReserve) cleaning_reserve_ = count_ / 16;
 }
 
-// Pre: the mutex of cleaning, all shards locked.
-int Log::save_begin() {
+int Log::save_written() {
   if (commits()) return commit();
-  seal_tail();
   for (uint64_t i = 0; i < count_; ++i) {
     const bool records = state(i) == SegmentState::kSealed || state(i) == SegmentState::kDamaged;
     if (!records || segments_[i].written.load(std::memory_order_relaxed)) continue;
     if (const int status = write_out(i); status < 0) return status;
   }
   return 0;
+}
+
+// Pre: the mutex of cleaning, all shards locked.
+int Log::save_cut(media::Root* root) {
+  if (commits()) {
+    if (const int status = commit(); status < 0) return status;
+    mark_start(root);
+  } else {
+    seal_tail();
+  }
+  MutexLock guard(mutex_);
+  opened_at_cut_ = opened_.load(std::memory_order_relaxed);
+  for (uint64_t i = 0; i < count_; ++i) {
+    Segment& segment = segments_[i];
+    const SegmentState now = state(i);
+    segment.retired_at_cut = now == SegmentState::kRetired;
+    segment.at_cut = {};
+    if (now == SegmentState::kSealed || now == SegmentState::kDamaged || now == SegmentState::kOpen)
+      segment.at_cut = {life(i), live(i), used_durable(i), media::SegmentKind::kRecords, 0};
+    else if (now == SegmentState::kLarge && !pending(i))
+      segment.at_cut = {life(i), 0, 0, media::SegmentKind::kRun, 0};
+  }
+  return 0;
+}
+
+void Log::spare_frames() {
+  for (;;) {
+    uint64_t unowned = 0;
+    {
+      MutexLock guard(mutex_);
+      for (uint64_t i = 0; i < frame_count_; ++i) unowned += frames_[i].owner ? 0 : 1;
+    }
+    if (unowned >= frame_count_ / 4 + kFrameReserve || make_frame() < 0) return;
+  }
 }
 
 int Log::take_link(uint64_t life, uint64_t* number) {
@@ -230,9 +262,10 @@ int Log::take_link(uint64_t life, uint64_t* number) {
   return -ENOSPC;
 }
 
+// What was retired after the cut, the new state refers to, or the log behind it.
 void Log::save_end(Saved saved) {
   MutexLock guard(mutex_);
-  if (saved == Saved::kYes) opened_.store(0, std::memory_order_relaxed);
+  if (saved == Saved::kYes) opened_.fetch_sub(opened_at_cut_, std::memory_order_relaxed);
   for (uint64_t i = 0; i < count_; ++i) {
     Segment& segment = segments_[i];
     const SegmentState now = state(i);
@@ -244,11 +277,9 @@ void Log::save_end(Saved saved) {
     } else if (now == SegmentState::kHeld && saved == Saved::kYes) {
       held_.fetch_sub(1, std::memory_order_relaxed);
       give_back(i);
-    } else if (now == SegmentState::kRetired && saved == Saved::kYes) {
+    } else if (now == SegmentState::kRetired && segment.retired_at_cut && saved == Saved::kYes) {
       segment.saved = false;
-    } else if (saved != Saved::kNo &&
-               (now == SegmentState::kSealed || now == SegmentState::kDamaged ||
-                (now == SegmentState::kLarge && !segment.pending.load(std::memory_order_relaxed)))) {
+    } else if (saved != Saved::kNo && segment.at_cut.kind != media::SegmentKind::kFree) {
       segment.saved = true;
     }
   }

@@ -231,6 +231,15 @@ uint64_t Log::reclaim() {
   return free_.load(std::memory_order_relaxed);
 }
 
+bool Log::has_room() {
+  if (log_is_long() || frames() != Frames::kReady) return false;
+  MutexLock guard(mutex_);
+  if (free_.load(std::memory_order_relaxed) <= reserve()) return false;
+  sys::Locked tail(tail_lock_);
+  tail_reserved_ = false;
+  return true;
+}
+
 // Free, or the window's. Pre: the mutex.
 void Log::give_back(uint64_t number) {
   const bool in_window = number - window_ < window_count_;

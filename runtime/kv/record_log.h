@@ -76,6 +76,8 @@ struct Segment {
   std::atomic<bool> written{false};    // to the device
   std::atomic<bool> pending{false};    // kLarge: no record leads to it yet
   bool saved = false;                  // the saved state, or the log behind it, refers to it. Under the mutex
+  bool retired_at_cut = false;         // it was kRetired then, so the state that is being saved does not refer to it
+  media::SegmentEntry at_cut = {};     // what that state says of it. The saving thread's
   std::atomic<char*> memory{nullptr};  // where it lies in DRAM; nullptr: only on the device
   std::atomic<uint64_t> life{0};       // which use of it this is: no two of a store have the same number
   uint64_t retired = 0;                // epoch. Under the mutex, as what follows
@@ -224,13 +226,20 @@ class Log {
                                                 : used(number);
   }
 
-  // The saved state (saved_state.cpp). Between save_begin and save_end nothing writes: all shards are locked.
+  // The saved state (saved_state.cpp). One thread saves at a time, with the mutex of cleaning, so nothing is reclaimed
+  // meanwhile; writers go on, but for save_cut(): then all shards are locked.
   // keep: so many bytes the state would take now; from then on space for it is left free, and what a saved state refers
   // to is held.
   using StateBytes = uint64_t (*)(const void* owner);
   void keep(StateBytes state_bytes, const void* owner);
-  // Seals the tail; everything is on the device, written but not flushed. -errno.
-  [[nodiscard]] int save_begin();
+  // Of the state to come: what all segments hold, and (with batches) where the log goes on. What it refers to does not
+  // change any more. -errno.
+  [[nodiscard]] int save_cut(media::Root* root);
+  const media::SegmentEntry& at_cut(uint64_t number) const { return segments_[number].at_cut; }
+  // Writes what sealed segments have that is not on the device; no flush. -errno.
+  [[nodiscard]] int save_written();
+  // Frees frames for writers, until a quarter of all is unowned. Pre: the cleaning mutex.
+  void spare_frames();
   [[nodiscard]] int take_link(uint64_t life, uint64_t* number);  // a free segment for the state of that life; -ENOSPC
   // What becomes of the links taken, and of what the state before refers to. kUnknown: either state may be durable.
   enum class Saved : uint8_t { kYes, kNo, kUnknown };
@@ -269,6 +278,7 @@ class Log {
 
   // Frees retired segments that no reader looks at any more. Returns how many are free.
   uint64_t reclaim();
+  bool has_room();  // for a writer's next segment
   bool any_retired() const { return retired_.load(std::memory_order_relaxed) != 0; }
   // Seals the open segment, so that it can be cleaned.
   void seal_tail();
@@ -389,6 +399,7 @@ class Log {
   uint64_t closed_ = 0;                                    // batches. Under the tail's lock
   uint64_t log_most_ = 0;                                  // bytes. 0: as its size deserves
   std::atomic<uint64_t> opened_{0};                        // segments of the log since the last saved state
+  uint64_t opened_at_cut_ = 0;
   bool waits_for_company_ = false;
   // The committing thread's: how many were there when the last commit ended, served or not; who ever was served; ns.
   uint64_t company_ = 0, served_ = 0, commit_ns_ = 0;

@@ -306,42 +306,103 @@ int Store::load_shard(StateReader& state, unsigned number, uint32_t* entries) {
   return shard.index.entries() == header.keys ? 0 : -EBADMSG;
 }
 
+namespace {
+
+uint64_t shard_bytes(const Shard& shard) {
+  return sizeof(media::ShardHeader) + sizeof(uint64_t) * (shard.index.entries() + shard.index.buckets());
+}
+
+}  // namespace
+
 uint64_t Store::state_bytes() const {
   uint64_t bytes = log_.segments() * sizeof(media::SegmentEntry);
-  for (unsigned i = 0; i < 1u << shard_bits_; ++i)
-    bytes += sizeof(media::ShardHeader) + 8 * (shards_[i].index.entries() + shards_[i].index.buckets());
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i) bytes += shard_bytes(shards_[i]);
   return bytes;
 }
 
-int Store::write_state(uint64_t* first, uint64_t* bytes, uint64_t life) {
-  StateWriter state(log_, life);
-  int status = 0;
-  for (uint64_t i = 0; status == 0 && i < log_.segments(); ++i) {
-    media::SegmentEntry entry = {};
-    const SegmentState now = log_.state(i);
-    if (now == SegmentState::kSealed || now == SegmentState::kDamaged || now == SegmentState::kOpen)
-      entry = {log_.life(i), log_.live(i), log_.used_durable(i), media::SegmentKind::kRecords, 0};
-    else if (now == SegmentState::kLarge && !log_.pending(i))
-      entry = {log_.life(i), 0, 0, media::SegmentKind::kRun, 0};
-    status = state.put(&entry, sizeof entry);
+// The state of a shard as it lies in memory or in its index: header, then what visit gets, word by word.
+template <class Put>
+int put_shard(const Shard& shard, Put put) {
+  const media::ShardHeader header{shard.index.entries(), shard.pair_bytes.load(std::memory_order_relaxed),
+                                  shard.index.buckets()};
+  int status = put(&header, sizeof header);
+  for (uint64_t bucket = 0; status == 0 && bucket < header.buckets; ++bucket) {
+    uint64_t n = 0;
+    shard.index.for_bucket(bucket, [&](uint64_t) { ++n; });
+    status = put(&n, sizeof n);
+    shard.index.for_bucket(bucket, [&](uint64_t entry) {
+      if (status == 0) status = put(&entry, sizeof entry);
+    });
   }
-  for (unsigned i = 0; status == 0 && i < 1u << shard_bits_; ++i) {
-    const Shard& shard = shards_[i];
-    const media::ShardHeader header{shard.index.entries(), shard.pair_bytes.load(std::memory_order_relaxed),
-                                    shard.index.buckets()};
-    status = state.put(&header, sizeof header);
-    for (uint64_t bucket = 0; status == 0 && bucket < header.buckets; ++bucket) {
-      uint64_t n = 0;
-      shard.index.for_bucket(bucket, [&](uint64_t) { ++n; });
-      status = state.put(&n, sizeof n);
-      shard.index.for_bucket(bucket, [&](uint64_t entry) {
-        if (status == 0) status = state.put(&entry, sizeof entry);
-      });
+  return status;
+}
+
+// Pre: its lock, and it is unsaved. -ENOMEM: as it was.
+int Store::keep_image(Shard& shard) {
+  const uint64_t bytes = shard_bytes(shard);
+  while (!budget_.take(bytes))
+    if (!log_.cache().shrink()) return -ENOMEM;
+  auto* image = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
+  if (!image) {
+    budget_.give_back(bytes);
+    return -ENOMEM;
+  }
+  char* to = image;
+  (void)put_shard(shard, [&](const void* data, uint64_t n) {
+    memcpy(to, data, n);
+    to += n;
+    return 0;
+  });
+  shard.image = image;
+  shard.image_bytes = bytes;
+  shard.unsaved = false;
+  return 0;
+}
+
+void Store::free_image(Shard& shard) {
+  if (!shard.image) return;
+  unmap_private(shard.image, shard.image_bytes);
+  budget_.give_back(shard.image_bytes);
+  shard.image = nullptr;
+}
+
+// For a writer. While there is no memory for an image, it waits for the state.
+void Store::lock_shard(Shard& shard) {
+  for (;; sys::sleep_ns(50'000)) {
+    shard.lock.lock();
+    if (!shard.unsaved || keep_image(shard) == 0) return;
+    shard.lock.unlock();
+  }
+}
+
+// Where there is no memory, with its lock, from the index.
+int Store::save_shard(StateWriter& state, Shard& shard) {
+  int status = 0;
+  {
+    MutexLock lock(shard.lock);
+    if (shard.unsaved && keep_image(shard) < 0) {
+      status = put_shard(shard, [&](const void* data, uint64_t n) { return state.put(data, n); });
+      shard.unsaved = false;
+      return status;
     }
   }
+  status = state.put(shard.image, shard.image_bytes);  // no writer's any more
+  free_image(shard);
+  return status;
+}
+
+int Store::write_state(media::Root* root) {
+  StateWriter state(log_, root->life);
+  int status = 0;
+  for (uint64_t i = 0; status == 0 && i < log_.segments(); ++i)
+    status = state.put(&log_.at_cut(i), sizeof(media::SegmentEntry));
+  for (unsigned i = 0; status == 0 && i < 1u << shard_bits_; ++i) {
+    status = save_shard(state, shards_[i]);
+    log_.spare_frames();
+  }
   if (status == 0) status = state.finish();
-  *first = state.first();
-  *bytes = state.bytes();
+  root->first = state.first();
+  root->bytes = state.bytes();
   return status;
 }
 
@@ -356,17 +417,36 @@ int Store::settle() {
   return 0;
 }
 
-// Pre: the cleaning mutex.
-int Store::save() {
+// The moment that the state is of: nothing writes.
+int Store::cut(media::Root* root) {
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].lock.lock();
+  const int status = log_.save_cut(root);
+  root->life = log_.new_life();
+  root->keys = count();
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
+    shards_[i].unsaved = status == 0;
+    shards_[i].lock.unlock();
+  }
+  return status;
+}
+
+// Pre: the cleaning mutex. Writers wait for the cut, which is short as all but the newest has been written before, and
+// then for a copy of a shard's index.
+int Store::save() {
   // Linux reports what a flush could not write once, and forgets it: a later one that succeeds would prove nothing.
   int status = log_.failed() ? -EIO : settle();
-  if (status == 0) status = log_.save_begin();
+  if (status == 0) status = log_.save_written();
+  if (status < 0) return status;
+  log_.spare_frames();
   media::Root root = {};
-  root.life = log_.new_life();
-  root.keys = count();
-  if (status == 0 && log_.commits()) log_.mark_start(&root);
-  if (status == 0) status = write_state(&root.first, &root.bytes, root.life);
+  if (status = cut(&root); status < 0) return status;
+  if (!log_.commits()) status = log_.save_written();
+  if (status == 0) status = write_state(&root);
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
+    MutexLock lock(shards_[i].lock);
+    shards_[i].unsaved = false;
+    free_image(shards_[i]);
+  }
   if (status == 0 && (status = log_.flush_device()) < 0) {
     log_error("key/value store on %s: flush: %s; nothing more is kept until it is opened again", device_->name(),
               errno_text(status));
@@ -379,7 +459,6 @@ int Store::save() {
     saved = status == 0 ? Log::Saved::kYes : root_.loaded() ? Log::Saved::kNo : Log::Saved::kUnknown;
   }
   log_.save_end(saved);
-  for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].lock.unlock();
   return status;
 }
 

@@ -150,7 +150,7 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
   shard.index.prefetch(hash);
   for (bool full = false, replaces = false, index_full = false;;) {
     {
-      MutexLock lock(shard.lock);
+      const ShardLock lock(*this, shard);
       shard.writes.fetch_add(1, std::memory_order_relaxed);
       Found found;
       if (const int status = find_locked(shard, hash, key, &found); status < 0) return status;
@@ -191,7 +191,7 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
   int status = log_.write_run(place, key, value);
   while (status == 0) {
     {
-      MutexLock lock(shard.lock);
+      const ShardLock lock(*this, shard);
       Found found;
       if (status = find_locked(shard, hash, key, &found); status < 0) break;
       const uint64_t units = record_units(sizeof(LargePlace), 0) + units_of_notes(found);
@@ -252,7 +252,7 @@ int64_t Store::del(Bytes key) {
   int64_t length = -EAGAIN;
   for (int room = 0;;) {
     {
-      MutexLock lock(shard.lock);
+      const ShardLock lock(*this, shard);
       length = del_locked(shard, hash, key, room == -ENOSPC);
     }
     if (length != -EAGAIN) break;

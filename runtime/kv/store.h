@@ -198,6 +198,21 @@ class Store {
   std::atomic<uint64_t>* find_moved(Shard& shard, uint64_t hash, const Record* record, Address* from);
   int settle();
   int save();
+  int cut(media::Root* root);
+  int keep_image(Shard& shard);
+  void free_image(Shard& shard);
+  int save_shard(class StateWriter& state, Shard& shard);
+  void lock_shard(Shard& shard);
+  class ShardLock {  // a writer's
+   public:
+    ShardLock(Store& store, Shard& shard);
+    ~ShardLock();
+    ShardLock(const ShardLock&) = delete;
+    ShardLock& operator=(const ShardLock&) = delete;
+
+   private:
+    Shard& shard_;
+  };
   struct TriesForSpace {
     bool for_one_segment = false;
     unsigned poor = 0;  // segments with little dead space that were cleaned
@@ -208,7 +223,7 @@ class Store {
   Gain gain_segment(bool may_clean, TriesForSpace* tries, int* error);
   int save_for_space(TriesForSpace* tries);
   uint64_t bytes_live() const { return bytes_actual() + count() * sizeof(Record); }
-  int write_state(uint64_t* first, uint64_t* bytes, uint64_t life);
+  int write_state(media::Root* root);
   uint64_t state_bytes() const;
   Shard& shard_of(uint64_t hash) const;
   // key_of, is_key: of a record in DRAM or a buffer; of a large pair only when its run lies in DRAM.
@@ -240,6 +255,7 @@ class Store {
   int validate_entry(unsigned shard, Address address, uint64_t* units, uint64_t* runs, ErrorText* why);
   int room_for_frames();
   int room_for_segment();
+  int room_for_segment_locked();
   int room_for_run(uint64_t count, uint64_t* first);
   int clean(uint64_t segment);
   int clean_what_is_worth_it();
@@ -272,8 +288,16 @@ struct alignas(128) Shard {
   mutable sys::Mutex lock;
   std::atomic<uint64_t> pair_bytes{0};  // keys and values
   std::atomic<uint64_t> writes{0};      // set and del
+  // While a state is saved: this shard is as it was at the cut, and not in it yet. The first to change it makes an image
+  // before (ShardHeader, then as the state has it; store_format.h).
+  bool unsaved = false;
+  char* image = nullptr;
+  uint64_t image_bytes = 0;
   alignas(64) Index index;
 };
+
+inline Store::ShardLock::ShardLock(Store& store, Shard& shard) : shard_(shard) { store.lock_shard(shard); }
+inline Store::ShardLock::~ShardLock() { shard_.lock.unlock(); }
 
 // Iterates over all keys, in no order: every key that exists from open to the end comes once; one that is added or
 // removed meanwhile may or may not. Holds no lock between steps: writers go on.
