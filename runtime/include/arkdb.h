@@ -127,8 +127,11 @@ int ark_exists_async_cb(ARK *ark, uint64_t klen, void *key, void (*cb)(int errco
 
 /* ---- keys ---- */
 
-/* Begins to iterate, in no order: keys that are there throughout come once, others may or may not. The first key goes to
- * kbuf, cut at kbuflen (> 0), its whole length to *klen. NULL with errno: ENOENT the store is empty, EINVAL, ENOMEM. */
+/* Begins to iterate, in no order: keys that are there throughout come once, also when they are set meanwhile; others may or
+ * may not, and one that is deleted and set again may come twice. The first key goes to kbuf, cut at kbuflen (> 0), its whole
+ * length to *klen. NULL with errno: ENOENT the store is empty, EINVAL, ENOMEM.
+ * On a device up to three iterators at a time read ahead, in large pieces, and hold a thirty-second of the DRAM each until
+ * they have read the device's part; the others read it key by key. One that is not brought to its end keeps its place. */
 ARI *ark_first(ARK *ark, uint64_t kbuflen, int64_t *klen, void *kbuf);
 /* The next key, likewise. ENOENT: that was all, and the iterator is gone; one that is not brought there goes with its store.
  * EIO, EBADMSG: a key that cannot be read was left out, the iterator goes on. */

@@ -67,13 +67,11 @@ int Index::insert(uint64_t hash, Address address) {
   const uint64_t entry = tag_of(hash) << kAddressBits | address.value;
   if (const int status = spare_overflow(1); status < 0) {
     // None to be had: what is there may still have room.
-    std::atomic<uint64_t>* gap = find_place(primary_.at(bucket_of(hash_bits(hash), shape())), is_empty);
-    if (!gap) return status;
-    gap->store(entry, std::memory_order_seq_cst);
+    if (fill_gap(&primary_.at(bucket_of(hash_bits(hash), shape())), entry, 0)) return status;
     entries_.store(entries() + 1, std::memory_order_relaxed);
     return 0;
   }
-  put(&primary_.at(bucket_of(hash_bits(hash), shape())), entry);
+  put(&primary_.at(bucket_of(hash_bits(hash), shape())), entry, 0);
   entries_.store(entries() + 1, std::memory_order_relaxed);
   if (entries() * 10 > shape().buckets() * kEntriesABucket10) split();
   return 0;
@@ -91,22 +89,30 @@ int Index::spare_overflow(uint64_t count) {
   return 0;
 }
 
-// Into the first gap of a chain, or behind it. Pre: a spare bucket.
-void Index::put(Bucket* bucket, uint64_t entry) {
+// Into the first gap of a chain. There is none: the link of its last bucket; else nullptr.
+std::atomic<uint64_t>* Index::fill_gap(Bucket* bucket, uint64_t entry, uint64_t marks) {
   std::atomic<uint64_t>* last = nullptr;
   for (Cursor at(*this, *bucket); at; ++at) {
     last = at.link();
     if (!is_empty(*at)) continue;
+    at.set_marks(marks);
     (*at).store(entry, std::memory_order_seq_cst);
-    return;
+    return nullptr;
   }
+  return last;
+}
+
+// Into the first gap of a chain, or behind it. Pre: a spare bucket.
+void Index::put(Bucket* bucket, uint64_t entry, uint64_t marks) {
+  std::atomic<uint64_t>* last = fill_gap(bucket, entry, marks);
+  if (!last) return;
   const uint64_t number = spare_;
   OverflowBucket& fresh = overflow_.at(number - 1);
   spare_ = fresh.link.load(std::memory_order_relaxed);
   --spares_;
-  fresh.link.store(0, std::memory_order_seq_cst);
+  fresh.link.store(marks << (kLinkBits + kMarkers * (OverflowBucket::kEntries - 1)), std::memory_order_seq_cst);
   fresh.entries[0].store(entry, std::memory_order_seq_cst);
-  last->store(number, std::memory_order_seq_cst);
+  last->store(last->load(std::memory_order_relaxed) | number, std::memory_order_seq_cst);
 }
 
 // Bucket `split` gives those of its entries to the new last one whose next bit is set. Not when there is no memory, and
@@ -126,7 +132,7 @@ void Index::split() {
   for (Cursor at(*this, *from); at; ++at) {
     const uint64_t entry = (*at).load(std::memory_order_relaxed);
     if ((entry >> bit & 1) == 0) continue;
-    put(&primary_.at(to), entry);
+    put(&primary_.at(to), entry, at.marks());
     (*at).store(0, std::memory_order_seq_cst);
   }
   close_gaps(from);
@@ -145,23 +151,41 @@ void Index::close_gaps(Bucket* first) {
     const uint64_t entry = (*from).load(std::memory_order_relaxed);
     if (entry == 0) continue;
     if (&*to != &*from) {
+      to.set_marks(from.marks());
       (*to).store(entry, std::memory_order_seq_cst);
       (*from).store(0, std::memory_order_seq_cst);
     }
     last = to.link();
     ++to;
   }
-  uint64_t link = last->exchange(0, std::memory_order_seq_cst);
+  const uint64_t word = last->load(std::memory_order_relaxed);
+  last->store(word & ~kLinkMask, std::memory_order_seq_cst);
+  uint64_t link = word & kLinkMask;
   while (link) {
     OverflowBucket& empty = overflow_.at(link - 1);
     const uint64_t more = empty.link.exchange(spare_, std::memory_order_seq_cst);
     spare_ = link;
     ++spares_;
-    link = more;
+    link = more & kLinkMask;
   }
 }
 
-uint64_t Index::collect(const Shape& from, uint64_t number, Address* out, uint64_t max) const {
+void Index::clear_marks(uint64_t number, unsigned marker) {
+  for (Cursor at(*this, primary_.at(number)); at; ++at) at.set_marks(at.marks() & ~(uint64_t{1} << marker));
+}
+
+bool Index::mark(uint64_t hash, Address address, unsigned marker) {
+  const uint64_t entry = tag_of(hash) << kAddressBits | address.value;
+  for (Cursor at(*this, primary_.at(bucket_of(hash_bits(hash), shape()))); at; ++at) {
+    if ((*at).load(std::memory_order_relaxed) != entry) continue;
+    const uint64_t marks = at.marks();
+    at.set_marks(marks | uint64_t{1} << marker);
+    return (marks >> marker & 1) == 0;
+  }
+  return false;
+}
+
+uint64_t Index::collect(const Shape& from, uint64_t number, Address* out, uint64_t max, unsigned marker) const {
   const uint64_t low = number & ((uint64_t{1} << from.level) - 1);
   const uint64_t step = low < from.split ? uint64_t{2} << from.level : uint64_t{1} << from.level;
   for (;; pause()) {
@@ -170,7 +194,7 @@ uint64_t Index::collect(const Shape& from, uint64_t number, Address* out, uint64
     for (uint64_t i = number, buckets = shape().buckets(); i < buckets; i += step) {
       for (Cursor at(*this, primary_.at(i)); at; ++at) {
         const uint64_t entry = (*at).load(std::memory_order_seq_cst);
-        if (entry == 0) continue;
+        if (entry == 0 || (at.marks() >> marker & 1) != 0) continue;
         if (found < max) out[found] = address_of(entry);
         ++found;
       }

@@ -4,6 +4,7 @@
 //   entry   │ tag: 24 bits of the hash │ address: 40 bits │     8 bytes; 0: empty
 //   bucket  │ entry × 7 │ link │                              one cache line; link: for what does not fit,
 //   overflow bucket │ entry × 3 │ link │                      half of one
+//   link    │ marks of the entries, kMarkers bits each │ number: 40 bits │
 //
 // There are 7.2 entries a bucket of 7 on average. Most chains have an overflow bucket then, but as these are small all of it
 // takes 11.4 to 11.9 bytes an entry, and a hit looks at 1.2 to 1.3 lines (DECISIONS.md has other loads).
@@ -18,6 +19,8 @@
 //
 // Readers take no lock. A hit is always valid. A miss counts only when no entry was moved meanwhile: `moves` is odd
 // during a split and has another value afterwards, and then the reader looks again.
+// A mark says that a walk (log_scan.h) has given the key of that entry. It stays with the entry, whatever address that gets,
+// wherever a split puts it; a new entry has none.
 // Threading: find, collect: any. Everything else: the holder of the shard's lock. Buckets are never given back before
 // close, so that a reader may look at one that has become another chain's: what it finds there, it compares with its
 // key.
@@ -35,7 +38,7 @@ template <unsigned kWords>
 struct alignas(kWords * sizeof(uint64_t)) BucketOf {
   static constexpr unsigned kEntries = kWords - 1;
   std::atomic<uint64_t> entries[kEntries];
-  std::atomic<uint64_t> link;  // number + 1 of an overflow bucket; 0: none
+  std::atomic<uint64_t> link;  // marks; number + 1 of an overflow bucket, 0: none
 };
 using Bucket = BucketOf<8>;
 using OverflowBucket = BucketOf<4>;
@@ -112,14 +115,20 @@ class Index {
   // 0, or -ENOMEM: no bucket available.
   [[nodiscard]] int insert(uint64_t hash, Address address);
 
+  // Marks of the entries, for kMarkers walks at a time. clear_marks: in bucket `number` and its chain. mark: false: the
+  // index leads no such key to that address, or it is marked. Pre, of both: the lock.
+  static constexpr unsigned kMarkers = 3, kNoMarker = kMarkers;
+  void clear_marks(uint64_t number, unsigned marker);
+  [[nodiscard]] bool mark(uint64_t hash, Address address, unsigned marker);
+
   // For walks. A class of a shape is what lay in one of its buckets then, wherever splits put it since.
   Shape shape() const {
     const uint64_t packed = shape_.load(std::memory_order_seq_cst);
     return {static_cast<unsigned>(packed >> 56), packed & ((uint64_t{1} << 56) - 1)};
   }
-  // Addresses of all entries of a class: up to `max` into `out`; returns how many there are (more than max: call again
-  // with more room).
-  uint64_t collect(const Shape& from, uint64_t number, Address* out, uint64_t max) const;
+  // Addresses of all entries of a class that `marker` has not marked: up to `max` into `out`; returns how many there are
+  // (more than max: call again with more room).
+  uint64_t collect(const Shape& from, uint64_t number, Address* out, uint64_t max, unsigned marker = kNoMarker) const;
   // For the saved state. Entries as they are, of bucket `number` and its chain. Pre: the lock.
   template <class Visit>
   void for_bucket(uint64_t number, Visit visit) const {
@@ -151,8 +160,11 @@ class Index {
     const uint64_t low = bits & ((uint64_t{1} << shape.level) - 1);
     return low < shape.split ? bits & ((uint64_t{2} << shape.level) - 1) : low;
   }
+  static constexpr unsigned kLinkBits = 40;
+  static constexpr uint64_t kLinkMask = (uint64_t{1} << kLinkBits) - 1, kMarkMask = (1u << kMarkers) - 1;
+  static_assert(kLinkBits + kMarkers * Bucket::kEntries <= 64);
   OverflowBucket* linked(const std::atomic<uint64_t>& word) const {
-    const uint64_t link = word.load(std::memory_order_seq_cst);
+    const uint64_t link = word.load(std::memory_order_seq_cst) & kLinkMask;
     return link ? &overflow_.at(link - 1) : nullptr;
   }
   // The first place of a chain that matches; nullptr.
@@ -172,6 +184,12 @@ class Index {
     explicit operator bool() const { return at_ != nullptr; }
     std::atomic<uint64_t>& operator*() const { return *at_; }
     std::atomic<uint64_t>* link() const { return link_; }  // of the bucket that it is in
+    uint64_t marks() const { return link_->load(std::memory_order_seq_cst) >> shift() & kMarkMask; }
+    void set_marks(uint64_t marks) const {
+      if (this->marks() == marks) return;
+      const uint64_t others = link_->load(std::memory_order_relaxed) & ~(kMarkMask << shift());
+      link_->store(others | marks << shift(), std::memory_order_seq_cst);
+    }
     void operator++() {
       if (++at_ != link_) return;  // the link lies behind the last entry
       OverflowBucket* more = index_.linked(*link_);
@@ -180,13 +198,15 @@ class Index {
     }
 
    private:
+    unsigned shift() const { return kLinkBits + kMarkers * static_cast<unsigned>(link_ - at_ - 1); }
     const Index& index_;
     std::atomic<uint64_t>*at_, *link_;
   };
   static void pause();
   void split();
   [[nodiscard]] int spare_overflow(uint64_t count);
-  void put(Bucket* bucket, uint64_t entry);
+  std::atomic<uint64_t>* fill_gap(Bucket* bucket, uint64_t entry, uint64_t marks);
+  void put(Bucket* bucket, uint64_t entry, uint64_t marks);
   void close_gaps(Bucket* first);
   bool chain_is_right(uint64_t number, uint64_t* entries) const;
 

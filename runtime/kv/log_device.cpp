@@ -342,8 +342,12 @@ uint64_t Log::cold_bytes(Address address) const {
 }
 
 void Log::cold_command(Address address, iovec* piece, Command* out) {
+  read_command(round_down(address.value * kUnitBytes, kBlockBytes), piece, out);
+}
+
+void Log::read_command(uint64_t offset, iovec* piece, Command* out) {
   *out = {};
-  out->offset = DeviceOffset{device_offset_ + round_down(address.value * kUnitBytes, kBlockBytes)};
+  out->offset = DeviceOffset{device_offset_ + offset};
   out->iov = piece;
   out->iov_count = 1;
   ios_.fetch_add(1, std::memory_order_relaxed);

@@ -182,6 +182,7 @@ class Log {
   SegmentState state(uint64_t number) const { return segments_[number].state.load(std::memory_order_acquire); }
   uint32_t used(uint64_t number) const { return segments_[number].used.load(std::memory_order_relaxed); }
   uint32_t live(uint64_t number) const { return segments_[number].live.load(std::memory_order_relaxed); }
+  bool has_frame(uint64_t number) const { return segments_[number].memory.load(std::memory_order_acquire) != nullptr; }
   bool filling(uint64_t number) const {
     const Segment& segment = segments_[number];
     return segment.filling[0].load(std::memory_order_seq_cst) != 0 ||
@@ -273,6 +274,7 @@ class Log {
   uint64_t blocks_bytes() const { return block_count_ * kColdBytes; }
   uint64_t cold_bytes(Address address) const;
   bool fit_blocks() const { return usual_bytes_.load(std::memory_order_relaxed) < kColdBytes * 3 / 4; }  // as a rule
+  void read_command(uint64_t offset, iovec* piece, Command* out);                                        // of the log
   void cold_command(Address address, iovec* piece, Command* out);                                        // pre: *piece
   [[nodiscard]] int cold_record(Address address, uint64_t life, char* block, uint64_t bytes, Record** out);
 

@@ -155,6 +155,7 @@ class Store {
 
  private:
   friend class Walk;
+  friend class LogScan;
   friend class Sweeper;
   // What an entry that is a key's leads to. place == nullptr: there is none.
   struct Found {
@@ -252,6 +253,8 @@ class Store {
   void forget_record(Address address, uint64_t units);
   int log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve);
   int64_t del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve);
+  unsigned take_marker();  // Index::kNoMarker: walks have all of them
+  void give_marker(unsigned marker) { markers_.fetch_and(~(1u << marker), std::memory_order_release); }
   int validate_entry(unsigned shard, Address address, uint64_t* units, uint64_t* runs, ErrorText* why);
   int room_for_frames();
   int room_for_segment();
@@ -278,7 +281,8 @@ class Store {
   unsigned shard_bits_ = 0;
   std::atomic<uint64_t> randoms_{0};
   std::atomic<uint64_t> cleaned_{0};
-  sys::Mutex cleaning_;  // one cleans at a time. Taken before a shard's lock, never with one
+  std::atomic<uint32_t> markers_{0};  // of Index, a bit each: a walk has it
+  sys::Mutex cleaning_;               // one cleans at a time. Taken before a shard's lock, never with one
 };
 
 uint64_t hash_of(Bytes key);
@@ -299,9 +303,14 @@ struct alignas(128) Shard {
 inline Store::ShardLock::ShardLock(Store& store, Shard& shard) : shard_(shard) { store.lock_shard(shard); }
 inline Store::ShardLock::~ShardLock() { shard_.lock.unlock(); }
 
-// Iterates over all keys, in no order: every key that exists from open to the end comes once; one that is added or
-// removed meanwhile may or may not. Holds no lock between steps: writers go on.
+// Iterates over all keys, in no order: every key that exists from open to the end comes once, however often it is set and
+// cleaning moves it; one that is added or removed meanwhile may or may not (and, removed and added again, may come twice).
+// Holds no lock between steps: writers go on. What of the log lies on a device alone is read first, in its order and ahead
+// (log_scan.h). Its buffers and one of Index::kMarkers marks are the walk's until close(), the buffers until that part is
+// over; a walk that gets none of either reads those records one by one.
 // Threading: one thread at a time. Not to be used after the store's close.
+class LogScan;
+
 class Walk {
  public:
   [[nodiscard]] static int open(Store* store, Walk** out);  // 0, -ENOMEM
@@ -314,11 +323,17 @@ class Walk {
 
  private:
   explicit Walk(Store* store) : store_(store) {}
+  const Record* next_of_scan();
+  void end_scan();
   int gather();
   int append_key(const Record* record, const Store::Candidate* cold);
   static int keep_room(char** memory, uint64_t* room, uint64_t wanted);
 
   Store* store_;
+  bool scan_begun_ = false;
+  unsigned marker_ = Index::kNoMarker;  // whose marks say what scan_ has given
+  LogScan* scan_ = nullptr;             // nullptr: not begun, or over
+  const Record* scanned_ = nullptr;     // that next() is to give
   unsigned shard_ = 0;
   bool begun_ = false;         // of this shard: shape_ is known
   Index::Shape shape_;         //   as it was then

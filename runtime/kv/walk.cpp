@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Walks over all keys: see store.h.
 //
+// On a device LogScan gives what it can, and marks it; then comes what has no mark.
+//
 // The index splits buckets during a walk, so a place in it means nothing later. A walk goes by the classes of the shape
 // that the shard had when the walk reached it (index.h): the members of a class never change, wherever its entries lie.
 // It copies the keys of one class at once, a handful, and then returns them one by one.
@@ -9,6 +11,7 @@
 
 #include <new>
 
+#include "kv/log_scan.h"
 #include "kv/store.h"
 #include "sys/arena.h"
 
@@ -26,7 +29,42 @@ int Walk::open(Store* store, Walk** out) {
   return memory ? 0 : -ENOMEM;
 }
 
+unsigned Store::take_marker() {
+  uint32_t taken = markers_.load(std::memory_order_relaxed);
+  for (unsigned marker = 0; marker < Index::kMarkers;) {
+    if (taken >> marker & 1)
+      ++marker;
+    else if (markers_.compare_exchange_weak(taken, taken | 1u << marker, std::memory_order_acquire))
+      return marker;
+    else
+      marker = 0;
+  }
+  return Index::kNoMarker;
+}
+
+void Walk::end_scan() {
+  if (scan_) scan_->close();
+  scan_ = nullptr;
+}
+
+// nullptr: the rest comes from the index.
+const Record* Walk::next_of_scan() {
+  if (!scan_begun_ && store_->on_device()) {
+    marker_ = store_->take_marker();
+    if (marker_ != Index::kNoMarker && LogScan::open(store_, marker_, &scan_) < 0) {
+      store_->give_marker(marker_);
+      marker_ = Index::kNoMarker;
+    }
+  }
+  scan_begun_ = true;
+  const Record* record = scan_ ? scan_->next() : nullptr;
+  if (!record) end_scan();
+  return record;
+}
+
 void Walk::close() {
+  end_scan();
+  if (marker_ != Index::kNoMarker) store_->give_marker(marker_);
   if (addresses_) unmap_private(addresses_, addresses_room_);
   if (cold_) unmap_private(cold_, cold_room_);
   if (keys_) unmap_private(keys_, keys_room_);
@@ -80,7 +118,7 @@ int Walk::gather() {
     unreadable_ = 0;
     {
       Reading guard(store_->epochs_);
-      const uint64_t count = store_->shards_[shard_].index.collect(shape_, class_, found, wanted);
+      const uint64_t count = store_->shards_[shard_].index.collect(shape_, class_, found, wanted, marker_);
       if (count > wanted) {
         wanted = count;
         continue;
@@ -103,6 +141,8 @@ int Walk::gather() {
 }
 
 int64_t Walk::peek() {
+  if (!scanned_) scanned_ = next_of_scan();
+  if (scanned_) return scanned_->key_bytes;
   while (keys_at_ == keys_used_ && unreadable_ == 0) {
     if (shard_ == 1u << store_->shard_bits_) return -ENOENT;
     if (!begun_) {
@@ -135,8 +175,12 @@ int64_t Walk::next(void* buffer, uint64_t bytes) {
   const int64_t length = peek();
   if (length < 0) return length;
   const auto whole = static_cast<uint64_t>(length);
-  if (whole && bytes) memcpy(buffer, keys_ + keys_at_ + sizeof whole, whole < bytes ? whole : bytes);
-  keys_at_ += sizeof whole + round_up(whole, 8);
+  const char* key = scanned_ ? scanned_->key() : keys_ + keys_at_ + sizeof whole;
+  if (whole && bytes) memcpy(buffer, key, whole < bytes ? whole : bytes);
+  if (scanned_)
+    scanned_ = nullptr;
+  else
+    keys_at_ += sizeof whole + round_up(whole, 8);
   Reading(store_->epochs_).count();
   return length;
 }

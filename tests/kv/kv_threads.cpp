@@ -140,6 +140,11 @@ void writer(Run& run, uint64_t number, uint64_t seed) {
       write_shared(run, number, random);
     else
       write_one(run, number * kKeysAWriter + random.below(kKeysAWriter), &value);
+    if (random.below(4) == 0) {  // what stays moves, too
+      const std::string name = "staying " + std::to_string(random.below(kStaying));
+      const std::string long_value(8 + random.below(300), 's');
+      if (run.store->set(bytes_of(name), bytes_of(long_value)) != 0) run.full.fetch_add(1);
+    }
     if (random.below(64) == 0) {  // the index grows and the log changes under all threads
       const std::string name = "passing " + std::to_string(random.below(20'000));
       if (run.store->set(bytes_of(name), {"x", 1}) != 0) run.full.fetch_add(1);
@@ -202,9 +207,10 @@ int main(int argc, char** argv) {
   std::vector<std::thread> threads;
   for (uint64_t i = 0; i < writers; ++i) threads.emplace_back([&, i] { writer(run, i, seed); });
   for (uint64_t i = 0; i < readers; ++i) threads.emplace_back([&, i] { reader(run, i, seed, writers); });
-  threads.emplace_back([&] {
-    while (!run.over.load()) walk(run);
-  });
+  for (unsigned i = 0; i < 2; ++i)
+    threads.emplace_back([&] {
+      while (!run.over.load()) walk(run);
+    });
   uint64_t flushes = 0;
   if (kept) threads.emplace_back([&] { flusher(run, &flushes); });
   // Until everything happened often enough, however slow the machine is.
