@@ -2,7 +2,9 @@
 // The words of text files counted in a store, which may be kept: another run then adds to it. The store through
 // lunar/kv.hpp.
 //
-//   kv_words [--place PLACE] FILE...      PLACE: a blank file or device, or where this program was before; without it, memory
+//   kv_words [--place PLACE [--durable]] FILE...
+//     --place PLACE  a blank file or device, or where this program was before; without it, memory
+//     --durable      each word that was counted is kept at once; without it, all of them at the end
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
@@ -75,9 +77,13 @@ int main(int argc, char** argv) {
     options.place = argv[2];
     options.contents = kv::Contents::keep;
     at = 3;
+    if (argc > at && std::strcmp(argv[at], "--durable") == 0) {
+      options.durability = kv::Durability::each;
+      ++at;
+    }
   }
   if (at >= argc || argv[at][0] == '-') {
-    std::fprintf(stderr, "usage: kv_words [--place PLACE] FILE...\n");
+    std::fprintf(stderr, "usage: kv_words [--place PLACE [--durable]] FILE...\n");
     return 2;
   }
   kv::Result<kv::Store> store = kv::Store::open(options);

@@ -89,7 +89,10 @@ def check_words(program, directory):
     text, place = os.path.join(directory, "text"), file_of(directory, "words.img", b"")
     with open(text, "w", encoding="utf-8") as file:
         file.write("the Tier holds the heap, and THE heap\n" * 100)
-    for words, total in (((text,), 800), (("--place", place, text, text), 1600), (("--place", place, text), 2400)):
+    short = os.path.join(directory, "short")
+    with open(short, "w", encoding="utf-8") as file:
+        file.write("the Tier holds the heap, and THE heap\n")
+    for words, total in (((text,), 800), (("--place", place, text, text), 1600), (("--place", place, text), 2400), (("--place", place, "--durable", short), 2408)):
         one_line(program, rf"kv_words: {total} words, 6 different ones: the \({total * 3 // 8}\), .*", *words)
     for words, code in (((), 2), (("--place", place), 2), (("--nonsense",), 2), ((os.path.join(directory, "none"),), 1)):
         result = run(program, *words)

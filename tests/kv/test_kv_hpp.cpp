@@ -52,10 +52,68 @@ TEST_CASE("kv-hpp: lunar_kv_open refuses structures that it cannot read") {
   options.struct_size = sizeof options - 1;
   CHECK(open_raw(options, &ark) == EINVAL);
   options.struct_size = sizeof options;
-  options.reserved = 1;
+  options.durability = LUNAR_KV_DURABLE_EACH + 1;
+  CHECK(open_raw(options, &ark) == EINVAL);
+  options.durability = LUNAR_KV_DURABLE_EACH;  // of a store in memory
   CHECK(open_raw(options, &ark) == EINVAL);
   CHECK(lunar_kv_open(nullptr, &ark) == EINVAL);
   CHECK(lunar_kv_open(&options, nullptr) == EINVAL);
+}
+
+TEST_CASE("kv-hpp: what a call refuses it says in its own name") {
+  setenv("LUNAR_KV_DRAM", "24m", 1);
+  ARK* ark = nullptr;
+  for (const char* place : {"mem:nonsense", "/nonexistent/a=/nonexistent/b=", "/nonexistent/directory/file"}) {
+    const std::string path = place;
+    for (const uint64_t flags : {0, ARK_KV_PERSIST_STORE, ARK_KV_PERSIST_LOAD, ARK_KV_VIRTUAL_LUN}) {
+      const auto ours = kv_test::said([&] { (void)kv::Store::open({.place = path, .flags = flags}); });
+      const auto plain = kv_test::said([&] { ark_create(const_cast<char*>(place), &ark, flags); });
+      const auto verbose = kv_test::said(
+          [&] { ark_create_verbose(const_cast<char*>(place), &ark, 1 << 20, 4096, 1, 2, 100, 100, flags); });
+      INFO(place << " " << flags << ": " << ours << plain << verbose);
+      CHECK(!ours.empty());
+      CHECK(ours.find("ark_create") == std::string::npos);
+      CHECK(plain.find("lunar_kv_open") == std::string::npos);
+      CHECK((ours.find("lunar_kv_open:") == std::string::npos) == (plain.find("ark_create:") == std::string::npos));
+      CHECK((ours.find("lunar_kv_open:") == std::string::npos) ==
+            (verbose.find("ark_create_verbose:") == std::string::npos));
+    }
+  }
+  CHECK(kv_test::said([&] { (void)kv::Store::open({.place = "mem:nonsense"}); }).find("lunar_kv_open: mem:nonsense") !=
+        std::string::npos);
+  setenv("LUNAR_KV_DRAM", "nonsense", 1);
+  CHECK(kv_test::said([&] { (void)kv::Store::open(); }).find("lunar_kv_open: LUNAR_KV_DRAM") != std::string::npos);
+  unsetenv("LUNAR_KV_DRAM");
+}
+
+TEST_CASE("kv-hpp: with a durability what was set is there after a crash, whatever the environment says") {
+  setenv("LUNAR_KV_DURABILITY", "nonsense", 1);
+  using kv::Durability;
+  for (const Durability level : {Durability::flush, Durability::group, Durability::each}) {
+    char path[] = "/var/tmp/lunar-kv-hpp-XXXXXX";
+    const int file = mkstemp(path);
+    REQUIRE(file >= 0);
+    REQUIRE(ftruncate(file, 64 << 20) == 0);
+    close(file);
+    const kv::Options options{
+        .place = path, .dram_bytes = 24 << 20, .contents = kv::Contents::keep, .durability = level};
+    const int end = kv_test::ends([&] {
+      auto store = kv::Store::open(options);
+      const bool done = store && store->set("a", "1") && store->set("b", "2") && store->del("a");
+      _exit(done ? 7 : 1);  // neither flush() nor close()
+    });
+    CHECK(end == 7);
+    {
+      auto store = kv::Store::open(options);
+      REQUIRE(store);
+      CHECK(store->get("b").value_or("none") == (level == Durability::flush ? "none" : "2"));
+      CHECK(store->get("a").error() == kv::not_found);
+    }
+    unlink(path);
+  }
+  const kv::Options memory{.place = "mem:64m", .durability = Durability::each};
+  CHECK(code(kv::Store::open(memory)) == EINVAL);
+  unsetenv("LUNAR_KV_DURABILITY");
 }
 
 TEST_CASE("kv-hpp: what a later version's structure has more may be zero, and nothing else") {

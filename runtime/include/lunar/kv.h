@@ -17,6 +17,13 @@
 extern "C" {
 #endif
 
+/* lunar_kv_options.durability: when what is set with ARK_KV_PERSIST_STORE is durable: with the next ark_flush or ark_delete;
+ * when the call that sets or deletes it returns (asynchronous: calls back), where calls at the same time share a write of the
+ * device; the same, without waiting for others. */
+#define LUNAR_KV_DURABLE_FLUSH 1u
+#define LUNAR_KV_DURABLE_GROUP 2u
+#define LUNAR_KV_DURABLE_EACH 3u
+
 /* Zero-initialise, set struct_size, then what is wanted. 0 and NULL: the default. The library keeps none of it. */
 typedef struct lunar_kv_options {
   size_t struct_size;     /* sizeof(lunar_kv_options): lets the structure grow */
@@ -29,11 +36,12 @@ typedef struct lunar_kv_options {
   uint32_t threads;       /* for asynchronous calls, each started when first needed; 1..256. 0: 20 */
   uint32_t queue_depth;   /* asynchronous calls that may wait for one of these; 48..65536. 0: 400 */
   uint32_t asyncs;        /* asynchronous calls that may be under way; 1..1048576. 0: 8192 */
-  uint32_t reserved;      /* 0 */
+  uint32_t durability;    /* LUNAR_KV_DURABLE_..., with ARK_KV_PERSIST_STORE. 0: LUNAR_KV_DURABILITY, else ..._FLUSH */
 } lunar_kv_options;
 
-/* Opens a store. Blocks; allocates. Errors as ark_create; EINVAL also: struct_size is too small, reserved is set; E2BIG: a
- * member is set that this version of the library does not know. On failure *ark is NULL. */
+/* Opens a store. Blocks; allocates. Errors as ark_create; EINVAL also: struct_size is too small, durability is none, or set
+ * without ARK_KV_PERSIST_STORE; E2BIG: a member is set that this version of the library does not know. Why is told in a line
+ * on standard error, for this function as for ark_create. On failure *ark is NULL. */
 int lunar_kv_open(const lunar_kv_options *options, ARK **ark);
 
 /* Ends an iterator that was not brought to its end (ark_next). Waits for its other users. EINVAL: it is gone already. */

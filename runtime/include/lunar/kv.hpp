@@ -143,11 +143,20 @@ enum class Contents {
   must_exist,  // begins with what is there (else ENOENT); only flush() keeps changes
 };
 
+// When what is set in a store of Contents::create or ::keep is durable (another store's is EINVAL).
+enum class Durability : std::uint32_t {
+  by_default = 0,                   // LUNAR_KV_DURABILITY, else flush
+  flush = LUNAR_KV_DURABLE_FLUSH,   // with the next flush() or close()
+  group = LUNAR_KV_DURABLE_GROUP,   // when the call returns, calls back or resumes; calls at the same time share a write
+  each = LUNAR_KV_DURABLE_EACH,     // the same, without waiting for others
+};
+
 struct Options {
   std::string place;                // file, block device, directory, URI: see ark_create(3). Empty: in memory
   std::uint64_t dram_bytes = 0;     // DRAM that the store may have, hard. 0: LUNAR_KV_DRAM, else a quarter of what is available
   std::uint64_t size_bytes = 0;     // of pairs in memory at most; of a file that grows. 0: LUNAR_KV_SIZE, else see ark_create(3)
   Contents contents = Contents::scratch;
+  Durability durability = Durability::by_default;
   std::uint64_t flags = 0;          // further ARK_KV_... flags
   std::uint64_t expected_keys = 0;  // a hint
   unsigned threads = 0;             // of asynchronous calls, each started when first needed. 0: 20
@@ -424,6 +433,7 @@ class Store {
     raw.expected_keys = options.expected_keys;
     raw.threads = options.threads;
     raw.asyncs = options.asyncs;
+    raw.durability = static_cast<std::uint32_t>(options.durability);
     raw.queue_depth = options.asyncs != 0 ? options.asyncs : 8192;  // so that `asyncs` alone is the limit
     ARK* ark = nullptr;
     if (const int status = lunar_kv_open(&raw, &ark); status != 0) return detail::error_of(status);

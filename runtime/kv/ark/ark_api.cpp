@@ -99,6 +99,7 @@ int tell(ARK* ark, Number* out, uint64_t (kv::Store::*what)() const) {
 
 ARK_API int ark_create(char* path, ARK** ark, uint64_t flags) {
   CreateOptions options;
+  options.caller = "ark_create";
   options.path = path;
   options.flags = flags;
   return create(options, ark);
@@ -108,7 +109,7 @@ ARK_API int ark_create_verbose(char* path, ARK** ark, uint64_t size, uint64_t, u
                                int nqueue, int basyncs, uint64_t flags) {
   if (nthreads <= 0 && ark) *ark = nullptr;
   if (nthreads <= 0) return EINVAL;
-  return create({path, size, hcount, nthreads, nqueue, basyncs, flags}, ark);
+  return create({"ark_create_verbose", path, size, hcount, nthreads, nqueue, basyncs, flags}, ark);
 }
 
 ARK_API int ark_delete(ARK* ark) { return delete_store(ark); }

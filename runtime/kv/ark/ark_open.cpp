@@ -21,6 +21,7 @@
 #include "kv/kept_place.h"
 #include "lun/compose.h"
 #include "lun/raid/stripe_device.h"
+#include "lunar/kv.h"
 #include "superpipe/registry.h"
 #include "sys/file.h"
 #include "sys/log.h"
@@ -31,7 +32,17 @@ namespace {
 constexpr unsigned kDevicesMax = 8;
 constexpr uint64_t kSizeLeast = kGiB, kPathMax = 4096;
 
-int durability_variable(kv::Durability* out, ErrorText* why) {
+int durability_of(const CreateOptions& options, kv::Durability* out, ErrorText* why) {
+  if (options.durability != 0) {
+    if (options.durability > LUNAR_KV_DURABLE_EACH)
+      return why->set(-EINVAL, "%s: durability %u is none of LUNAR_KV_DURABLE_...", options.caller, options.durability);
+    if ((options.flags & ARK_KV_PERSIST_STORE) == 0)
+      return why->set(-EINVAL, "%s: durability is of a store with ARK_KV_PERSIST_STORE", options.caller);
+    *out = options.durability == LUNAR_KV_DURABLE_FLUSH   ? kv::Durability::kFlush
+           : options.durability == LUNAR_KV_DURABLE_GROUP ? kv::Durability::kGroup
+                                                          : kv::Durability::kEach;
+    return 0;
+  }
   const char* text = environment_value("LUNAR_KV_DURABILITY");
   if (!text || !*text || strcmp(text, "flush") == 0)
     *out = kv::Durability::kFlush;
@@ -40,7 +51,7 @@ int durability_variable(kv::Durability* out, ErrorText* why) {
   else if (strcmp(text, "each") == 0)
     *out = kv::Durability::kEach;
   else
-    return why->set(-EINVAL, "ark_create: LUNAR_KV_DURABILITY=%s is none of flush, group and each", text);
+    return why->set(-EINVAL, "%s: LUNAR_KV_DURABILITY=%s is none of flush, group and each", options.caller, text);
   return 0;
 }
 
@@ -54,7 +65,8 @@ bool is_growing_file(const Device* device) {
   return strcmp(device->kind(), "file") == 0 && (device->growable() || !device->capabilities().persistent);
 }
 
-int open_stripe(const char* path, Device** out, bool* grows, ErrorText* why) {
+int open_stripe(const CreateOptions& options, Device** out, bool* grows, ErrorText* why) {
+  const char* path = options.path;
   Device* members[kDevicesMax];
   uint64_t least = UINT64_MAX;
   unsigned count = 0;
@@ -64,8 +76,8 @@ int open_stripe(const char* path, Device** out, bool* grows, ErrorText* why) {
     const auto length = static_cast<size_t>(end - at);
     char name[kPathMax];
     if (length == 0 || length >= sizeof name || count == kDevicesMax) {
-      status =
-          why->set(-EINVAL, "ark_create: %s: a stripe is DEVICE=DEVICE[=..], at most %u of them", path, kDevicesMax);
+      status = why->set(-EINVAL, "%s: %s: a stripe is DEVICE=DEVICE[=..], at most %u of them", options.caller, path,
+                        kDevicesMax);
       break;
     }
     memcpy(name, at, length);
@@ -93,7 +105,7 @@ void size_in_memory(const CreateOptions& options, uint64_t dram, uint64_t wanted
   else if (options.size && !(options.flags & ARK_KV_VIRTUAL_LUN))
     bytes = larger(options.size, kSizeLeast);
   if (bytes > most && (wanted || options.size > kSizeLeast))
-    log_warning("ark_create: %s are wanted, but the DRAM budget leaves %s for pairs; raise LUNAR_KV_DRAM",
+    log_warning("%s: %s are wanted, but the DRAM budget leaves %s for pairs; raise LUNAR_KV_DRAM", options.caller,
                 format_size(bytes).text, format_size(most).text);
   out->log_bytes = smaller(bytes, most);
   out->dram_bytes = out->log_bytes == most ? dram : smaller(dram, bytes + bytes / 3 + 16 * kMiB);
@@ -105,18 +117,20 @@ unsigned shards_for(int threads) {
   return shards;
 }
 
-int open_kept(const char* path, uint64_t flags, uint64_t bytes_if_empty, kv::StoreOptions* out, ErrorText* why) {
+int open_kept(const CreateOptions& options, uint64_t bytes_if_empty, kv::StoreOptions* out, ErrorText* why) {
+  const char* path = options.path ? options.path : "";
+  const uint64_t flags = options.flags;
   if (flags & ARK_KV_VIRTUAL_LUN || !*path || strncmp(path, "mem:", 4) == 0 || is_stripe(path))
     return why->set(-EINVAL,
-                    "ark_create: %s: ARK_KV_PERSIST_STORE and _LOAD want a file, a device or a URI of one (stripe: for "
+                    "%s: %s: ARK_KV_PERSIST_STORE and _LOAD want a file, a device or a URI of one (stripe: for "
                     "several); memory and virtual LUNs end with their process",
-                    *path ? path : "no path");
+                    options.caller, *path ? path : "no path");
   const bool loads = (flags & ARK_KV_PERSIST_LOAD) != 0, stores = (flags & ARK_KV_PERSIST_STORE) != 0;
   kv::KeptPlace place;
   place.path = path;
   place.take = !loads ? kv::Take::kReplaceStore : stores ? kv::Take::kLoadOrMake : kv::Take::kLoad;
   place.bytes_if_empty = bytes_if_empty;
-  place.caller = "ark_create";
+  place.caller = options.caller;
   place.advice = "; give an empty file or device, or erase it (wipefs -a)";
   bool made;
   return kv::kept_place_open(place, &out->device, &out->contents, &made, why);
@@ -126,10 +140,10 @@ int open_kept(const char* path, uint64_t flags, uint64_t bytes_if_empty, kv::Sto
 
 int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, ErrorText* why) {
   uint64_t dram = options.dram_bytes, wanted = options.place_bytes;
-  int status = dram ? 0 : kv::dram_of_stores("ark_create", &dram, why);
-  if (status == 0 && !wanted) status = kv::size_variable("LUNAR_KV_SIZE", "ark_create", &wanted, why);
+  int status = dram ? 0 : kv::dram_of_stores(options.caller, &dram, why);
+  if (status == 0 && !wanted) status = kv::size_variable("LUNAR_KV_SIZE", options.caller, &wanted, why);
   kv::Durability durability = kv::Durability::kFlush;
-  if (status == 0) status = durability_variable(&durability, why);
+  if (status == 0) status = durability_of(options, &durability, why);
   if (status < 0) return status;
   kv::StoreOptions store;
   store.shards = shards_for(options.threads);
@@ -139,7 +153,7 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
   *in_memory = !kept && (!*path || strncmp(path, "mem:", 4) == 0);
   if (*in_memory) {
     if (*path && path[4] && parse_size(path + 4, &wanted) < 0)
-      return why->set(-EINVAL, "ark_create: %s: not mem:SIZE, such as mem:512m", path);
+      return why->set(-EINVAL, "%s: %s: not mem:SIZE, such as mem:512m", options.caller, path);
     size_in_memory(options, dram, wanted, &store);
     store.expected_keys = smaller(store.expected_keys, store.dram_bytes / 32);  // a hint may not take the budget
     return kv::Store::open(store, out, why);
@@ -149,7 +163,7 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
   if (kept) {
     store.log_bytes = 0;
     if (options.flags & ARK_KV_PERSIST_STORE) store.durability = durability;
-    status = open_kept(path, options.flags, wanted ? wanted : larger(options.size, kSizeLeast), &store, why);
+    status = open_kept(options, wanted ? wanted : larger(options.size, kSizeLeast), &store, why);
     return status < 0 ? status : kv::Store::open(store, out, why);
   }
   const bool wants_virtual = (options.flags & ARK_KV_VIRTUAL_LUN) != 0;
@@ -157,9 +171,9 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
   if (!is_stripe(path))
     status = scratch_open(path, DeviceOptions{}, &store.device, why);
   else if (wants_virtual)
-    status = why->set(-EINVAL, "ark_create: %s: no virtual LUN on several devices", path);
+    status = why->set(-EINVAL, "%s: %s: no virtual LUN on several devices", options.caller, path);
   else
-    status = open_stripe(path, &store.device, &grows, why);
+    status = open_stripe(options, &store.device, &grows, why);
   if (status < 0) return status;
   grows |= is_growing_file(store.device);
   // Else all that the device has.

@@ -60,11 +60,13 @@ struct ArkStore {
 };
 
 struct CreateOptions {
+  const char* caller = "";  // for messages: the function that was called
   const char* path = nullptr;
   uint64_t size = 0, hash_count = 0;  // 0: not said
   int threads = 0, queue_depth = 0, asyncs = 0;
   uint64_t flags = 0;
   uint64_t dram_bytes = 0, place_bytes = 0;  // in place of LUNAR_KV_DRAM and LUNAR_KV_SIZE; 0: those
+  unsigned durability = 0;                   // LUNAR_KV_DURABLE_..., in place of LUNAR_KV_DURABILITY; 0: that
 };
 
 // All give 0 or a positive errno.

@@ -26,7 +26,7 @@ int read_options(const lunar_kv_options* from, lunar_kv_options* out) {
   }
   *out = {};
   memcpy(out, from, from->struct_size < sizeof *out ? from->struct_size : sizeof *out);
-  return out->reserved == 0 ? 0 : EINVAL;
+  return 0;
 }
 
 int as_int(uint32_t value) { return value > INT32_MAX ? INT32_MAX : static_cast<int>(value); }
@@ -39,6 +39,7 @@ KV_API int lunar_kv_open(const lunar_kv_options* options, ARK** ark) {
   lunar_kv_options wanted;
   if (const int status = read_options(options, &wanted); status != 0) return status;
   CreateOptions create;
+  create.caller = "lunar_kv_open";
   create.path = wanted.place;
   create.hash_count = wanted.expected_keys;
   create.threads = as_int(wanted.threads);
@@ -47,6 +48,7 @@ KV_API int lunar_kv_open(const lunar_kv_options* options, ARK** ark) {
   create.flags = wanted.flags;
   create.dram_bytes = wanted.dram_bytes;
   create.place_bytes = wanted.size_bytes;
+  create.durability = wanted.durability;
   uint64_t handle = 0;
   const int status = create_store(create, &handle);
   *ark = reinterpret_cast<ARK*>(handle);
