@@ -7,6 +7,7 @@
 
 #include "base/format.h"
 #include "lun/compose.h"
+#include "pager/program_end.h"
 #include "sys/file.h"
 #include "sys/proc.h"
 
@@ -67,7 +68,7 @@ bool has_lun_directory(const PagerState& state) {
 
 bool pager_keeps_descriptor(int fd) {
   if (!sys::is_own_descriptor(fd)) return false;
-  if (sys::is_proc_directory(fd) || sys::is_own_file(fd)) return true;
+  if (sys::is_proc_directory(fd) || sys::is_own_file(fd) || program_end_keeps(fd)) return true;
   if (fd == pager_state().lun_directory) return has_lun_directory(pager_state());
   struct stat now;
   if (sys::file_status(fd, &now) < 0) return false;

@@ -19,6 +19,7 @@
 #include "pager/evictor.h"
 #include "pager/handler.h"
 #include "pager/pager.h"
+#include "pager/program_end.h"
 #include "pager/resolver.h"
 #include "pager/state.h"
 #include "pager/unmapped.h"
@@ -402,6 +403,7 @@ int child_restart(PagerState& state, ErrorText* why) {
   thread_resolver_forget();
   sys::advise_vector_forget();
   fork_descriptors_child(state, g_fork.descriptors);
+  program_end_forget();
   merge_written_early(state);
   lun_ids_forget_unused();
   if (int rc = open_uffd(state, why); rc < 0) return rc;

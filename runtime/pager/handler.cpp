@@ -10,6 +10,7 @@
 #include "pager/cow_gate.h"
 #include "pager/evictor.h"
 #include "pager/lost_page.h"
+#include "pager/program_end.h"
 #include "pager/state.h"
 #include "pager/unmapped.h"
 #include "sys/arena.h"
@@ -41,7 +42,7 @@ constexpr uint64_t kForkStandsNs = 100000000;  // from then on it is believed to
 constexpr uint64_t kForkStuckNs = 2000000000;
 constexpr unsigned kPassMax = 16;           // faults that may then pass the budget in kParkedWaitNs
 constexpr uint64_t kStuckNs = 10000000000;  // nothing parked could be answered for so long: a word in the log
-constexpr uint64_t kTagMessages = 0, kTagMailbox = 1, kTagRoom = 2;
+constexpr uint64_t kTagMessages = 0, kTagMailbox = 1, kTagRoom = 2, kTagProgram = 3;
 
 thread_local Handler* t_handler __attribute__((tls_model("initial-exec"))) = nullptr;
 
@@ -109,6 +110,8 @@ void Handler::run() {
   if (room_event_ < 0) fatal("handler: no descriptor to be woken by (%s)", errno_name(room_event_));
   if (mailbox_event_ >= 0) (void)sys::set_affinity_node(node_);
   can_follow_ = state.options.follow && !helper_ && sys::idle_policy_can_be_left();
+  if (index_ == 0 && resolver_.watch(program_end_descriptor(), kTagProgram) < 0)
+    fatal("handler: cannot wait for the program's end");
   state.handlers_running.fetch_add(1, std::memory_order_acq_rel);
   for (;;) {
     round_.fetch_add(1, std::memory_order_seq_cst);
@@ -147,6 +150,7 @@ void Handler::run() {
       watching_room_ = false;
       sys::eventfd_clear(room_event_);
     }
+    if (came >> kTagProgram & 1) housekeeping_wake(kHousekeepingProgram);
   }
 }
 

@@ -2,7 +2,7 @@
 // The housekeeping thread: does what must not burden faults or evictions: dead members of the account, slots held for
 // children that are gone, LUN space ahead of charge-on-touch memory, ranges that were unmapped past us, the live stats
 // file. It sleeps until a request (housekeeping_wake), the end of a child, or the end of a service thread, which is
-// fatal. Only a stats file needs a timeout.
+// fatal. With the program's last thread it ends the process. Only a stats file needs a timeout.
 #include <errno.h>
 
 #include "base/format.h"
@@ -10,12 +10,14 @@
 #include "pager/fork.h"
 #include "pager/handler.h"
 #include "pager/pager.h"
+#include "pager/program_end.h"
 #include "pager/state.h"
 #include "pager/unmapped.h"
 #include "stats/export.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/log.h"
+#include "sys/proc.h"
 
 namespace lunar {
 namespace {
@@ -24,6 +26,8 @@ constexpr int64_t kStatsPeriodNs = 1000000000;  // of the stats file
 constexpr int64_t kUnsureNs = 50000000;         // while there is a child whose end would not wake us
 constexpr int64_t kUnsettledNs = 2000000;       // while a member ends
 constexpr int64_t kSweepWaitNs = 200000000;
+constexpr unsigned kThreadLooks = 200;  // the last thread is still on its way out when its descriptors are closed
+constexpr int64_t kThreadLookNs = 5000000;
 constexpr int64_t kTellAgainNs = 200000;  // while the owner of the maps is busy and not yet told
 
 void grow_ahead(PagerState& state) {
@@ -71,8 +75,8 @@ Swept sweep(PagerState& state) {
   return settled ? Swept::kSettled : Swept::kUnsettled;
 }
 
-// Sleeps until there is work or a timeout (stats file, or a child that cannot be waited for).
-void wait_for_work(PagerState& state, Swept swept, bool told) {
+// Sleeps until there is work or a timeout (stats file, a child that cannot be waited for, a program that may be ending).
+void wait_for_work(PagerState& state, Swept swept, bool told, bool ending) {
   sys::FutexWait words[sys::kFutexWaitMax];
   bool unsure = false;
   words[0] = {&state.housekeeping_word, kHousekeepingRuns};
@@ -81,6 +85,7 @@ void wait_for_work(PagerState& state, Swept swept, bool told) {
   int64_t again = kUnsureNs;  // where the children's words cannot be waited for
   if (unsure || swept == Swept::kNot) timeout = kUnsureNs;
   if (swept == Swept::kUnsettled) timeout = again = kUnsettledNs;
+  if (ending) timeout = again = kThreadLookNs;
   if (!told) timeout = again = kTellAgainNs;
   const int rc = sys::futex_wait_any(words, n, timeout);
   if (rc == -ENOSYS || rc == -EPERM) (void)sys::futex_wait_any(words, 1, again);
@@ -127,9 +132,13 @@ void hand_over_room(bool sure) {
 
 void housekeeping_run() {
   auto& state = pager_state();
+  unsigned looks = 0;  // for threads of a program that may have ended
   for (;;) {
     const uint32_t asked = state.housekeeping_word.fetch_and(kHousekeepingRuns, std::memory_order_seq_cst);
     if ((asked & kHousekeepingRuns) == 0) say_who_ended(state);
+    if ((asked & kHousekeepingProgram) != 0) looks = kThreadLooks;
+    if (looks != 0 && !program_has_threads()) sys::end_as_first_thread();
+    if (looks != 0) --looks;
     const bool told = unmaps_settle(state);
     const Swept swept = sweep(state);
     if ((asked & kHousekeepingGrow) != 0) {
@@ -139,7 +148,7 @@ void housekeeping_run() {
     lunar_stats stats{};
     pager_stats(&stats);
     stats_file_write(stats);
-    wait_for_work(state, swept, told);
+    wait_for_work(state, swept, told, looks != 0);
   }
 }
 

@@ -16,6 +16,7 @@
 #include "pager/fork.h"
 #include "pager/handler.h"
 #include "pager/pager.h"
+#include "pager/program_end.h"
 #include "pager/state.h"
 #include "pager/unmapped.h"
 #include "stats/export.h"
@@ -90,9 +91,10 @@ void housekeeping_thread(void*) {
   state.housekeeping_tid.store(sys::thread_id());
   // Its own descriptor table, with nothing of the program's in it: the program may close what it likes, and no reader
   // waits for an end of file that a pager thread holds back.
-  int keep[kLunIds * kDeviceFdsMax + kHandlersMax + 9];
+  int keep[kLunIds * kDeviceFdsMax + kHandlersMax + 10];
   unsigned n = 0;
   keep[n++] = state.uffd;
+  keep[n++] = program_end_descriptor();
   standby_descriptors(keep, &n);
   for (Device* device : state.devices)
     for (unsigned i = 0; device != nullptr && i < device->fd_count(); ++i) keep[n++] = device->fd(i);
@@ -191,6 +193,8 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
   state.account.end_reserved();  // from here on others take, too
   if (rc = unmaps_prepare(); rc < 0)
     return why->set(rc, "pager: out of memory; raise the limit (%s)", sys::memory_limit());
+  if (rc = program_end_prepare(); rc < 0)
+    return why->set(rc, "pager: a pipe cannot be made (%s); raise the limit (ulimit -n)", errno_name(rc));
   state.making_threads_ns.store(sys::now_ns(), std::memory_order_release);
   // Making threads allocates. A thread that forks meanwhile holds the allocator's locks and waits for us.
   host_fork_bootstrap.store(true);
@@ -198,6 +202,8 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
   rc = sys::thread_start({"lunar-housekeep", housekeeping_thread, nullptr, true}, &state.housekeeping);
   if (rc < 0) {
     host_fork_bootstrap.store(false);
+    program_end_prepared();
+    program_end_forget();
     const bool short_of_memory = rc == -ENOMEM || (rc == -EAGAIN && sys::memory_is_limited());
     return why->set(rc, "pager: service threads cannot be started (%s); raise the limit (%s)", errno_name(rc),
                     short_of_memory ? sys::memory_limit() : "ulimit -u");
@@ -207,6 +213,7 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
     sys::yield_cpu();
   // The housekeeping thread's table has them now; in the program's they would only be in the way.
   state.evictor->close_descriptors();
+  program_end_prepared();
   for (unsigned i = 0; i < state.handler_count; ++i)
     if (state.handlers[i]->mailbox_descriptor() >= 0) sys::close_file(state.handlers[i]->mailbox_descriptor());
   return 0;

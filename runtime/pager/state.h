@@ -32,7 +32,8 @@ constexpr int64_t kKeepFreePages = 32;  // DRAM that only evictors' own faults m
 
 // Bits of PagerState::housekeeping_word. The kernel stores 0 when a service thread ends: a word without
 // kHousekeepingRuns shows that.
-constexpr uint32_t kHousekeepingRuns = 1, kHousekeepingSweep = 2, kHousekeepingGrow = 4, kHousekeepingUnmaps = 8;
+constexpr uint32_t kHousekeepingRuns = 1, kHousekeepingSweep = 2, kHousekeepingGrow = 4, kHousekeepingUnmaps = 8,
+                   kHousekeepingProgram = 16;  // its descriptor table has been closed
 
 struct PagerState {
   Options options;

@@ -33,6 +33,8 @@ int other_live_threads();
 bool process_lives(int pid);  // also a zombie
 // Whether a thread of this process with that id is there.
 bool thread_lives(int thread_id);
+// Ends the process as the kernel does when its first thread has ended, and the others since: by that one's status.
+[[noreturn]] void end_as_first_thread();
 // A line of /proc/self/status that tells KiB (VmHWM, VmPin), in bytes, or -errno.
 [[nodiscard]] int64_t own_status_bytes(const char* key);
 [[nodiscard]] int64_t machine_memory_bytes(const char* key);  // likewise of /proc/meminfo (MemTotal, MemAvailable)

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pipe that ends with the program's last thread. See program_end.h.
+#include "pager/program_end.h"
+
+#include <errno.h>
+
+#include "sys/file.h"
+#include "sys/proc.h"
+#include "sys/thread.h"
+
+namespace lunar {
+namespace {
+
+struct ProgramEnd {
+  int reading = -1, writing = -1;
+  uint64_t device = 0, inode = 0;  // of the pipe: the program may have put something else in its place
+};
+constinit ProgramEnd g_end;
+
+}  // namespace
+
+int program_end_prepare() {
+  constexpr size_t kSmallest = 4096;
+  const sys::MakingDescriptor making;
+  int ends[2];
+  if (const int rc = sys::make_pipe(ends, kSmallest); rc < 0) return rc;
+  for (int& end : ends) end = sys::move_high(end);
+  struct stat status{};
+  (void)!sys::file_status(ends[1], &status);
+  g_end = {ends[0], ends[1], status.st_dev, status.st_ino};
+  sys::note_own_descriptor(g_end.writing, true);
+  return 0;
+}
+
+void program_end_prepared() { sys::close_file(g_end.reading); }
+
+int program_end_descriptor() { return g_end.reading; }
+
+bool program_end_keeps(int fd) {
+  struct stat now;
+  return fd >= 0 && fd == g_end.writing && sys::file_status(fd, &now) == 0 && now.st_dev == g_end.device &&
+         now.st_ino == g_end.inode;
+}
+
+void program_end_forget() {
+  if (program_end_keeps(g_end.writing)) sys::close_file(g_end.writing);
+  sys::note_own_descriptor(g_end.writing, false);
+  g_end = {};
+}
+
+bool program_has_threads() {
+  const int others = sys::other_live_threads();
+  return others < 0 || others >= sys::service_threads();  // one of which we are
+}
+
+}  // namespace lunar

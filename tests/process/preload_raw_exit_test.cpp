@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Processes whose last thread ends past libc: by the exit system call, or killed alone by seccomp. The service threads
+// live on; the process ends all the same, as the kernel would have it: by how its first thread ended. One that closes
+// the descriptors by which this is seen goes on.
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+
+#include <csignal>
+#include <cstddef>
+
+#include "preload_test.h"
+#include "raw_call.h"
+
+namespace {
+
+constexpr size_t kBytes = 64 << 20;  // four times the budget
+char* g_map = nullptr;
+
+// How a child that runs `body`, and is active as we are, has ended.
+int status_of(void (*body)()) {
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    CHECK(holds(g_map, kBytes, 7));
+    body();
+    _exit(99);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+  return status;
+}
+
+void expect_code(int code, void (*body)()) {
+  const int status = status_of(body);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != code) fprintf(stderr, "status 0x%x, not code %d\n", status, code);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == code);
+}
+
+void expect_signal(int signal, void (*body)()) {
+  const int status = status_of(body);
+  if (!WIFSIGNALED(status) || WTERMSIG(status) != signal) fprintf(stderr, "status 0x%x, no %d\n", status, signal);
+  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == signal);
+}
+
+void strict() { CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) == 0); }
+
+// The calling thread is killed, alone, by getppid.
+void filtered() {
+  sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getppid, 0, 1),
+                        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_THREAD),
+                        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  sock_fprog program{static_cast<unsigned short>(sizeof code / sizeof code[0]), code};
+  CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+bool first_thread_has_ended() {
+  char path[64], text[512] = {};
+  snprintf(path, sizeof path, "/proc/self/task/%d/stat", getpid());
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  CHECK(fd >= 0 && read(fd, text, sizeof text - 1) > 0);
+  close(fd);
+  return strstr(text, ") Z ") != nullptr;
+}
+
+void* outlive_first(void*) {
+  while (!first_thread_has_ended()) usleep(1000);
+  for (int turn = 0; turn < 2; ++turn) CHECK(holds(g_map, kBytes, 7));
+  raw(SYS_exit, 6);
+  return nullptr;
+}
+
+int body() {
+  g_map = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  CHECK(g_map != MAP_FAILED && tiered(g_map));
+  fill(g_map, kBytes, 7);
+  expect_code(7, [] { raw(SYS_exit, 7); });
+  expect_code(3, [] {
+    strict();
+    raw(SYS_exit, 3);
+  });
+  expect_signal(SIGKILL, [] {
+    strict();
+    raw(SYS_getppid);
+  });
+  expect_signal(SIGSYS, [] {
+    filtered();
+    raw(SYS_getppid);
+  });
+  expect_code(5, [] {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, nullptr, outlive_first, nullptr) == 0);
+    raw(SYS_exit, 5);
+  });
+  expect_code(9, [] {
+    CHECK(raw(SYS_close_range, 3, ~0U, 0) == 0);
+    usleep(1500000);  // longer than it is looked at for threads
+    CHECK(holds(g_map, kBytes, 7));
+    _exit(9);
+  });
+  raw(SYS_exit, 0);  // and the process that was activated itself
+  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m"}, body); }
