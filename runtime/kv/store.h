@@ -303,14 +303,14 @@ struct alignas(128) Shard {
 inline Store::ShardLock::ShardLock(Store& store, Shard& shard) : shard_(shard) { store.lock_shard(shard); }
 inline Store::ShardLock::~ShardLock() { shard_.lock.unlock(); }
 
+class LogScan;
+
 // Iterates over all keys, in no order: every key that exists from open to the end comes once, however often it is set and
 // cleaning moves it; one that is added or removed meanwhile may or may not (and, removed and added again, may come twice).
 // Holds no lock between steps: writers go on. What of the log lies on a device alone is read first, in its order and ahead
 // (log_scan.h). Its buffers and one of Index::kMarkers marks are the walk's until close(), the buffers until that part is
 // over; a walk that gets none of either reads those records one by one.
 // Threading: one thread at a time. Not to be used after the store's close.
-class LogScan;
-
 class Walk {
  public:
   [[nodiscard]] static int open(Store* store, Walk** out);  // 0, -ENOMEM
