@@ -70,6 +70,7 @@ class Sweeper {
     return store_.shard_of(hash).index.find_entry(hash, [&](Address found) { return found == address; }) != nullptr;
   }
   void check_heads();
+  void report_lost(const Record* record, uint64_t number, uint64_t offset);
   void gather_addresses();
   void read_segment(uint64_t number, uint64_t bytes);
   uint64_t check_segment(uint64_t number, uint64_t next);
@@ -107,6 +108,37 @@ void Sweeper::check_heads() {
               .offset = copy + (i % 2) * kBlockBytes,
               .bytes = kBlockBytes});
   }
+}
+
+// What salvage has left out.
+void Sweeper::report_lost(const Record* record, uint64_t number, uint64_t offset) {
+  Damage damage{.what = "log of durable sets",
+                .fault = "a batch is not what was written; the store is shown as it was before the first of these",
+                .pair_lost = true,
+                .in_segment = true,
+                .segment = number,
+                .offset = offset_of(number * log_.segment_bytes() + offset)};
+  char shown[kKeyShown];
+  if (record) {
+    damage.bytes = record->units() * kUnitBytes;
+    damage.what = "set behind the damage";
+    damage.fault = "it is left out: the value of before is shown, if there was one";
+  }
+  if (record && record->type() == RecordType::kPair) {
+    damage.key = store_.key_of(record);
+    damage.key_bytes = damage.key.size;
+    damage.key_readable = true;
+  } else if (record && record->type() == RecordType::kLarge) {
+    const LargePlace& place = record->large();
+    damage.key = {shown, std::min(place.key_bytes, kKeyShown)};
+    damage.key_bytes = place.key_bytes;
+    damage.key_readable = log_.read_run(place, 0, shown, damage.key.size) == 0;
+  } else if (record) {
+    damage.what = "delete behind the damage";
+    damage.fault = "it is left out: its key is shown";
+    damage.pair_lost = false;
+  }
+  report(damage);
 }
 
 void Sweeper::gather_addresses() {
@@ -278,6 +310,10 @@ int Sweeper::run() {
   const bool room = memory_ && addresses_;
   if (room) {
     check_heads();
+    const auto lost = [](void* sweeper, const Record* record, uint64_t number, uint64_t offset) {
+      static_cast<Sweeper*>(sweeper)->report_lost(record, number, offset);
+    };
+    status_ = store_.visit_lost(this, lost);
     gather_addresses();
     uint64_t large = 0;
     for (uint64_t i = 0, next = 0; status_ == 0 && i < log_.segments(); ++i) {

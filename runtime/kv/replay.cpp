@@ -125,15 +125,16 @@ int Store::replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* lif
   return 0;
 }
 
-// Whether a batch says that the one at the end of the log was durable: -EBADMSG. Looks where it would be, in the rest of
-// that segment, and in those that come after it.
-int Store::find_later(uint64_t log, const LogEnd& end, ErrorText* why) {
+// Batches from the number of `end` on: looks where the first would be, in the rest of that segment, and in those that come
+// after it. visit(batch, segment, memory, at): false: no more. 0 or -errno of the device.
+template <class Visit>
+int Store::visit_later(uint64_t log, const LogEnd& end, Visit visit) {
   char* memory = log_.cleaners_frame();
   uint64_t segment = end.segment + 1, next[2] = {end.next[0], end.next[1]};
   for (uint64_t visited = 0; segment != 0 && segment <= log_.segments() && visited < log_.segments(); ++visited) {
     if (const int status = log_.transfer(Op::kRead, (segment - 1) * log_.segment_bytes(), memory, log_.segment_bytes());
         status < 0)
-      return why->set(status, "key/value store on %s: its log cannot be read: %s", device_->name(), errno_text(status));
+      return status;
     const bool first = visited == 0;
     for (uint64_t block = first ? end.at : 0; block < log_.segment_bytes();
          block = round_down(block, kBlockBytes) + kBlockBytes) {
@@ -142,19 +143,50 @@ int Store::find_later(uint64_t log, const LogEnd& end, ErrorText* why) {
       if (!batch || batch->number < end.number) continue;
       next[0] = batch->next[0];
       next[1] = batch->next[1];
-      if (batch->durable < end.number) continue;
-      return why->set(
-          -EBADMSG,
-          "key/value store on %s: its log is damaged: batch %llu, of byte %llu on, is not what was written, "
-          "and batch %llu came after it",
-          device_->name(), number_of(end.number),
-          number_of(media::kHeadBytes + end.segment * log_.segment_bytes() + end.at), number_of(batch->number));
+      if (!visit(batch, segment - 1, memory, at)) return 0;
     }
     segment = next[0];
     next[0] = next[1];
     next[1] = 0;
   }
   return 0;
+}
+
+// Whether a batch says that the one at the end of the log was durable: -EBADMSG.
+int Store::find_later(uint64_t log, const LogEnd& end, ErrorText* why) {
+  uint64_t later = 0;
+  const int status = visit_later(log, end, [&](const media::BatchHeader* batch, uint64_t, const char*, uint64_t) {
+    if (batch->durable >= end.number) later = batch->number;
+    return later == 0;
+  });
+  if (status < 0)
+    return why->set(status, "key/value store on %s: its log cannot be read: %s", device_->name(), errno_text(status));
+  if (later == 0) return 0;
+  return why->set(-EBADMSG,
+                  "key/value store on %s: its log is damaged: batch %llu, of byte %llu on, is not what was written, "
+                  "and batch %llu came after it; `lunar kv dump --salvage` gives what is sound",
+                  device_->name(), number_of(end.number),
+                  number_of(media::kHeadBytes + end.segment * log_.segment_bytes() + end.at), number_of(later));
+}
+
+int Store::visit_lost(void* context, OnLost on_lost) {
+  if (lost_log_ == 0) return 0;
+  on_lost(context, nullptr, lost_.segment, lost_.at);
+  const auto visit = [&](const media::BatchHeader* batch, uint64_t segment, const char* memory, uint64_t from) {
+    const uint64_t to = from + batch->bytes;
+    if (!log_.records_are_sound(segment, memory, from, to, batch->life)) {
+      if (batch->number != lost_.number) on_lost(context, nullptr, segment, from);
+      return true;
+    }
+    for (uint64_t at = from; at < to;) {
+      const auto* record = reinterpret_cast<const Record*>(memory + at);
+      // What cleaning has moved is where it was.
+      if (record->type() != RecordType::kMark && !record->moved()) on_lost(context, record, segment, at);
+      at += record->units() * kUnitBytes;
+    }
+    return true;
+  };
+  return visit_later(lost_log_, lost_, visit);
 }
 
 int Store::replay(const media::Root& root, ErrorText* why) {
@@ -184,11 +216,23 @@ int Store::replay(const media::Root& root, ErrorText* why) {
     }
     end = {end.number, end.next[0] - uint64_t{1}, log_.first_at(end.next[0] - uint64_t{1}), {end.next[1], 0}};
   }
-  if (status == 0) return find_later(root.log, last, why);
+  last.number = end.number;
+  const bool was_replayed = status == 0;
+  if (was_replayed) status = find_later(root.log, last, why);
+  if (status == -EBADMSG && salvage_) {
+    if (!was_replayed && end.segment < log_.segments() && log_.state(end.segment) == SegmentState::kFree)
+      log_.end_replayed(end.segment, 0, 0);
+    lost_log_ = root.log;
+    lost_ = last;
+    return 0;
+  }
+  if (was_replayed) return status;
   if (status == -ENOMEM)
     return why->set(status, "key/value store on %s: %s of DRAM do not hold its index; give it more", device_->name(),
                     format_size(budget_.limit()).text);
-  return why->set(status, "key/value store on %s: its log cannot be replayed from batch %llu on, at byte %llu (%s)",
+  return why->set(status,
+                  "key/value store on %s: its log cannot be replayed from batch %llu on, at byte %llu (%s); `lunar kv "
+                  "dump --salvage` gives what is sound",
                   device_->name(), number_of(end.number),
                   number_of(media::kHeadBytes + end.segment * log_.segment_bytes() + end.at), errno_text(status));
 }

@@ -46,6 +46,7 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
   store->device_ = options.device;
   store->super_ = super;
   store->read_only_ = options.read_only;
+  store->salvage_ = options.salvage && options.read_only;
   store->shard_bits_ = bits;
   store->shards_ = reinterpret_cast<Shard*>(memory + head);
   for (unsigned i = 0; i < 1u << bits; ++i) new (&store->shards_[i]) Shard;

@@ -61,6 +61,9 @@ struct StoreOptions {
   // kKept: nothing is written, not even to repair what a crash left; set and del give -EROFS, flush does nothing. Such a
   // store may be opened several times at once
   bool read_only = false;
+  // With read_only: a log of durable sets that is damaged in the middle does not refuse the open. The store is what it was
+  // before the first batch that is not what was written; sweep() reports that one and what came behind it.
+  bool salvage = false;
 };
 
 struct StoreInfo;
@@ -194,7 +197,12 @@ class Store {
   };
   int replay(const media::Root& root, ErrorText* why);
   int replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* life);
+  template <class Visit>
+  int visit_later(uint64_t log, const LogEnd& end, Visit visit);
   int find_later(uint64_t log, const LogEnd& end, ErrorText* why);
+  // Of what salvage has left out. record: sound, of a set or delete; nullptr: a batch that is not what was written.
+  using OnLost = void (*)(void* context, const Record* record, uint64_t segment, uint64_t at);
+  int visit_lost(void* context, OnLost on_lost);
   int apply(Record* record, Address address);
   std::atomic<uint64_t>* find_moved(Shard& shard, uint64_t hash, const Record* record, Address* from);
   int settle();
@@ -270,6 +278,9 @@ class Store {
   Device* device_ = nullptr;
   bool kept_ = false;
   bool read_only_ = false;
+  bool salvage_ = false;
+  uint64_t lost_log_ = 0;  // salvage has left out what is behind lost_ in that log; 0: nothing
+  LogEnd lost_;
   uint64_t full_at_ = 0;  // bytes that lived when saves or cleaning did not help any more. Under the cleaning mutex
   media::Superblock super_ = {};
   AtomicImage root_;

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`kv_cli_test.py LUNAR`: `lunar kv` from outside, on files and a loop device. Every refusal is one line and exits as documented; what reads
+"""`kv_cli_test.py LUNAR LIBARKDB`: `lunar kv` from outside, on files and a loop device. Every refusal is one line and exits as documented; what reads
 leaves the place byte by byte as it was; streams bring any bytes back; every damage that is made is named; a load that is killed loses nothing."""
 import base64
+import ctypes
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ import tempfile
 
 from checks import check, problems
 
-LUNAR = os.path.abspath(sys.argv[1])
+LUNAR, LIBARKDB = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 MIB = 1 << 20
 HEAD, SEGMENT = 64 << 10, 64 << 10
 skips = []
@@ -340,6 +341,48 @@ def test_damage(directory):
     refused(["info", place], ["it was made on"], place, code=3)
 
 
+def write_durably(place, pairs):
+    """A process that sets them, each durable, and is gone before it closes the store: they are in its log."""
+    os.environ["LUNAR_KV_DURABILITY"], os.environ["LUNAR_KV_DRAM"] = "each", "24m"
+    library = ctypes.CDLL(LIBARKDB)
+    ark, length = ctypes.c_void_p(), ctypes.c_int64()
+    if library.ark_create(place.encode(), ctypes.byref(ark), ctypes.c_uint64(2)) != 0:
+        os._exit(1)
+    for key, value in pairs.items():
+        if library.ark_set(ark, ctypes.c_uint64(len(key)), key, ctypes.c_uint64(len(value)), value, ctypes.byref(length)) != 0:
+            os._exit(1)
+    os._exit(0)
+
+
+def test_salvage(directory):
+    place = os.path.join(directory, "logged.kv")
+    with open(place, "wb") as file:
+        file.truncate(64 * MIB)
+    pairs = {b"key %d" % number: os.urandom(3000) for number in range(40)}
+    child = os.fork()
+    if child == 0:
+        write_durably(place, pairs)
+    check(os.waitpid(child, 0)[1] == 0, "a process that sets")
+    check(as_json("check", place)["verdict"] == "clean", "a log that is not damaged")
+    with open(place, "rb") as file:
+        flip(place, file.read().index(pairs[b"key 20"]) + 100)
+    for verb in ("dump", "info", "scan", "compact"):
+        refused([verb, place], ["its log is damaged", "lunar kv dump --salvage"], place, code=3)
+    before = digest(place)
+    result = run("dump", "--salvage", "--json", place)
+    check(result.returncode == 3 and b"20 pairs" in result.stderr and b"check" in result.stderr, f"dump --salvage: {result.stderr!r}")
+    found = {text_of(pair, "key"): text_of(pair, "value") for pair in map(json.loads, result.stdout.splitlines())}
+    check(found == {key: pairs[key] for key in list(pairs)[:20]}, "what was before the damage")
+    report = as_json("check", place, code=3)
+    named = {damage["key"] for damage in report["damages"] if "key" in damage}
+    check(named == {f"key {number}" for number in range(21, 40)}, f"what was behind it: {named}")
+    check(report["damages"][0]["what"] == "log of durable sets" and report["pairs_lost"] == 20, f"{report['damages'][0]}")
+    check(digest(place) == before, "salvage writes")
+    other = make(directory, "salvaged.kv", size="16m")
+    done("load", other, given=run("dump", "--salvage", place).stdout)
+    check(pairs_of(other) == found, "a dump that was salvaged can be loaded")
+
+
 def test_compact(directory):
     pairs = {b"%d" % number: os.urandom(400) for number in range(12_000)}
     place = make(directory, "compact.kv", pairs=pairs)
@@ -400,7 +443,7 @@ def test_block_device(directory):
 
 def main():
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="lunar-kv-cli-") as directory:
-        for test in (test_create, test_pairs, test_streams, test_readers_write_nothing, test_in_use, test_killed_loads, test_damage, test_compact,
+        for test in (test_create, test_pairs, test_streams, test_readers_write_nothing, test_in_use, test_killed_loads, test_damage, test_salvage, test_compact,
                      test_words, test_block_device):
             before = len(problems)
             try:

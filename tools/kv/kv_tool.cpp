@@ -86,6 +86,7 @@ int KvCommand::open(kv::Take take, kv::Store** out, ErrorText* why, int* code) c
   if (status < 0) return status;
   options.log_bytes = 0;
   options.read_only = take == kv::Take::kLook;
+  options.salvage = salvage;
   return kv::Store::open(options, out, why);
 }
 
@@ -93,8 +94,8 @@ int KvCommand::failed_to_open(int status, const ErrorText& why) const {
   std::string text = why.text[0] ? why.text : errno_text(status);
   if (status == -ENOENT)
     text += text_of("; `lunar kv create %s` makes one", shell_word(place).c_str());
-  else if (status == -EBADMSG)
-    text += "; what it held can be had from a dump or a backup";
+  else if (status == -EBADMSG && text.find("--salvage") == std::string::npos)
+    text += "; what it held can be had from an earlier dump or a backup";
   else if (status == -ENOMEM)
     text += " (--dram)";
   return failed(status, text);

@@ -31,6 +31,7 @@ class KvCommand {
   CLI::App& app() { return app_; }
   std::string place;
   bool json = false;
+  bool salvage = false;  // what is opened to look at may have a damaged log (kv::StoreOptions::salvage)
 
   // `lunar kv VERB: text` on standard error; returns `code`.
   int refuse(const std::string& text, int code = kKvRefused) const;

@@ -172,6 +172,7 @@ int kv_check(int argc, char** argv) {
       "that can be read, its segment, and its place from the start of the device. Writes nothing.\n\n"
       "Exit code: 0 clean, 1 damaged but no pair is lost, 3 pairs are lost, 2 refused, 4 could not look.");
   if (const auto code = command.parse(argc, argv)) return *code;
+  command.salvage = true;
   kv::Store* store = nullptr;
   ErrorText why;
   int code = 0;

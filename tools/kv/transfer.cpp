@@ -103,6 +103,9 @@ int kv_load(int argc, char** argv) {
 
 int kv_dump(int argc, char** argv) {
   KvCommand command("dump", kStreamHelp);
+  command.app().add_flag("--salvage", command.salvage,
+                         "also of a store that does not open because its log of durable sets is damaged: as it was "
+                         "before the damage; check names what is left out");
   command.app().description(std::string("Writes all pairs to standard output, in no order; --json: as lines. What is "
                                         "damaged is left out, and the exit code is 3. ") +
                             kStreamHelp);

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// What StoreOptions::salvage gets out of a store whose log of durable sets is damaged: the store as it was before the
+// damage, byte by byte, and the name of each key that was set behind it.
+#include <errno.h>
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kv/inspect.h"
+#include "kv/store.h"
+#include "tests/catch.h"
+#include "tests/kv/kv_support.h"
+#include "tests/support/lun_device.h"
+
+using namespace lunar;
+using namespace lunar::kv;
+using kv_test::bytes_of;
+
+namespace {
+
+constexpr uint64_t kBytes = 6 * kMiB, kStep = 3 * kKiB + 8;
+using Model = std::map<std::string, std::string>;
+
+struct History {
+  std::vector<char> memory = std::vector<char>(kBytes);
+  std::vector<Model> after;        // each operation
+  std::vector<std::string> names;  // of the key of each; "": a delete
+
+  int open(Contents contents, bool salvage, Store** store, ErrorText* why) {
+    device_ = std::make_unique<lunar_test::MemoryDevice>(memory.data(), kBytes);
+    StoreOptions options;
+    options.device = device_.get();
+    options.contents = contents;
+    options.durability = salvage ? Durability::kFlush : Durability::kEach;
+    options.log_bytes = 0;
+    options.segment_bytes = 64 * kKiB;
+    options.dram_bytes = 6 * kMiB;
+    options.shards = 4;
+    options.expected_keys = 16;
+    options.read_only = salvage;
+    options.salvage = salvage;
+    return Store::open(options, store, why);
+  }
+  void write(unsigned operations) {
+    kv_test::Random random(5);
+    ErrorText why;
+    Store* store = nullptr;
+    REQUIRE(open(Contents::kNew, false, &store, &why) == 0);
+    Model model;
+    after.push_back(model);
+    for (unsigned i = 0; i < operations; ++i) {
+      const std::string key = "key " + std::to_string(random.below(60));
+      if (random.below(5) == 0 && model.count(key) != 0) {
+        REQUIRE(store->del(bytes_of(key)) >= 0);
+        model.erase(key);
+        names.emplace_back();
+      } else {
+        kv_test::fill(&model[key], i, 1, random.below(12) == 0 ? 70'000 : random.below(3500));
+        REQUIRE(store->set(bytes_of(key), bytes_of(model[key])) == 0);
+        names.push_back(key);
+      }
+      after.push_back(model);
+    }
+    store->close();
+  }
+
+ private:
+  std::unique_ptr<lunar_test::MemoryDevice> device_;
+};
+
+struct Found {
+  Model pairs;
+  std::set<std::string> lost;  // and named
+  uint64_t batches = 0, deletes = 0, unnamed = 0;
+};
+
+Found look(Store* store) {
+  Found found;
+  Sweep sweep;
+  sweep.context = &found;
+  sweep.on_damage = [](void* context, const Damage& damage) {
+    auto& to = *static_cast<Found*>(context);
+    if (damage.key_readable)
+      to.lost.emplace(static_cast<const char*>(damage.key.data), damage.key.size);
+    else if (std::string(damage.what).find("delete") == 0)
+      ++to.deletes;
+    else if (std::string(damage.what).find("log") == 0)
+      ++to.batches;
+    else
+      to.unnamed += damage.pair_lost ? 1 : 0;
+  };
+  sweep.on_pair = [](void* context, Bytes key, Bytes value) {
+    const auto put =
+        static_cast<Found*>(context)->pairs.emplace(std::string(static_cast<const char*>(key.data), key.size),
+                                                    std::string(static_cast<const char*>(value.data), value.size));
+    return put.second;
+  };
+  CheckReport report;
+  REQUIRE(store->sweep(sweep, &report) == 0);
+  return found;
+}
+
+// Whether it is what the store held after `count` operations, but for pairs that were told to be lost.
+bool is_after(const History& history, uint64_t count, const Found& found) {
+  const Model& model = history.after[count];
+  for (const auto& [key, value] : found.pairs) {
+    const auto wanted = model.find(key);
+    if (wanted == model.end() || wanted->second != value) return false;
+  }
+  uint64_t missing = 0;
+  for (const auto& [key, value] : model) missing += found.pairs.count(key) == 0 && found.lost.count(key) == 0 ? 1 : 0;
+  return missing <= found.unnamed;
+}
+
+// How many of the operations from `count` on are not told of.
+uint64_t untold(const History& history, uint64_t count, const Found& found) {
+  uint64_t keys = 0, deletes = 0;
+  for (uint64_t i = count; i < history.names.size(); ++i) {
+    if (history.names[i].empty())
+      ++deletes;
+    else
+      keys += found.lost.count(history.names[i]) == 0 ? 1 : 0;
+  }
+  return keys + (deletes > found.deletes ? deletes - found.deletes : 0);
+}
+
+}  // namespace
+
+TEST_CASE("kv-salvage: wherever the log is damaged, what was before it comes out, and what was behind it is named") {
+  History history;
+  history.write(220);
+  const std::vector<char> sound = history.memory;
+  unsigned salvaged = 0, opened = 0, hopeless = 0;
+  for (uint64_t at = 0; at < kBytes; at += kStep) {
+    history.memory = sound;
+    history.memory[at] = static_cast<char>(history.memory[at] ^ 4);
+    const std::vector<char> damaged = history.memory;
+    ErrorText why, why_not;
+    Store* store = nullptr;
+    const int plain = history.open(Contents::kKept, false, &store, &why);
+    if (plain == 0) store->close();
+    history.memory = damaged;
+    const int status = history.open(Contents::kKept, true, &store, &why_not);
+    INFO("byte " << at << ": " << why.text << "; " << why_not.text);
+    if (status < 0) {
+      CHECK(status == -EBADMSG);
+      CHECK(plain == -EBADMSG);
+      ++hopeless;
+      continue;
+    }
+    const Found found = look(store);
+    store->close();
+    CHECK(history.memory == damaged);  // nothing is repaired
+    uint64_t prefix = history.names.size();
+    while (prefix > 0 && !is_after(history, prefix, found)) --prefix;
+    CHECK(is_after(history, prefix, found));
+    if (plain == 0) {
+      CHECK(prefix + 1 >= history.names.size());  // the last commit cannot be told from a torn one
+      ++opened;
+      continue;
+    }
+    CHECK(plain == -EBADMSG);
+    CHECK(std::string(why.text).find("--salvage") != std::string::npos);
+    CHECK(found.batches == 1);
+    CHECK(untold(history, prefix, found) <= 1);  // what was in the batch that is damaged
+    ++salvaged;
+  }
+  CHECK(salvaged > 100);
+  CHECK(opened > 100);
+  CHECK(hopeless <= 2);
+}
+
+TEST_CASE("kv-salvage: several damages, and a store that a writer may not open so") {
+  History history;
+  history.write(220);
+  const std::vector<char> sound = history.memory;
+  kv_test::Random random(11);
+  unsigned several = 0;
+  for (unsigned round = 0; round < 100; ++round) {
+    history.memory = sound;
+    for (unsigned i = 0; i < 20; ++i) {
+      const uint64_t at = kv::media::kHeadBytes + random.below(kBytes - kv::media::kHeadBytes - kv::media::kTailBytes);
+      history.memory[at] = static_cast<char>(history.memory[at] ^ 1);
+    }
+    ErrorText why;
+    Store* store = nullptr;
+    const int status = history.open(Contents::kKept, true, &store, &why);
+    INFO("round " << round << ": " << why.text);
+    if (status < 0) continue;  // its saved state
+    const Found found = look(store);
+    store->close();
+    uint64_t prefix = history.names.size();
+    while (prefix > 0 && !is_after(history, prefix, found)) --prefix;
+    CHECK(is_after(history, prefix, found));
+    if (found.batches != 0) CHECK(untold(history, prefix, found) <= 20);
+    several += found.batches > 1 ? 1 : 0;
+  }
+  CHECK(several > 20);
+}
