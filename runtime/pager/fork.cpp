@@ -563,6 +563,22 @@ static int reserve_for_child(PagerState& state, uint64_t pages) {
   return 0;
 }
 
+// Whether the limits on memory, which a child inherits with what is mapped, leave what its own pager maps: frames,
+// windows, threads and rings, the tables of a LUN; and what our prepare handler does. Tried, as the limits are on what
+// the whole process has. The answer errs towards no: what a child does not inherit is not counted in its favour.
+static bool child_may_map(const PagerState& state) {
+  if (!sys::memory_is_limited()) return true;
+  constexpr uint64_t kThreadBytes = kMiB, kOtherBytes = 2 * kMiB;
+  const OwnNeed need = own_need(state, false, state.account.cap_pages());
+  const uint64_t slots = static_cast<uint64_t>(state.account.lun_cap()) >> state.page_shift,
+                 threads = need.handlers + 2,
+                 bytes = (static_cast<uint64_t>(need.pages()) << state.page_shift) + threads * kThreadBytes +
+                         2 * deferred_slots_bytes(slots) + kOtherBytes;
+  void* probe = map_private(bytes, ForkPolicy::kDontFork);
+  unmap_private(probe, bytes);
+  return probe != nullptr;
+}
+
 int pager_fork_check() {
   auto& state = pager_state();
   t_checked = {};
@@ -579,6 +595,12 @@ int pager_fork_check() {
     if (int rc = pager_activate(&why); rc < 0) return -ENOMEM;
   }
   sys::ScopedSignalBlock signals;  // a handler's fork would wait for the locks taken here
+  if (!child_may_map(state)) {
+    LUNAR_LOG_LIMITED(log_warning, 4,
+                      "fork refused: the child's own pager cannot map what it needs; raise the limit (%s)",
+                      sys::memory_limit());
+    return -ENOMEM;
+  }
   uint64_t pages = 0;
   {
     sys::Locked<sys::Mutex> lock(state.regions.lock);

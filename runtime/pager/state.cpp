@@ -53,6 +53,8 @@ PagerState& pager_state() {
   return instance;
 }
 
+uint64_t deferred_slots_bytes(uint64_t slots) { return slots * sizeof(DeferredSlot) + slots / 8; }
+
 int deferred_slots_prepare() {
   auto& state = pager_state();
   if (!state.lun_ready.load()) return 0;
@@ -65,7 +67,10 @@ int deferred_slots_prepare() {
     g_deferred.entries =
         static_cast<DeferredSlot*>(map_private(g_deferred.capacity * sizeof(DeferredSlot), ForkPolicy::kDontFork));
     if (g_deferred.entries == nullptr || g_deferred.shared == nullptr) {
+      unmap_private(g_deferred.shared, lun.bitmap_words() * sizeof(uint64_t));
+      unmap_private(g_deferred.entries, g_deferred.capacity * sizeof(DeferredSlot));
       g_deferred.entries = nullptr;
+      g_deferred.shared = nullptr;
       return -ENOMEM;
     }
   }

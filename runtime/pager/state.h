@@ -156,8 +156,9 @@ void hand_over_room(bool sure);
 void slot_release(unsigned lun, Slot slot);
 void deferred_slots_release();  // by the housekeeping thread
 uint64_t deferred_slot_count();
-[[nodiscard]] int deferred_slots_prepare();  // before a fork
-void deferred_slots_forget();                // in the child
+[[nodiscard]] int deferred_slots_prepare();     // before a fork
+uint64_t deferred_slots_bytes(uint64_t slots);  // what it maps, once, for a LUN of so many
+void deferred_slots_forget();                   // in the child
 // Sets or removes the program's own pins (mlock); pages kept for a thread (kept_pages.cpp) stay pinned. Returns how
 // many of them were pinned before, and may be unpinned. Any program thread.
 int64_t program_pins(Region& region, uint64_t first, uint64_t end, bool set);

@@ -3,6 +3,7 @@
 // (ENOMEM, EAGAIN) or its child lives and finds its memory. A fork that failed gives back what was reserved for it.
 //
 //   fork_room_test LIBRARY at-once | failed
+//   fork_room_test LIBRARY limits        RLIMIT_AS and RLIMIT_DATA leave the child nothing, little or enough
 //   fork_room_test LIBRARY killed        children that are killed before they have begun leave nothing charged
 //   fork_room_test LIBRARY write-errors  every second write to the LUN fails: pages that have found no slot go to a
 //                                        forked child all the same
@@ -206,12 +207,51 @@ static int killed() {
   return 0;
 }
 
+static rlim_t in_use(const char* key) {
+  rlim_t kib = 0;
+  char line[256];
+  FILE* status = fopen("/proc/self/status", "r");
+  CHECK(status != nullptr);
+  while (fgets(line, sizeof line, status) != nullptr)
+    if (strncmp(line, key, strlen(key)) == 0) kib = strtoul(line + strlen(key), nullptr, 10);
+  fclose(status);
+  CHECK(kib != 0);
+  return kib * 1024;
+}
+
+// With `limit`, fork makes a child that works, or none. Whether it has made one.
+static bool fork_within(decltype(RLIMIT_AS) which, rlim_t limit) {
+  rlimit before{};
+  CHECK(getrlimit(which, &before) == 0);
+  const rlimit now{limit, before.rlim_max};
+  CHECK(setrlimit(which, &now) == 0);
+  errno = 0;
+  const pid_t child = fork();
+  if (child == 0) _exit(holds(g_memory, kBytes, 1) ? 0 : 7);
+  CHECK(child > 0 || errno == ENOMEM);
+  CHECK(setrlimit(which, &before) == 0 && (child < 0 || end_of(child) == 0));
+  return child > 0;
+}
+
+static int limits() {
+  constexpr rlim_t kStep = 256 << 10, kMost = 32 << 20;
+  take_memory();
+  unsigned made = 0, refused = 0;
+  for (rlim_t more = 0; more <= kMost; more += more < kMost / 8 ? kStep : kMost / 8) {
+    ++(fork_within(RLIMIT_AS, in_use("VmSize:") + more) ? made : refused);
+    ++(fork_within(RLIMIT_DATA, in_use("VmData:") + more) ? made : refused);
+  }
+  CHECK(made != 0 && refused != 0 && holds(g_memory, kBytes, 1));
+  return 0;
+}
+
 int main(int argc, char** argv) {
   const char* mode = argc > 2 ? argv[2] : "at-once";
   if (strcmp(mode, "write-errors") == 0)
     return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m", "LUNAR_LUN=sim:1g,write_error=2"},
                          write_errors);
   if (strcmp(mode, "killed") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=64m", "LUNAR_SIZE=2g"}, killed);
+  if (strcmp(mode, "limits") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m"}, limits);
   int (*const body)() = strcmp(mode, "failed") == 0 ? failed : strcmp(mode, "no-process") == 0 ? no_process : at_once;
   return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=2g"}, body);
 }
