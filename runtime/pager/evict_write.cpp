@@ -32,7 +32,6 @@ bool Evictor::make_room(unsigned frames_needed) {
 
 // Every victim of the batch: not dropped -> resident again; dropped -> zero, clean or to be written.
 void Evictor::settle() {
-  auto& state = pager_state();
   dirty_count_ = 0;
   int64_t dropped = 0, maybe_shared = 0;
   for (unsigned i = 0; i < victim_count_; ++i) {
@@ -47,12 +46,12 @@ void Evictor::settle() {
     keep(victim, victim.stuck ? kHeatHot : 0);  // locked, pinned: left alone for a while
   }
   counters().evictions.add(static_cast<uint64_t>(dropped));
-  int64_t tick = state.account.own_pages() / kTicksPerBudget;
+  int64_t tick = state_.account.own_pages() / kTicksPerBudget;
   if (tick < 1) tick = 1;
   for (since_tick_ += dropped; since_tick_ >= tick; since_tick_ -= tick)
-    state.eviction_time.fetch_add(1, std::memory_order_relaxed);
-  state.account.give_maybe_shared(maybe_shared);
-  state.account.give(dropped - maybe_shared);
+    state_.eviction_time.fetch_add(1, std::memory_order_relaxed);
+  state_.account.give_maybe_shared(maybe_shared);
+  state_.account.give(dropped - maybe_shared);
   hand_over_room(false);
   for (unsigned i = 0; i < victim_count_; ++i)
     if (victims_[i].region != nullptr) decide(victims_[i]);
@@ -60,7 +59,6 @@ void Evictor::settle() {
 }
 
 void Evictor::decide(Victim& victim) {
-  auto& state = pager_state();
   AtomicPageWord& word = victim.region->words[victim.page.value];
   const char* content = frames_.memory(victim.frame);
   PageWord was = victim.word;
@@ -75,7 +73,7 @@ void Evictor::decide(Victim& victim) {
                         .with_heat(0)
                         .with_charged(false);
     if (page_unlock(word, next))
-      (void)sys::uffd_wake(state.uffd, victim.region->address_of(victim.page), state.page_size);
+      (void)sys::uffd_wake(state_.uffd, victim.region->address_of(victim.page), state_.page_size);
     return;
   }
   uint64_t hash = page_hash(content);
@@ -85,7 +83,7 @@ void Evictor::decide(Victim& victim) {
   frame.attempts = 0;
   PageWord next = was.with_state(PageState::kInFrame)
                       .with_index(victim.frame)
-                      .with_epoch(state.eviction_time.load(std::memory_order_relaxed));
+                      .with_epoch(state_.eviction_time.load(std::memory_order_relaxed));
   if (was.has_slot() && victim.region->hashes[victim.page.value] == hash) {
     frame.slot = was.slot();
     frame.lun = static_cast<uint8_t>(was.lun());
@@ -96,23 +94,22 @@ void Evictor::decide(Victim& victim) {
     if (was.has_slot()) slot_release(was.lun(), was.slot());
     victim.region->hashes[victim.page.value] = hash;
     frame.slot = kNoSlot;
-    frame.lun = static_cast<uint8_t>(state.own_lun);
+    frame.lun = static_cast<uint8_t>(state_.own_lun);
     frame.state.store(FrameState::kWriting, std::memory_order_release);
     dirty_[dirty_count_++] = victim.frame;
   }
   if (page_unlock(word, next))
-    (void)sys::uffd_wake(state.uffd, victim.region->address_of(victim.page), state.page_size);
+    (void)sys::uffd_wake(state_.uffd, victim.region->address_of(victim.page), state_.page_size);
 }
 
 // A thread faulted on the page while it was being taken: give it back at once.
 bool Evictor::install_for_waiter(Victim& victim, PageWord was) {
-  auto& state = pager_state();
-  if (!state.account.take(1, 0)) return false;
+  if (!state_.account.take(1, 0)) return false;
   void* address = victim.region->address_of(victim.page);
   uint16_t epoch = exclusive_epoch();
-  int64_t rc = install_pages(address, frames_.memory(victim.frame), state.page_size);
-  if (rc != static_cast<int64_t>(state.page_size)) {
-    state.account.give(1);
+  int64_t rc = install_pages(address, frames_.memory(victim.frame), state_.page_size);
+  if (rc != static_cast<int64_t>(state_.page_size)) {
+    state_.account.give(1);
     return false;
   }
   count_resident(*victim.region, victim.page, 1);
@@ -120,18 +117,17 @@ bool Evictor::install_for_waiter(Victim& victim, PageWord was) {
   frames_.put_free(victim.frame);
   PageWord next = resident_word(was, was.slot(), was.lun(), kHeatSecondChance, epoch);
   if (page_unlock(victim.region->words[victim.page.value], next))
-    (void)sys::uffd_wake(state.uffd, address, state.page_size);
+    (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
   return true;
 }
 
 bool Evictor::attach_context() {
-  auto& state = pager_state();
   if (context_ != nullptr) return true;
   int rc = lun_open_own();
   ContextOptions options;
   options.depth = kWriteOps;
   options.spin = false;
-  if (rc == 0) rc = state.devices[state.own_lun]->attach(options, &context_);
+  if (rc == 0) rc = state_.devices[state_.own_lun]->attach(options, &context_);
   if (rc < 0) {
     context_ = nullptr;
     fatal("evictor: the LUN cannot be opened for writing (%s %s); cold pages have nowhere to go", errno_name(rc),
@@ -141,10 +137,9 @@ bool Evictor::attach_context() {
 }
 
 void Evictor::write_out() {
-  auto& state = pager_state();
   if (dirty_count_ == 0) return;
   if (!attach_context()) return;
-  SlotAllocator& lun = state.luns[state.own_lun];
+  SlotAllocator& lun = state_.luns[state_.own_lun];
   unsigned done = 0;
   while (done < dirty_count_) {
     SlotRun runs[16];
@@ -166,7 +161,6 @@ void Evictor::write_out() {
 }
 
 void Evictor::submit_run(const uint32_t* ids, unsigned count, SlotRun run) {
-  auto& state = pager_state();
   while (free_op_count_ == 0) (void)reap(true);
   unsigned index = free_ops_[--free_op_count_];
   WriteOp& op = ops_[index];
@@ -174,12 +168,12 @@ void Evictor::submit_run(const uint32_t* ids, unsigned count, SlotRun run) {
   op.first = run.first;
   for (unsigned i = 0; i < count; ++i) {
     op.frame[i] = ids[i];
-    op.iov[i] = {frames_.memory(ids[i]), state.page_size};
+    op.iov[i] = {frames_.memory(ids[i]), state_.page_size};
     frames_.at(ids[i]).slot = Slot(run.first.value + i);
   }
   op.command = {};
   op.command.op = Op::kWrite;
-  op.command.offset = state.luns[state.own_lun].offset_of(run.first);
+  op.command.offset = state_.luns[state_.own_lun].offset_of(run.first);
   op.command.iov = op.iov;
   op.command.iov_count = count;
   op.command.tag = index;
@@ -205,18 +199,17 @@ bool Evictor::reap(bool wait) {
 }
 
 void Evictor::finish_write(const Response& response) {
-  auto& state = pager_state();
   WriteOp& op = ops_[response.tag];
   int64_t result = response.result;
   // The kernel deferred it and had no thread for it (RLIMIT_NPROC counts io_uring's workers): the slots are fine.
-  if (result == -ECANCELED) result = state.devices[state.own_lun]->transfer(op.command);
-  bool ok = result == static_cast<int64_t>(op.count * state.page_size);
+  if (result == -ECANCELED) result = state_.devices[state_.own_lun]->transfer(op.command);
+  bool ok = result == static_cast<int64_t>(op.count * state_.page_size);
   if (ok) {
-    counters().written_bytes.add(op.count * state.page_size);
+    counters().written_bytes.add(op.count * state_.page_size);
   } else {
     counters().write_errors.add();
     log_warning("write of %u pages at slot %u of %s failed (%s); trying other slots", op.count, op.first.value,
-                state.devices[state.own_lun]->name(),
+                state_.devices[state_.own_lun]->name(),
                 result < 0 ? errno_name(static_cast<int>(result)) : "short write");
   }
   unsigned count = op.count;
@@ -227,8 +220,7 @@ void Evictor::finish_write(const Response& response) {
 }
 
 void Evictor::finish_frame(uint32_t id, bool ok) {
-  auto& state = pager_state();
-  SlotAllocator& lun = state.luns[state.own_lun];
+  SlotAllocator& lun = state_.luns[state_.own_lun];
   Frame& frame = frames_.at(id);
   if (ok) {
     FrameState writing = FrameState::kWriting;
@@ -255,7 +247,6 @@ void Evictor::finish_frame(uint32_t id, bool ok) {
 
 // Frames whose write failed: another slot, then back to DRAM. `must`: also beyond the budget.
 void Evictor::rewrite_failed(bool must) {
-  auto& state = pager_state();
   unsigned n = failed_count_;
   uint32_t* ids = failed_;
   failed_ = retrying_;
@@ -268,35 +259,35 @@ void Evictor::rewrite_failed(bool must) {
       continue;
     }
     SlotRun run;
-    if (!must && frame.attempts++ < 3 && state.luns[state.own_lun].alloc(1, &run, 1) == 1) {
+    if (!must && frame.attempts++ < 3 && state_.luns[state_.own_lun].alloc(1, &run, 1) == 1) {
       submit_run(&ids[i], 1, run);
       continue;
     }
     AtomicPageWord& word = *frame.word.load(std::memory_order_acquire);
     PageWord seen = word.load(std::memory_order_acquire);
-    bool taken = seen.state() == PageState::kInFrame && seen.index() == ids[i] && (must || state.account.take(1, 0));
-    if (taken && must) state.account.take_always(1);
+    bool taken = seen.state() == PageState::kInFrame && seen.index() == ids[i] && (must || state_.account.take(1, 0));
+    if (taken && must) state_.account.take_always(1);
     if (!taken || !page_lock(word, seen)) {
-      if (taken) state.account.give(1);
+      if (taken) state_.account.give(1);
       failed_[failed_count_++] = ids[i];  // busy, or no DRAM to go back to: it stays in its frame for now
       frame.attempts = 2;
       continue;
     }
     PageIndex page(0);
-    Region* region = state.regions.find_word(&word, &page);  // it stays: the page is ours
+    Region* region = state_.regions.find_word(&word, &page);  // it stays: the page is ours
     LUNAR_CHECK(region != nullptr, "a frame's page is in no region");
     uint16_t epoch = exclusive_epoch();
-    int64_t rc = install_pages(region->address_of(page), frames_.memory(ids[i]), state.page_size);
-    if (rc != static_cast<int64_t>(state.page_size)) {
-      state.account.give(1);
-      if (page_unlock(word, seen)) (void)sys::uffd_wake(state.uffd, region->address_of(page), state.page_size);
+    int64_t rc = install_pages(region->address_of(page), frames_.memory(ids[i]), state_.page_size);
+    if (rc != static_cast<int64_t>(state_.page_size)) {
+      state_.account.give(1);
+      if (page_unlock(word, seen)) (void)sys::uffd_wake(state_.uffd, region->address_of(page), state_.page_size);
       failed_[failed_count_++] = ids[i];
       continue;
     }
     count_resident(*region, page, 1);
     count_evicted(-1);
-    if (page_unlock(word, resident_word(seen, kNoSlot, state.own_lun, kHeatHot, epoch)))
-      (void)sys::uffd_wake(state.uffd, region->address_of(page), state.page_size);
+    if (page_unlock(word, resident_word(seen, kNoSlot, state_.own_lun, kHeatHot, epoch)))
+      (void)sys::uffd_wake(state_.uffd, region->address_of(page), state_.page_size);
     frames_.put_free(ids[i]);
   }
 }

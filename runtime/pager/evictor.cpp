@@ -33,31 +33,30 @@ constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;  // between
 }  // namespace
 
 int Evictor::open(uint32_t frame_count) {
-  auto& state = pager_state();
-  state.housekeeping_word.store(kHousekeepingRuns);
-  state.room_wanted.store(false);
+  state_.housekeeping_word.store(kHousekeepingRuns);
+  state_.room_wanted.store(false);
   unmap_private(ops_, kWriteOps * sizeof(WriteOp));  // its parent's
   for (uint32_t* ids : {failed_, retrying_}) unmap_private(ids, frames_.count() * sizeof(uint32_t));
-  int rc = frames_.open(frame_count, state.page_size, -1);
+  int rc = frames_.open(frame_count, state_.page_size, -1);
   if (rc < 0) return rc;
-  size_t pipe_bytes = kBatchPages * state.page_size;
+  size_t pipe_bytes = kBatchPages * state_.page_size;
   if (pipe_bytes > 1024 * 1024) pipe_bytes = 1024 * 1024;
   rc = sys::make_pipe(pipe_, pipe_bytes);
   if (rc < 0) return rc;
   // A pipe of an unprivileged user may be smaller than asked (pipe-user-pages-soft).
-  batch_limit_ = static_cast<unsigned>(static_cast<size_t>(rc) / state.page_size);
+  batch_limit_ = static_cast<unsigned>(static_cast<size_t>(rc) / state_.page_size);
   if (batch_limit_ > kBatchPages) batch_limit_ = kBatchPages;
   if (batch_limit_ > frame_count / 2) batch_limit_ = frame_count / 2;
   if (batch_limit_ == 0) return -ENOSPC;
   ops_ = static_cast<WriteOp*>(map_private(kWriteOps * sizeof(WriteOp), ForkPolicy::kInherit));
-  staging_ = static_cast<char*>(map_private(kBatchPages * state.page_size, ForkPolicy::kDontFork));
+  staging_ = static_cast<char*>(map_private(kBatchPages * state_.page_size, ForkPolicy::kDontFork));
   failed_ = static_cast<uint32_t*>(map_private(frame_count * sizeof(uint32_t), ForkPolicy::kInherit));
   retrying_ = static_cast<uint32_t*>(map_private(frame_count * sizeof(uint32_t), ForkPolicy::kInherit));
   if (ops_ == nullptr || staging_ == nullptr || failed_ == nullptr || retrying_ == nullptr) return -ENOMEM;
-  (void)sys::advise(staging_, kBatchPages * state.page_size, MADV_NOHUGEPAGE);
+  (void)sys::advise(staging_, kBatchPages * state_.page_size, MADV_NOHUGEPAGE);
   free_op_count_ = 0;
   for (unsigned i = 0; i < kWriteOps; ++i) free_ops_[free_op_count_++] = i;
-  int64_t cap = state.account.cap_pages();
+  int64_t cap = state_.account.cap_pages();
   // Read-ahead and first touches come in runs of 64 pages and more: room for a few of them, in a small budget too.
   int64_t low = cap / 32 < 8 * kBatchPages ? cap / 32 : 8 * kBatchPages;
   if (low < cap / 128) low = cap / 128;
@@ -78,11 +77,10 @@ int Evictor::open(uint32_t frame_count) {
 }
 
 int Evictor::start() {
-  auto& state = pager_state();
-  int rc = sys::uffd_register(state.uffd, staging_, kBatchPages * state.page_size);
+  int rc = sys::uffd_register(state_.uffd, staging_, kBatchPages * state_.page_size);
   if (rc < 0) return rc;
   pthread_t thread;
-  return sys::thread_start({"lunar-evict", run_thread, this, false, false, &state.housekeeping_word}, &thread);
+  return sys::thread_start({"lunar-evict", run_thread, this, false, false, &state_.housekeeping_word}, &thread);
 }
 
 void Evictor::close_descriptors() const {
@@ -94,7 +92,7 @@ void Evictor::run_thread(void* self) { static_cast<Evictor*>(self)->run(); }
 
 // A member above its share evicts. When that does not help for a while (its pages may be pinned), all members do.
 bool Evictor::should_evict() {
-  auto& account = pager_state().account;
+  Account& account = state_.account;
   if (account.free_pages() >= static_cast<int64_t>(low_water_)) {
     short_since_ = 0;
     return false;
@@ -114,15 +112,14 @@ bool Evictor::should_evict() {
 
 void Evictor::wake() {
   std::atomic_thread_fence(std::memory_order_seq_cst);  // with run(): what was taken, then whether it sleeps
-  if (asleep_.load(std::memory_order_acquire)) pager_state().account.raise_pressure();
+  if (asleep_.load(std::memory_order_acquire)) state_.account.raise_pressure();
 }
 
 void Evictor::run() {
-  auto& state = pager_state();
-  state.evictor_tid.store(sys::thread_id());
+  state_.evictor_tid.store(sys::thread_id());
   pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
   // only of use with pages held still
-  memory_ = state.features.write_protect ? sys::open_unreadable_memory() : -EOPNOTSUPP;
+  memory_ = state_.features.write_protect ? sys::open_unreadable_memory() : -EOPNOTSUPP;
   bool going = false;
   for (;;) {
     if (pause_requests_.load(std::memory_order_seq_cst) != 0) {
@@ -132,7 +129,7 @@ void Evictor::run() {
       resting_.store(0, std::memory_order_seq_cst);
       continue;  // another pause may have begun and seen us resting: look again
     }
-    const uint32_t seen = state.account.pressure();
+    const uint32_t seen = state_.account.pressure();
     hand_over_room(false);
     (void)reap(false);
     if (failed_count_ != 0) rewrite_failed();
@@ -153,14 +150,14 @@ void Evictor::run() {
       }
       continue;
     }
-    int64_t free = state.account.free_pages();
-    going = (going && free < static_cast<int64_t>(high_water_) && state.account.above_share()) || should_evict();
+    int64_t free = state_.account.free_pages();
+    going = (going && free < static_cast<int64_t>(high_water_) && state_.account.above_share()) || should_evict();
     if (going) {
       if (choose(batch_limit_) != 0 && evict_chosen() != 0) {
         nothing_ns_ = kNothingFirstNs;
       } else if (pause_requests_.load() ==
                  0) {  // nothing can be evicted just now: until something is given back, or time has passed
-        state.account.wait_pressure(seen, nothing_ns_);
+        state_.account.wait_pressure(seen, nothing_ns_);
         if (nothing_ns_ < kNothingMostNs) nothing_ns_ *= 2;
       }
       continue;
@@ -173,7 +170,7 @@ void Evictor::run() {
         asleep_.store(false);
         (void)reap(true);
       } else {
-        state.account.wait_pressure(seen, short_since_ != 0 || failed_count_ != 0 ? 2000000 : -1);
+        state_.account.wait_pressure(seen, short_since_ != 0 || failed_count_ != 0 ? 2000000 : -1);
       }
     }
     asleep_.store(false, std::memory_order_release);
@@ -182,7 +179,7 @@ void Evictor::run() {
 
 void Evictor::pause() {
   pause_requests_.fetch_add(1, std::memory_order_seq_cst);
-  pager_state().account.raise_pressure();
+  state_.account.raise_pressure();
   while (resting_.load(std::memory_order_seq_cst) == 0) sys::sleep_ns(10000);
 }
 
@@ -195,7 +192,7 @@ int64_t Evictor::evict_range(Region* region, PageIndex first, PageIndex end) {
   range_result_ = 0;
   uint32_t seen = range_done_.load(std::memory_order_acquire);
   range_region_.store(region, std::memory_order_release);
-  pager_state().account.raise_pressure();
+  state_.account.raise_pressure();
   while (range_done_.load(std::memory_order_acquire) == seen)
     (void)sys::futex_wait(&range_done_, seen, 100000000, false);
   return range_result_;
@@ -220,7 +217,7 @@ void Evictor::leave_behind(const Region& region, PageIndex page) {
   // pages: still in use, left since the fault before, one reader's
   constexpr uint64_t kLag = 8, kReach = kReadRunMax + kLag, kJoin = 256;
   if (page.value <= kLag || region.access_of(PageIndex(page.value - kLag)) != Access::kSequential) return;
-  const uint64_t first = page.value > kReach ? page.value - kReach : 0, join = kJoin << pager_state().page_shift;
+  const uint64_t first = page.value > kReach ? page.value - kReach : 0, join = kJoin << state_.page_shift;
   char *begin = region.address_of(PageIndex(first)), *end = region.address_of(PageIndex(page.value - kLag));
   sys::Locked<sys::SpinLock> lock(behind_lock_);
   has_behind_.store(true, std::memory_order_relaxed);
@@ -233,7 +230,6 @@ void Evictor::leave_behind(const Region& region, PageIndex page) {
 }
 
 void Evictor::choose_behind(unsigned want) {
-  auto& state = pager_state();
   if (!has_behind_.load(std::memory_order_relaxed)) return;
   while (victim_count_ < want) {
     char* at = nullptr;
@@ -243,12 +239,12 @@ void Evictor::choose_behind(unsigned want) {
         Behind& one = behind_[(behind_next_ + i) % kBehindMax];
         if (one.begin == one.end) continue;
         at = one.begin;
-        one.begin += state.page_size;
+        one.begin += state_.page_size;
       }
       if (at == nullptr) has_behind_.store(false, std::memory_order_relaxed);
     }
     if (at == nullptr) return;
-    Region* region = state.regions.find(at);
+    Region* region = state_.regions.find(at);
     if (region != nullptr && region->access_of(region->page_of(at)) == Access::kSequential)
       (void)try_victim(region, region->page_of(at), true);
   }
@@ -261,7 +257,7 @@ unsigned Evictor::choose(unsigned want) {
 }
 
 unsigned Evictor::choose_clock(unsigned want) {
-  auto& table = pager_state().regions;
+  auto& table = state_.regions;
   victim_count_ = 0;
   if (table.count.load(std::memory_order_acquire) == 0) return 0;
   // Eight rounds cool the hottest page; one more takes it. Bounded by chunks looked at, so that an all-pinned heap
@@ -307,11 +303,10 @@ unsigned Evictor::choose_range(unsigned want) {
 // inherited); prctl(PR_SET_MEMORY_MERGE) includes all memory again, so each batch checks it first. Excluding a range
 // also makes its merged pages exclusive again.
 void Evictor::forbid_merging() {
-  auto& state = pager_state();
   const bool seen = sys::memory_merging();
-  for (uint32_t i = 0; seen && !merging_seen_ && i < state.regions.count.load(std::memory_order_acquire); ++i) {
-    Region* region = state.regions.sorted[i].load(std::memory_order_acquire);
-    if (region != nullptr) (void)sys::advise(region->base, region->pages << state.page_shift, MADV_UNMERGEABLE);
+  for (uint32_t i = 0; seen && !merging_seen_ && i < state_.regions.count.load(std::memory_order_acquire); ++i) {
+    Region* region = state_.regions.sorted[i].load(std::memory_order_acquire);
+    if (region != nullptr) (void)sys::advise(region->base, region->pages << state_.page_shift, MADV_UNMERGEABLE);
   }
   merging_seen_ = seen;
 }
@@ -326,8 +321,7 @@ bool Evictor::look_at_stale(const unsigned* victims, unsigned count, sys::PageFa
 // protection needs the page's word. (UFFDIO_MOVE takes none that is shared: then they are copied first. A batch comes
 // and goes at once.)
 void Evictor::make_exclusive(bool by_move) {
-  auto& state = pager_state();
-  uint16_t epoch = static_cast<uint16_t>(state.fork_epoch.load(std::memory_order_acquire));
+  uint16_t epoch = static_cast<uint16_t>(state_.fork_epoch.load(std::memory_order_acquire));
   if (test_switches.no_cow_remedy) return;
   iovec stale[kBatchPages];
   unsigned index_of[kBatchPages];
@@ -336,7 +330,7 @@ void Evictor::make_exclusive(bool by_move) {
     if (!still_exclusive(victims_[i].word.epoch(), epoch)) index_of[n++] = i;
   if (n == 0) return;
   sys::PageFacts facts[kBatchPages];
-  if (state.gate_used.load(std::memory_order_acquire) && look_at_stale(index_of, n, facts)) {
+  if (state_.gate_used.load(std::memory_order_acquire) && look_at_stale(index_of, n, facts)) {
     unsigned left = 0;
     for (unsigned i = 0; i < n; ++i) {
       if (facts[i].write_protected && !by_move)
@@ -347,18 +341,18 @@ void Evictor::make_exclusive(bool by_move) {
     n = left;
   }
   for (unsigned i = 0; i < n; ++i)
-    stale[i] = {victims_[index_of[i]].region->address_of(victims_[index_of[i]].page), state.page_size};
+    stale[i] = {victims_[index_of[i]].region->address_of(victims_[index_of[i]].page), state_.page_size};
   unsigned failed_at[kBatchPages];
   unsigned failed = 0;
   for (unsigned done = 0; done < n;) {
     int64_t rc = sys::advise_vector(stale + done, n - done, MADV_POPULATE_WRITE);
     if (rc > 0) {
-      done += static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size);
+      done += static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size);
       if (done >= n) break;
     }
     // The entry at `done` could not be populated. Not writable (EFAULT, EINVAL) just now: its mapping is taken.
     // Anything else: leave the page alone.
-    int one = sys::advise(stale[done].iov_base, state.page_size, MADV_POPULATE_WRITE);
+    int one = sys::advise(stale[done].iov_base, state_.page_size, MADV_POPULATE_WRITE);
     if (one == -EFAULT || one == -EINVAL)
       victims_[index_of[done]].unwritable = true;
     else if (one < 0)
@@ -383,10 +377,9 @@ void Evictor::close_gaps() {
 
 // The page stays resident; wakes the threads that met it busy.
 void Evictor::keep(Victim& victim, unsigned heat) {
-  auto& state = pager_state();
   PageWord next = victim.word.with_heat(heat);
   if (page_unlock(victim.region->words[victim.page.value], next))
-    (void)sys::uffd_wake(state.uffd, victim.region->address_of(victim.page), state.page_size);
+    (void)sys::uffd_wake(state_.uffd, victim.region->address_of(victim.page), state_.page_size);
   victim.region = nullptr;
 }
 
@@ -394,17 +387,16 @@ void Evictor::keep(Victim& victim, unsigned heat) {
 
 // Fills victim.dropped; content of dropped victims is in their frames. Returns how many were dropped.
 unsigned Evictor::gather() {
-  auto& state = pager_state();
   iovec pages[kBatchPages], drops[kBatchPages];
   unsigned which[kBatchPages] = {}, unreadable[kBatchPages] = {};  // in the pipe, then held
   unsigned in_pipe = 0, unreadable_count = 0;
   for (unsigned i = 0; i < victim_count_; ++i)
-    pages[i] = {victims_[i].region->address_of(victims_[i].page), state.page_size};
+    pages[i] = {victims_[i].region->address_of(victims_[i].page), state_.page_size};
   for (unsigned next = 0; next < victim_count_;) {
     unsigned stop = next;
     while (stop < victim_count_ && !victims_[stop].unwritable) ++stop;
     int64_t rc = stop == next ? -EFAULT : sys::splice_pages(pipe_[1], pages + next, stop - next);
-    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size) : 0; n > 0; --n)
+    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size) : 0; n > 0; --n)
       which[in_pipe++] = next++;
     if (rc == -EFAULT)
       unreadable[unreadable_count++] = next++;
@@ -416,15 +408,15 @@ unsigned Evictor::gather() {
   for (unsigned i = 0; i < count; ++i) drops[i] = pages[which[i]];
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
   // After the gathering: another map's page may be there in place of ours.
-  const int shard = state.event_gate.enter_waiting();
-  const bool may_drop = !unmaps_pending() && !sys::uffd_event_unread(state.uffd);
+  const int shard = state_.event_gate.enter_waiting();
+  const bool may_drop = !unmaps_pending() && !sys::uffd_event_unread(state_.uffd);
   deferred_ = !may_drop;
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
   bool gone[kBatchPages] = {};
   unsigned dropped = may_drop ? sys::drop_pages(drops, count, gone) : 0;
-  state.event_gate.leave(shard);
+  state_.event_gate.leave(shard);
   if (may_drop && dropped == 0 && count != 0)
-    fatal_if_refused(sys::advise(staging_, state.page_size, MADV_DONTNEED), "madvise");
+    fatal_if_refused(sys::advise(staging_, state_.page_size, MADV_DONTNEED), "madvise");
   capture(which, in_pipe);
   for (unsigned i = 0; i < count; ++i) {
     Victim& victim = victims_[which[i]];
@@ -439,7 +431,7 @@ unsigned Evictor::gather() {
 
 // The content of every gathered page leaves the pipe, dropped or not.
 void Evictor::capture(const unsigned* which, unsigned count) {
-  const size_t page = pager_state().page_size;
+  const size_t page = state_.page_size;
   iovec into[kBatchPages];
   for (unsigned i = 0; i < count; ++i) into[i] = {frames_.memory(victims_[which[i]].frame), page};
   const auto all = static_cast<int64_t>(count * page);
@@ -457,10 +449,10 @@ void Evictor::capture(const unsigned* which, unsigned count) {
 }
 
 // Against writes, or no more.
-bool Evictor::protect(const Victim& victim, bool on) {
-  auto& state = pager_state();
+bool Evictor::protect(const Victim& victim, bool on) const {
   int rc;
-  while ((rc = sys::uffd_protect(state.uffd, victim.region->address_of(victim.page), state.page_size, on)) == -EAGAIN &&
+  while ((rc = sys::uffd_protect(state_.uffd, victim.region->address_of(victim.page), state_.page_size, on)) ==
+             -EAGAIN &&
          !on)
     sys::yield_cpu();
   return rc == 0;
@@ -485,14 +477,14 @@ unsigned Evictor::protect_unreadable(const unsigned* which, unsigned count, unsi
     Victim& victim = victims_[which[i]];
     // it may be behind the copy-on-write gate
     victim.protected_by_us = !before[i].write_protected && protect(victim, true);
-    read[i] = sys::read_memory(memory_, pages[i], frames_.memory(victim.frame), pager_state().page_size) == 0;
+    read[i] = sys::read_memory(memory_, pages[i], frames_.memory(victim.frame), state_.page_size) == 0;
   }
   const bool seen = look(after);
   unsigned found = 0;
   for (unsigned i = 0; i < count; ++i) {
     Victim& victim = victims_[which[i]];
     if (seen && (!read[i] || after[i].write_protected)) {
-      if (!read[i]) __builtin_memset(frames_.memory(victim.frame), 0, pager_state().page_size);
+      if (!read[i]) __builtin_memset(frames_.memory(victim.frame), 0, state_.page_size);
       // a guard marker that the program set past us (MADV_GUARD_INSTALL); else it has dropped the page
       victim.guard = !read[i] && after[i].present;
       if (victim.guard) victim.region->has_guards.store(true, std::memory_order_release);
@@ -505,33 +497,32 @@ unsigned Evictor::protect_unreadable(const unsigned* which, unsigned count, unsi
 }
 
 unsigned Evictor::gather_by_move() {
-  auto& state = pager_state();
   unsigned dropped = 0;
   for (unsigned i = 0; i < victim_count_; ++i) victims_[i].dropped = false;
   for (unsigned i = 0; i < victim_count_; ++i) {
-    char* at = staging_ + i * state.page_size;
-    const int shard = state.event_gate.enter_waiting();
+    char* at = staging_ + i * state_.page_size;
+    const int shard = state_.event_gate.enter_waiting();
     const bool may_take = !unmaps_pending();
     const int64_t rc =
-        may_take ? sys::uffd_move(state.uffd, at, victims_[i].region->address_of(victims_[i].page), state.page_size)
+        may_take ? sys::uffd_move(state_.uffd, at, victims_[i].region->address_of(victims_[i].page), state_.page_size)
                  : -EAGAIN;
-    state.event_gate.leave(shard);
+    state_.event_gate.leave(shard);
     if ((deferred_ = !may_take)) break;
-    victims_[i].dropped = rc == static_cast<int64_t>(state.page_size);
+    victims_[i].dropped = rc == static_cast<int64_t>(state_.page_size);
     victims_[i].stuck = !victims_[i].dropped;
     if (!victims_[i].dropped) {
       if (rc == -EBUSY) counters().kept_pinned.add();
       continue;
     }
-    __builtin_memcpy(frames_.memory(victims_[i].frame), at, state.page_size);
+    __builtin_memcpy(frames_.memory(victims_[i].frame), at, state_.page_size);
     ++dropped;
   }
-  if (dropped != 0) fatal_if_refused(sys::advise(staging_, victim_count_ * state.page_size, MADV_DONTNEED), "madvise");
+  if (dropped != 0) fatal_if_refused(sys::advise(staging_, victim_count_ * state_.page_size, MADV_DONTNEED), "madvise");
   return dropped;
 }
 
 unsigned Evictor::evict_chosen() {
-  Account& account = pager_state().account;
+  Account& account = state_.account;
   account.batch_begin();
   const unsigned dropped = evict_batch();
   account.batch_end();
@@ -539,12 +530,11 @@ unsigned Evictor::evict_chosen() {
 }
 
 unsigned Evictor::evict_batch() {
-  auto& state = pager_state();
   counters().batches.add();
-  if (splice_refused_ && !state.features.move) fatal_if_refused(-EPERM, "vmsplice");
+  if (splice_refused_ && !state_.features.move) fatal_if_refused(-EPERM, "vmsplice");
   forbid_merging();
-  bool by_move = pins_possible() || splice_refused_ || state.account.someone_writes_elsewhere();
-  if (by_move && !state.features.move && !test_switches.no_pin_rule) {
+  bool by_move = pins_possible() || splice_refused_ || state_.account.someone_writes_elsewhere();
+  if (by_move && !state_.features.move && !test_switches.no_pin_rule) {
     pins_say_stopped();
     for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], kHeatHot);
     return 0;
@@ -552,7 +542,7 @@ unsigned Evictor::evict_batch() {
   for (unsigned i = 0; i < victim_count_; ++i) {
     Region& region = *victims_[i].region;
     const uint64_t chunk = victims_[i].page.value / kChunkPages;
-    if (region.chunk_large[chunk].load(std::memory_order_relaxed) != 0) split_huge(state, region, chunk);
+    if (region.chunk_large[chunk].load(std::memory_order_relaxed) != 0) split_huge(state_, region, chunk);
   }
   make_exclusive(by_move);
   if (victim_count_ == 0 || !make_room(victim_count_)) {

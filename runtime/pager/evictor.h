@@ -29,6 +29,8 @@
 
 namespace lunar {
 
+struct PagerState;
+
 constexpr unsigned kBatchPages = 64;
 constexpr int64_t kTicksPerBudget = 16;  // of PagerState::eviction_time
 
@@ -42,7 +44,8 @@ inline unsigned refault_heat(PageWord evicted, uint16_t now, bool asked) {
 
 class Evictor {
  public:
-  explicit Evictor(FramePool& frames) : frames_(frames) {}  // empty ones: open() makes them
+  // Of a process's one state, and its frames: empty ones, open() makes them. Both outlive it.
+  Evictor(PagerState& state, FramePool& frames) : state_(state), frames_(frames) {}
   // Frames and pipe, charged to the account. 0 or -errno.
   [[nodiscard]] int open(uint32_t frame_count);
   [[nodiscard]] int start();  // its thread
@@ -109,7 +112,7 @@ class Evictor {
   unsigned gather_by_move();
   void capture(const unsigned* which, unsigned count);
   unsigned protect_unreadable(const unsigned* which, unsigned count, unsigned* kept);
-  static bool protect(const Victim& victim, bool on);
+  bool protect(const Victim& victim, bool on) const;
   void keep(Victim& victim, unsigned heat);
   void settle();
   void decide(Victim& victim);
@@ -123,6 +126,7 @@ class Evictor {
   bool attach_context();
   void drain(bool for_fork);
 
+  PagerState& state_;
   FramePool& frames_;
   Context* context_ = nullptr;
   unsigned context_generation_ = 0;

@@ -169,7 +169,7 @@ int activate_parts(PagerState& state, ErrorText* why) {
 // Uses what was reserved for it.
 static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
   // Frames, the pipe and the staging area are DRAM like any other.
-  if (state.evictor == nullptr) state.evictor = arena_new<Evictor>(state.frames);
+  if (state.evictor == nullptr) state.evictor = arena_new<Evictor>(state, state.frames);
   if (state.evictor == nullptr) return why->set(-ENOMEM, "pager: out of memory");
   state.account.take_fixed(need.frames + 2 * kBatchPages);
   int rc = state.evictor->open(need.frames);

@@ -178,6 +178,17 @@ def check_calls(path, text):
             yield f"{path}:{line}: calls {match['call']}(): only runtime/sys makes this system call"
 
 
+# Parts of the pager that are given its state where they are made; the list grows until only entry points fetch it.
+GIVEN_STATE = {os.path.join("runtime", "pager", name) for name in ("evictor.cpp", "evictor.h", "evict_write.cpp")}
+
+
+def check_state(path, text):
+    if path in GIVEN_STATE:
+        for number, line in enumerate(strip_comments(text).splitlines(), 1):
+            if re.search(r"\bpager_state\s*\(", line):
+                yield f"{path}:{number}: fetches the pager's state, which it is given"
+
+
 def check_form(path, text):
     lines = text.splitlines()
     script = lines[:1] and lines[0].startswith("#!")
@@ -252,6 +263,7 @@ def check_tree(root):
         if path.endswith(SOURCE + (".def",)):
             problems += check_includes(root, path, text)
             problems += check_calls(path, text)
+            problems += check_state(path, text)
             lines = text.count("\n")
             if LINES_WARN < lines <= LINES_MAX:
                 warnings.append(f"warning: {path}: {lines} lines; aim for {LINES_WARN}")
