@@ -192,9 +192,7 @@ TEST_CASE("run tells not found (127) from not executable (126)") {
 TEST_CASE("run refuses programs that the loader would not preload into") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "run refuses before it looks at the command");
   TempDir dir;
-  std::string source = dir.write("s.c", "int main(void) { return 0; }\n"), program = dir.path + "/static";
-  if (run({"/usr/bin/gcc", "-static", "-o", program, source}).code != 0)
-    LUNAR_SKIP("gcc", "no static programs can be linked");
+  const std::string program = STATIC_PROGRAM;
   check_refused(lunar_command({"run", "--dram", "64m", "--", program}), 125, {program, "statically linked"});
   std::string script = dir.write("script", "#!" + program + "\n", 0755);
   check_refused(lunar_command({"run", "--dram", "64m", "--", script}), 125, {script, "statically linked"});
