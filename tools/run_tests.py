@@ -120,6 +120,7 @@ EXPECTED = {
     "zero-range": zeroes_ranges,
     "redis-server": lambda: True,    # tools/deps installs these
     "sqlite3": lambda: True,
+    "gcc": lambda: True,
     "perl": lambda: True,
     "python3": lambda: True,
     "bubblewrap": has_bubblewrap,
