@@ -347,6 +347,7 @@ int Store::keep_image(Shard& shard) {
     budget_.give_back(bytes);
     return -ENOMEM;
   }
+  images_.fetch_add(1, std::memory_order_relaxed);
   char* to = image;
   (void)put_shard(shard, [&](const void* data, uint64_t n) {
     memcpy(to, data, n);
@@ -364,6 +365,17 @@ void Store::free_image(Shard& shard) {
   unmap_private(shard.image, shard.image_bytes);
   budget_.give_back(shard.image_bytes);
   shard.image = nullptr;
+  images_freed_.fetch_add(1, std::memory_order_release);
+  images_.fetch_sub(1, std::memory_order_release);
+}
+
+// For an index that could not grow: of the read cache, or, as images are there for a save alone, when one is written.
+// freed: images_freed_ as it was before. False: there is none. Pre: no lock, no epoch.
+bool Store::gain_memory(uint64_t freed) {
+  if (log_.cache().shrink()) return true;
+  const bool waits = images_.load(std::memory_order_acquire) != 0;
+  if (waits) sys::sleep_ns(50'000);
+  return waits || images_freed_.load(std::memory_order_acquire) != freed;
 }
 
 // For a writer. While there is no memory for an image, it waits for the state.

@@ -149,6 +149,7 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
   Shard& shard = shard_of(hash);
   shard.index.prefetch(hash);
   for (bool full = false, replaces = false, index_full = false;;) {
+    const uint64_t freed = images_freed_.load(std::memory_order_acquire);
     {
       const ShardLock lock(*this, shard);
       shard.writes.fetch_add(1, std::memory_order_relaxed);
@@ -170,7 +171,7 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       shard.writes.fetch_sub(1, std::memory_order_relaxed);
     }
     if (index_full) {
-      if (!log_.cache().shrink()) return -ENOSPC;
+      if (!gain_memory(freed)) return -ENOSPC;
       index_full = false;
       continue;
     }
@@ -190,6 +191,7 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
   place.life = log_.life(place.first);
   int status = log_.write_run(place, key, value);
   while (status == 0) {
+    const uint64_t freed = images_freed_.load(std::memory_order_acquire);
     {
       const ShardLock lock(*this, shard);
       Found found;
@@ -209,7 +211,7 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
         if (status == 0) break;
       }
     }
-    status = status == 0 ? room_for_segment() : log_.cache().shrink() ? 0 : -ENOSPC;
+    status = status == 0 ? room_for_segment() : gain_memory(freed) ? 0 : -ENOSPC;
   }
   if (status < 0) log_.retire(place.first, place.count);
   return status;

@@ -210,6 +210,7 @@ class Store {
   int cut(media::Root* root);
   int keep_image(Shard& shard);
   void free_image(Shard& shard);
+  bool gain_memory(uint64_t freed);
   int save_shard(class StateWriter& state, Shard& shard);
   void lock_shard(Shard& shard);
   class ShardLock {  // a writer's
@@ -292,6 +293,7 @@ class Store {
   unsigned shard_bits_ = 0;
   std::atomic<uint64_t> randoms_{0};
   std::atomic<uint64_t> cleaned_{0};
+  std::atomic<uint64_t> images_{0}, images_freed_{0};  // of shards, that a save has yet to write; ever freed
   std::atomic<uint32_t> markers_{0};  // of Index, a bit each: a walk has it
   sys::Mutex cleaning_;               // one cleans at a time. Taken before a shard's lock, never with one
 };
