@@ -170,12 +170,12 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       }
       shard.writes.fetch_sub(1, std::memory_order_relaxed);
     }
+    if (!may_wait) return -EAGAIN;
     if (index_full) {
       if (!gain_memory(freed)) return -ENOSPC;
       index_full = false;
       continue;
     }
-    if (!may_wait) return -EAGAIN;
     if (const int status = room_for_segment(); status < 0) {
       if (status != -ENOSPC || full || !replaces) return status;
       full = true;

@@ -391,3 +391,35 @@ TEST_CASE("a state that is saved beside a writer is of one moment") {
     store->close();
   }
 }
+
+TEST_CASE("saves beside a writer cost no key its place") {
+  const auto keys_of_full_store = [](bool saves) {
+    StoreOptions options;
+    options.device = kv_test::open_device("sim:64m", 0);
+    options.contents = Contents::kNew;
+    options.log_bytes = 0;
+    options.dram_bytes = 6 * kMiB;
+    options.shards = 8;
+    options.expected_keys = 16;
+    Store* store = kv_test::open_store(options);
+    std::atomic<bool> over{false};
+    std::thread saver([&] {
+      while (saves && !over.load())
+        if (store->flush() != 0) kv_test::fail("flush");
+    });
+    uint64_t keys = 0;
+    for (int status = 0; status == 0; ++keys) {
+      const Bytes bytes{reinterpret_cast<const char*>(&keys), sizeof keys};
+      status = store->set(bytes, bytes);
+      CHECK((status == 0 || status == -ENOSPC));
+    }
+    over.store(true);
+    saver.join();
+    kv_test::check_store(store);
+    store->close();
+    return keys;
+  };
+  const uint64_t alone = keys_of_full_store(false), beside = keys_of_full_store(true);
+  INFO(alone << " keys, beside saves " << beside);
+  CHECK(beside >= alone / 16 * 15);
+}
