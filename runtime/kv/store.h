@@ -294,8 +294,8 @@ class Store {
   std::atomic<uint64_t> randoms_{0};
   std::atomic<uint64_t> cleaned_{0};
   std::atomic<uint64_t> images_{0}, images_freed_{0};  // of shards, that a save has yet to write; ever freed
-  std::atomic<uint32_t> markers_{0};  // of Index, a bit each: a walk has it
-  sys::Mutex cleaning_;               // one cleans at a time. Taken before a shard's lock, never with one
+  std::atomic<uint32_t> markers_{0};                   // of Index, a bit each: a walk has it
+  sys::Mutex cleaning_;  // one cleans at a time. Taken before a shard's lock, never with one
 };
 
 uint64_t hash_of(Bytes key);
