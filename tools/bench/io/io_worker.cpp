@@ -54,13 +54,6 @@ struct alignas(64) Worker {
   std::string error;
   bool measuring = false;
 
-  // At the start of each round; what was counted while warming up is dropped once.
-  void follow(int phase) {
-    if (phase != kMeasure || measuring) return;
-    measuring = true;
-    latencies.clear();
-    reads = writes = 0;
-  }
   void note(bool write, int64_t result, size_t unit_bytes, uint64_t ns) {
     latencies.add(ns);
     ++(write ? writes : reads);
@@ -74,10 +67,19 @@ struct IoTask {
   const BenchBacking& backing;
   const IoOrder& order;
   std::atomic<int> phase{kWarm};
-  std::atomic<size_t> ready{0};  // workers that are set up, or have failed
-  int fd = -1;                   // of blocking backends
+  std::atomic<size_t> ready{0};      // workers that are set up, or have failed
+  std::atomic<size_t> measuring{0};  // workers that count for the result, or have failed
+  int fd = -1;                       // of blocking backends
   BlockStamps& stamps() const { return backing.stamps(); }
   bool writes(Worker& worker) const { return worker.random.below(100) >= order.read_percent; }
+  // At the start of each round; what was counted while warming up is dropped once.
+  void follow(int phase, Worker& worker) {
+    if (phase != kMeasure || worker.measuring) return;
+    worker.measuring = true;
+    worker.latencies.clear();
+    worker.reads = worker.writes = 0;
+    measuring.fetch_add(1);
+  }
 };
 
 void work_blocking(IoTask& task, Worker& worker) {
@@ -85,7 +87,7 @@ void work_blocking(IoTask& task, Worker& worker) {
   const NoiseBuffer buffer(unit_bytes, worker.random.next());
   task.ready.fetch_add(1);
   for (int phase; (phase = task.phase.load(std::memory_order_acquire)) != kStop;) {
-    worker.follow(phase);
+    task.follow(phase, worker);
     const uint64_t unit = task.stamps().claim(worker.random);
     const bool write = task.writes(worker);
     const auto at = static_cast<off_t>(task.backing.path_offset() + unit * unit_bytes);
@@ -116,7 +118,7 @@ void work_async(IoTask& task, Worker& worker) {
   task.ready.fetch_add(1);
   for (;;) {
     const int phase = task.phase.load(std::memory_order_acquire);
-    worker.follow(phase);
+    task.follow(phase, worker);
     unsigned n = 0;
     uint64_t now = now_ns();
     for (; phase != kStop && !free.empty(); ++n, free.pop_back()) {
@@ -213,15 +215,20 @@ IoRun measure_io_run(const BenchBacking& backing, const IoOrder& order) {
       } catch (const std::exception& error) {
         worker.error = error.what();
         task.ready.fetch_add(1);
+        if (!worker.measuring) task.measuring.fetch_add(1);
       }
     });
   }
-  while (task.ready.load() < workers.size() && !interrupted())
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const auto wait_for_all = [&](const std::atomic<size_t>& counted) {
+    while (counted.load() < workers.size() && !interrupted()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  wait_for_all(task.ready);
   sleep_watchfully(order.warm_seconds);
   const Counters before = count(backing.disk_stat());
   task.phase.store(kMeasure, std::memory_order_release);
   sleep_watchfully(order.seconds);
+  // One that had no CPU for so long would end with what it counted while warming up.
+  wait_for_all(task.measuring);
   Counters after;
   if (!buffered) after = count(backing.disk_stat());
   task.phase.store(kStop, std::memory_order_release);
