@@ -66,9 +66,6 @@ class Sweeper {
     out_->pairs_lost += damage.pair_lost ? 1 : 0;
     sweep_.on_damage(sweep_.context, damage);
   }
-  bool in_index(uint64_t hash, Address address) const {
-    return store_.shard_of(hash).index.find_entry(hash, [&](Address found) { return found == address; }) != nullptr;
-  }
   void check_heads();
   void report_lost(const Record* record, uint64_t number, uint64_t offset);
   void gather_addresses();
@@ -181,7 +178,7 @@ void Sweeper::report_damaged(const Record* record, uint64_t number, uint64_t off
   if (live && sizeof(Record) + uint64_t{record->key_bytes} <= room && record->type() == RecordType::kPair) {
     damage.key = {record->key(), record->key_bytes};
     damage.key_bytes = record->key_bytes;
-    damage.key_readable = in_index(hash_of(damage.key), Address{(begin + offset) / kUnitBytes});
+    damage.key_readable = store_.lives(hash_of(damage.key), Address{(begin + offset) / kUnitBytes});
   }
   report(damage);
 }
@@ -242,7 +239,7 @@ void Sweeper::check_run(const LargePlace& place) {
 // A sound record that the index leads to: whether it is the one that it should be. Its units.
 uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t offset) {
   const uint64_t begin = number * log_.segment_bytes();
-  if (!in_index(store_.hash_of_record(record), Address{(begin + offset) / kUnitBytes})) {
+  if (!store_.lives(store_.hash_of_record(record), Address{(begin + offset) / kUnitBytes})) {
     report({.what = "index",
             .fault = "it leads another key to this record",
             .pair_lost = true,

@@ -42,9 +42,7 @@ int LogScan::prepare() {
   if (2 * segment > limit / kShareMost || segment > part * kPartsMost) return -EOPNOTSUPP;
   slot_count_ = static_cast<unsigned>(std::clamp<uint64_t>(limit / kShareOfBudget / segment, 2, kSlotsMost));
   const uint64_t wanted = sizeof(LogScan) + slot_count_ * segment;
-  while (!store_->budget_.take(wanted)) {
-    if (!log_.cache().shrink()) return -ENOMEM;
-  }
+  if (!log_.take_memory(wanted)) return -ENOMEM;
   charged_ = wanted;
   memory_ = static_cast<char*>(map_private(slot_count_ * segment, ForkPolicy::kInherit));
   if (!memory_) return -ENOMEM;

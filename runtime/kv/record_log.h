@@ -132,9 +132,15 @@ class Log {
   }
   void note_read(const Record* record);  // pre: in_dram() gave it, and the same epoch
   RecordCache& cache() { return cache_; }
+  // Takes so many bytes of the budget, of the read cache where nothing else is left. False: nothing is taken.
+  bool take_memory(uint64_t bytes) {
+    while (!budget_->take(bytes))
+      if (!cache_.shrink()) return false;
+    return true;
+  }
   // Whether the index leads to it; asked of what has been read, before its frame is taken. Called in no epoch.
-  using Lives = bool (*)(const void* owner, const Record* record, Address address);
-  void ask_what_lives(Lives lives, const void* owner) { lives_in_index_ = lives, index_owner_ = owner; }
+  using Lives = bool (*)(void* owner, const Record* record, Address address);
+  void ask_what_lives(Lives lives, void* owner) { lives_in_index_ = lives, index_owner_ = owner; }
   uint64_t segment_of(Address address) const { return address.value * kUnitBytes >> segment_bits_; }
   uint64_t life_of(Address address) const { return life(segment_of(address)); }
   uint64_t life(uint64_t number) const { return segments_[number].life.load(std::memory_order_acquire); }
@@ -372,7 +378,7 @@ class Log {
   std::atomic<uint64_t>* marks_ = nullptr;
   RecordCache cache_;
   Lives lives_in_index_ = nullptr;
-  const void* index_owner_ = nullptr;
+  void* index_owner_ = nullptr;
   uint64_t frame_count_ = 0, frames_mapped_ = 0, buffer_bytes_ = 0;
   std::atomic<uint32_t> buffers_{0};  // a bit each: free
   char* blocks_memory_ = nullptr;

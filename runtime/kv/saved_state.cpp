@@ -312,15 +312,7 @@ uint64_t shard_bytes(const Shard& shard) {
   return sizeof(media::ShardHeader) + sizeof(uint64_t) * (shard.index.entries() + shard.index.buckets());
 }
 
-}  // namespace
-
-uint64_t Store::state_bytes() const {
-  uint64_t bytes = log_.segments() * sizeof(media::SegmentEntry);
-  for (unsigned i = 0; i < 1u << shard_bits_; ++i) bytes += shard_bytes(shards_[i]);
-  return bytes;
-}
-
-// The state of a shard as it lies in memory or in its index: header, then what visit gets, word by word.
+// What the state has of a shard: header, then the entries of each bucket. put(data, bytes): 0 or -errno, which ends it.
 template <class Put>
 int put_shard(const Shard& shard, Put put) {
   const media::ShardHeader header{shard.index.entries(), shard.pair_bytes.load(std::memory_order_relaxed),
@@ -337,11 +329,18 @@ int put_shard(const Shard& shard, Put put) {
   return status;
 }
 
+}  // namespace
+
+uint64_t Store::state_bytes() const {
+  uint64_t bytes = log_.segments() * sizeof(media::SegmentEntry);
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i) bytes += shard_bytes(shards_[i]);
+  return bytes;
+}
+
 // Pre: its lock, and it is unsaved. -ENOMEM: as it was.
 int Store::keep_image(Shard& shard) {
   const uint64_t bytes = shard_bytes(shard);
-  while (!budget_.take(bytes))
-    if (!log_.cache().shrink()) return -ENOMEM;
+  if (!log_.take_memory(bytes)) return -ENOMEM;
   auto* image = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!image) {
     budget_.give_back(bytes);

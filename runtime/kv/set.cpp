@@ -148,7 +148,8 @@ bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool ful
 int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
   Shard& shard = shard_of(hash);
   shard.index.prefetch(hash);
-  for (bool full = false, replaces = false, index_full = false;;) {
+  for (bool full = false, replaces = false;;) {
+    bool index_full = false;
     const uint64_t freed = images_freed_.load(std::memory_order_acquire);
     {
       const ShardLock lock(*this, shard);
@@ -173,7 +174,6 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
     if (!may_wait) return -EAGAIN;
     if (index_full) {
       if (!gain_memory(freed)) return -ENOSPC;
-      index_full = false;
       continue;
     }
     if (const int status = room_for_segment(); status < 0) {
@@ -204,10 +204,13 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
         new (record + 1) LargePlace(place);
         note_replaced(record, found);
         status = publish(shard, hash, address, found, key.size + value.size);
-        if (status < 0) forget_record(address, units);
-        if (status == 0) log_.run_published(place.first, place.count);
+        if (status == 0) {
+          log_.run_published(place.first, place.count);
+          shard.writes.fetch_add(1, std::memory_order_relaxed);
+        } else {
+          forget_record(address, units);
+        }
         log_.published(address);
-        shard.writes.fetch_add(status == 0 ? 1 : 0, std::memory_order_relaxed);
         if (status == 0) break;
       }
     }

@@ -80,9 +80,11 @@ int Store::start(const StoreOptions& options, ErrorText* why) {
   else if (status < 0)
     return why->set(status, "key/value store: a log of %s on %s: %s", format_size(bytes).text,
                     device_ ? device_->name() : "DRAM", errno_text(status));
-  log_.ask_what_lives([](const void* store, const Record* record,
-                         Address address) { return static_cast<const Store*>(store)->lives(record, address); },
-                      this);
+  const auto lives = [](void* owner, const Record* record, Address address) {
+    auto* store = static_cast<Store*>(owner);
+    return store->lives(store->hash_of_record(record), address);
+  };
+  log_.ask_what_lives(lives, this);
   unsigned bits = kept ? super_.index_bits : Index::kBitsMin;
   while (!kept && bits < Index::kBitsMax &&
          (uint64_t{Bucket::kEntries} << (bits + shard_bits_)) < options.expected_keys / 4)
@@ -109,9 +111,8 @@ void Store::abandon_in_child() {
 
 Shard& Store::shard_of(uint64_t hash) const { return shards_[shard_bits_ ? hash >> (64 - shard_bits_) : 0]; }
 
-bool Store::lives(const Record* record, Address address) const {
-  const uint64_t hash = hash_of_record(record);
-  const Reading guard(const_cast<Epochs&>(epochs_));
+bool Store::lives(uint64_t hash, Address address) {
+  const Reading guard(epochs_);
   return shard_of(hash).index.find(hash, [&](Address at) { return at == address; });
 }
 

@@ -241,7 +241,7 @@ class Store {
   bool is_key(const Record* record, uint64_t hash, Bytes key) const;
   int is_key_of_run(const LargePlace& place, uint64_t hash, Bytes key);
   uint64_t hash_of_record(const Record* record) const;
-  bool lives(const Record* record, Address address) const;  // the index leads to it
+  bool lives(uint64_t hash, Address address);  // the index leads to it. Pre: in no epoch
   int64_t get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset, Candidates* cold);
   int64_t get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   int64_t get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
