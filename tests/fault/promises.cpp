@@ -24,6 +24,7 @@
 
 #include "pager/evictor.h"
 #include "pager/state.h"
+#include "tests/support/stderr_of.h"
 #include "tests/support/test_tier.h"
 
 namespace {
@@ -39,25 +40,7 @@ char* new_region(uint64_t bytes) {
 // What a child process writes to standard error until it ends, and how it ends.
 template <class F>
 std::string said_by(F&& body, int* status) {
-  int ends[2];
-  REQUIRE_THAT(pipe(ends) == 0, "pipe");
-  fflush(nullptr);
-  const pid_t child = fork();
-  REQUIRE_THAT(child >= 0, "fork");
-  if (child == 0) {
-    dup2(ends[1], 2);
-    close(ends[0]);
-    close(ends[1]);
-    body();
-    fflush(nullptr);
-    _exit(0);
-  }
-  close(ends[1]);
-  std::string text;
-  char part[512];
-  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) text.append(part, static_cast<size_t>(n));
-  close(ends[0]);
-  REQUIRE_THAT(waitpid(child, status, 0) == child, "waitpid");
+  const std::string text = lunar_test::stderr_of(body, status);
   if (WIFEXITED(*status) && WEXITSTATUS(*status) == 77) _exit(77);  // its skip line is on our standard output
   return text;
 }

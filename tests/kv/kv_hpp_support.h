@@ -88,24 +88,4 @@ int ends(Function function) {
   return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-// What it says on standard error, in a child.
-template <class Function>
-std::string said(Function function) {
-  int ends[2];
-  if (pipe(ends) != 0) return "(no pipe)";
-  const pid_t pid = fork();
-  if (pid == 0) {
-    dup2(ends[1], 2);
-    function();
-    _exit(0);
-  }
-  close(ends[1]);
-  std::string text;
-  char buffer[512];
-  for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<size_t>(n));
-  close(ends[0]);
-  waitpid(pid, nullptr, 0);
-  return text;
-}
-
 }  // namespace kv_test

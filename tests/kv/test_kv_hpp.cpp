@@ -11,6 +11,7 @@
 
 #include "kv_hpp_support.h"
 #include "tests/catch.h"
+#include "tests/support/stderr_of.h"
 
 using namespace kv_test;
 
@@ -66,9 +67,9 @@ TEST_CASE("kv-hpp: what a call refuses it says in its own name") {
   for (const char* place : {"mem:nonsense", "/nonexistent/a=/nonexistent/b=", "/nonexistent/directory/file"}) {
     const std::string path = place;
     for (const uint64_t flags : {0, ARK_KV_PERSIST_STORE, ARK_KV_PERSIST_LOAD, ARK_KV_VIRTUAL_LUN}) {
-      const auto ours = kv_test::said([&] { (void)kv::Store::open({.place = path, .flags = flags}); });
-      const auto plain = kv_test::said([&] { ark_create(const_cast<char*>(place), &ark, flags); });
-      const auto verbose = kv_test::said(
+      const auto ours = lunar_test::stderr_of([&] { (void)kv::Store::open({.place = path, .flags = flags}); });
+      const auto plain = lunar_test::stderr_of([&] { ark_create(const_cast<char*>(place), &ark, flags); });
+      const auto verbose = lunar_test::stderr_of(
           [&] { ark_create_verbose(const_cast<char*>(place), &ark, 1 << 20, 4096, 1, 2, 100, 100, flags); });
       INFO(place << " " << flags << ": " << ours << plain << verbose);
       CHECK(!ours.empty());
@@ -79,10 +80,12 @@ TEST_CASE("kv-hpp: what a call refuses it says in its own name") {
             (verbose.find("ark_create_verbose:") == std::string::npos));
     }
   }
-  CHECK(kv_test::said([&] { (void)kv::Store::open({.place = "mem:nonsense"}); }).find("lunar_kv_open: mem:nonsense") !=
-        std::string::npos);
+  CHECK(lunar_test::stderr_of([&] {
+          (void)kv::Store::open({.place = "mem:nonsense"});
+        }).find("lunar_kv_open: mem:nonsense") != std::string::npos);
   setenv("LUNAR_KV_DRAM", "nonsense", 1);
-  CHECK(kv_test::said([&] { (void)kv::Store::open(); }).find("lunar_kv_open: LUNAR_KV_DRAM") != std::string::npos);
+  CHECK(lunar_test::stderr_of([&] { (void)kv::Store::open(); }).find("lunar_kv_open: LUNAR_KV_DRAM") !=
+        std::string::npos);
   unsetenv("LUNAR_KV_DRAM");
 }
 

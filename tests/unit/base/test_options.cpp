@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <functional>
 #include <string>
 
 #include "base/units.h"
@@ -17,6 +16,7 @@
 #include "sys/fatal.h"
 #include "sys/log.h"
 #include "tests/catch.h"
+#include "tests/support/stderr_of.h"
 
 using namespace lunar;
 
@@ -35,25 +35,6 @@ struct TempDir {
     return path + "/" + name;
   }
 };
-
-// Runs `body` in a child; what it wrote to standard error, and its wait status.
-std::string stderr_of(const std::function<void()>& body, int* status) {
-  int fds[2];
-  REQUIRE(pipe(fds) == 0);
-  pid_t child = fork();
-  if (child == 0) {
-    dup2(fds[1], 2);
-    body();
-    _exit(0);
-  }
-  close(fds[1]);
-  std::string text;
-  char buffer[512];
-  for (ssize_t n; (n = read(fds[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<size_t>(n));
-  close(fds[0]);
-  waitpid(child, status, 0);
-  return text;
-}
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
@@ -182,19 +163,19 @@ TEST_CASE("an unknown variable is a warning with the nearest name, once a proces
     ErrorText why;
     if (options_load_environment(&options, environment, &why) != 0) _exit(9);
   };
-  std::string text = stderr_of([&] { load({"LUNAR_DRMA=1g", "LUNAR_SEED=7", "LUNARIS=x"}); }, &status);
+  std::string text = lunar_test::stderr_of([&] { load({"LUNAR_DRMA=1g", "LUNAR_SEED=7", "LUNARIS=x"}); }, &status);
   CHECK(status == 0);
   CHECK(has(text, "unknown variable LUNAR_DRMA is ignored; did you mean LUNAR_DRAM?"));
   CHECK(std::count(text.begin(), text.end(), '\n') == 1);
-  text = stderr_of([&] { load({"LUNAR_DRMA=1g", "LUNAR_ACCOUNT=700"}); }, &status);
+  text = lunar_test::stderr_of([&] { load({"LUNAR_DRMA=1g", "LUNAR_ACCOUNT=700"}); }, &status);
   CHECK(text.empty());
-  text = stderr_of([&] { load({"LUNAR_DRAM=much"}); }, &status);
+  text = lunar_test::stderr_of([&] { load({"LUNAR_DRAM=much"}); }, &status);
   CHECK(WEXITSTATUS(status) == 9);
 }
 
 TEST_CASE("the log is one line each, silent below warning, and limited where asked") {
   int status = 0;
-  std::string text = stderr_of(
+  std::string text = lunar_test::stderr_of(
       [] {
         log_info("too quiet");
         log_warning("shown %d", 1);
@@ -211,7 +192,7 @@ TEST_CASE("the log is one line each, silent below warning, and limited where ask
 
 TEST_CASE("fatal prints one line, runs the hook, and aborts past the program's handler") {
   int status = 0;
-  std::string text = stderr_of(
+  std::string text = lunar_test::stderr_of(
       [] {
         signal(SIGABRT, [](int) { _exit(3); });
         set_fatal_hook([] { (void)!write(2, "hook\n", 5); });
@@ -221,7 +202,7 @@ TEST_CASE("fatal prints one line, runs the hook, and aborts past the program's h
   CHECK(text == "lunar: FATAL: page 7 is lost\nhook\n");
   REQUIRE(WIFSIGNALED(status));
   CHECK(WTERMSIG(status) == SIGABRT);
-  text = stderr_of([] { LUNAR_CHECK(1 == 2, "x=%d", 5); }, &status);
+  text = lunar_test::stderr_of([] { LUNAR_CHECK(1 == 2, "x=%d", 5); }, &status);
   CHECK(has(text, "check failed: 1 == 2"));
   CHECK(WIFSIGNALED(status));
 }
