@@ -4,6 +4,7 @@
 
 #include <errno.h>
 
+#include "base/test_switches.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
 #include "pager/pager.h"
@@ -231,15 +232,16 @@ bool Resolver::leave_empty(Region& region, PageIndex page) {
   return page_unlock(word, word.load(std::memory_order_relaxed).with_state(PageState::kEmpty));
 }
 
-// A locked page has been filled; `epoch` as of before.
-void Resolver::settle_filled(Region& region, PageIndex page, uint16_t epoch) {
+// A locked page has been filled; `epoch` as of before. Whether a thread waits for it: the copy has woken those that met
+// it missing, but one may have met it write-protected since (a fork goes on).
+bool Resolver::settle_filled(Region& region, PageIndex page, uint16_t epoch) {
   AtomicPageWord& word = region.words[page.value];
   const bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;
   count_resident(region, page, 1);
   if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);
   const PageWord busy = word.load(std::memory_order_relaxed);
-  (void)page_unlock(word,
-                    resident_word(busy, kNoSlot, pager_state().own_lun, kHeatFault, epoch).with_charged(on_touch));
+  return page_unlock(word,
+                     resident_word(busy, kNoSlot, pager_state().own_lun, kHeatFault, epoch).with_charged(on_touch));
 }
 
 unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
@@ -271,12 +273,16 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
       }
       continue;
     }
+    if (test_switches.release_delay_us != 0) sys::sleep_ns(test_switches.release_delay_us * 1000);
     const unsigned filled = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size) : 1;
     if (rc < 0 && rc != -EEXIST) {  // gone
       (void)leave_empty(region, at);
     } else {
-      for (unsigned i = 0; i < filled; ++i)
-        settle_filled(region, PageIndex(at.value + i), rc == -EEXIST ? shared_epoch() : epoch);
+      for (unsigned i = 0; i < filled; ++i) {
+        const PageIndex there(at.value + i);
+        if (settle_filled(region, there, rc == -EEXIST ? shared_epoch() : epoch))
+          (void)sys::uffd_wake(state.uffd, region.address_of(there), state.page_size);
+      }
       room.keep(filled);
     }
     if (rc < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);

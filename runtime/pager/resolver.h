@@ -89,7 +89,7 @@ class Resolver {
                      unsigned* taken);
   static unsigned lock_empty(Region& region, PageIndex page, unsigned run);
   static bool leave_empty(Region& region, PageIndex page);
-  static void settle_filled(Region& region, PageIndex page, uint16_t epoch);
+  static bool settle_filled(Region& region, PageIndex page, uint16_t epoch);
   void enqueue(unsigned op_index);
   void finish(unsigned op_index, int64_t result);
   void finish_failed(unsigned op_index, uint64_t bad, int error);

@@ -88,7 +88,7 @@ void expect_exit(pid_t pid, const char* who) {
   REQUIRE_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s ended with status %x", who, status);
 }
 
-void start() { tier::start_tier(kDram, kLun); }
+void start(const char* options = nullptr) { tier::start_tier(kDram, kLun, nullptr, options); }
 
 // ---- cases ----------------------------------------------------------------------------------------------------------
 
@@ -596,6 +596,37 @@ void written_before_it_is_served() {
   }
 }
 
+// Threads touch new pages while a fork goes on: they come in write-protected, and are written to before the handler that
+// filled them releases them (test_release_delay_us). Nothing may wait for good.
+void first_touches_beside_forks() {
+  start("handlers=4,test_release_delay_us=1000");
+  constexpr uint64_t kNew = 128 * tier::kMega;
+  const size_t page = lunar_page_bytes();
+  Pages pages(kDram / 4 * 3);  // the budget has no room for a copy of them
+  char* base = static_cast<char*>(lunar_region_create(kNew));
+  REQUIRE_THAT(base != nullptr, "region");
+  constexpr unsigned kThreads = 8;
+  const uint64_t each = kNew / page / kThreads;
+  auto word = [&](unsigned t, uint64_t i) { return reinterpret_cast<uint64_t*>(base + (i * kThreads + t) * page); };
+  std::atomic<bool> stop{false};
+  uint64_t touched[kThreads] = {};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < kThreads; ++t)
+    threads.emplace_back([&, t] {
+      for (uint64_t i = 0; i < each && !stop.load(std::memory_order_relaxed); touched[t] = ++i) *word(t, i) += i + 1;
+    });
+  for (int round = 0; round < (g_long ? 300 : 30); ++round) {
+    usleep(10000);
+    expect_exit(fork_child([&] { pages.check(static_cast<uint64_t>(round) * 7 % pages.count, "child"); }), "child");
+  }
+  stop.store(true);
+  for (std::thread& thread : threads) thread.join();
+  for (unsigned t = 0; t < kThreads; ++t)
+    for (uint64_t i = 0; i < touched[t]; ++i) REQUIRE_THAT(*word(t, i) == i + 1, "parent: thread %u's new page", t);
+  pages.check_all("parent");
+  REQUIRE_THAT(tier::validate(), "page table");
+}
+
 struct Case {
   const char* name;
   void (*run)();
@@ -614,6 +645,7 @@ const Case kCases[] = {CASE(child_sees_the_parents_content),
                        CASE(raw_fork_dies),
                        CASE(spawn_is_served),
                        CASE(lock_holder_waits_for_room),
+                       CASE(first_touches_beside_forks),
                        CASE(written_before_it_is_served)};
 
 }  // namespace
