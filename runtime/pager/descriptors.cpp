@@ -34,6 +34,12 @@ unsigned own_descriptors(const PagerState& state, unsigned lun) {
   return device == nullptr || first_with_device(state, lun) != lun ? 0 : device->fd_count();
 }
 
+bool is_in_place(const PagerState& state, unsigned lun) {
+  for (unsigned i = 0; i < own_descriptors(state, lun); ++i)
+    if (!is_device(state, lun, i, state.devices[lun]->fd(i))) return false;
+  return true;
+}
+
 // A new description of its i-th file, through the service threads' table.
 int fetch_from_housekeeping(const PagerState& state, unsigned lun, unsigned i) {
   char path[64];
@@ -78,24 +84,6 @@ bool pager_keeps_descriptor(int fd) {
   return false;
 }
 
-void descriptors_put_back(PagerState& state) {
-  const sys::MakingDescriptor making;
-  const unsigned lun = first_with_device(state, state.own_lun);
-  for (unsigned i = 0; state.housekeeping_tid.load() != 0 && i < own_descriptors(state, lun); ++i) {
-    const int number = state.devices[lun]->fd(i);
-    if (is_device(state, lun, i, number) || sys::control_file(number, F_GETFD, nullptr) != -EBADF) continue;
-    const int fetched = fetch_from_housekeeping(state, lun, i);
-    if (fetched < 0) continue;
-    // The lowest free number from there on: its own, unless the program was faster.
-    const auto put = static_cast<int>(
-        sys::control_file(fetched, F_DUPFD_CLOEXEC, reinterpret_cast<void*>(static_cast<intptr_t>(number))));
-    if (put >= 0 && put != number) sys::close_file(put);
-    // A child inherits this one, and may outlive the service threads that hold the first.
-    if (put == number && state.devices[lun]->share_lock(i, put) < 0) sys::close_file(put);
-    sys::close_file(fetched);
-  }
-}
-
 int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, ErrorText* why) {
   const sys::MakingDescriptor making;
   Device* device = nullptr;
@@ -130,6 +118,7 @@ int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, E
 void close_device(PagerState& state, unsigned lun) {
   Device* device = state.devices[lun];
   if (device == nullptr) return;
+  if (!is_in_place(state, lun)) return forget_device(state, lun);  // closing it would close the program's
   const sys::MakingDescriptor ending;
   for (unsigned i = 0; i < device->fd_count(); ++i) sys::note_own_descriptor(device->fd(i), false);
   device_close(device);
@@ -147,10 +136,9 @@ void forget_device(PagerState& state, unsigned lun) {
   for (const Device* one : state.devices) same += one == device;
   const sys::MakingDescriptor ending;
   for (unsigned i = 0; device != nullptr && same == 1 && i < device->fd_count(); ++i) {
-    // the program has closed it, and may have another there now
-    if (!is_device(state, lun, i, device->fd(i))) continue;
     sys::note_own_descriptor(device->fd(i), false);
-    sys::close_file(device->fd(i));
+    // the program has closed it, and may have another there now
+    if (is_device(state, lun, i, device->fd(i))) sys::close_file(device->fd(i));
   }
   state.devices[lun] = nullptr;
 }
@@ -165,8 +153,7 @@ int open_uffd(PagerState& state, ErrorText* why) {
 
 bool descriptors_in_place(const PagerState& state) {
   for (unsigned lun = 0; lun < kLunIds; ++lun)
-    for (unsigned i = 0; i < own_descriptors(state, lun); ++i)
-      if (!is_device(state, lun, i, state.devices[lun]->fd(i))) return false;
+    if (!is_in_place(state, lun)) return false;
   return sys::is_userfaultfd(state.uffd);
 }
 

@@ -165,7 +165,7 @@ int reserve_slots(PagerState& state, uint32_t epoch) {
   }
   if (place == nullptr) return -EAGAIN;
   const uint64_t slots = committed_pages(state);
-  const int rc = lun.charge(slots);
+  const int rc = slots_charge(state, slots);
   if (rc == 0) *place = {epoch, slots};
   return rc;
 }
@@ -495,6 +495,8 @@ void child() {
   state.event_gate.enter_child();
   state.helpers_resting.store(0);
   for (auto& reservation : state.fork_reservations) reservation = {};
+  state.space_request.lock.reset_in_child();
+  state.space_request.asked.store(0);
   uint64_t tables = 0, committed = committed_pages(state);
   for (uint32_t i = 0; i < state.regions.count.load(); ++i)
     tables += static_cast<uint64_t>(table_dram_pages(*state.regions.sorted[i].load()));
@@ -610,11 +612,10 @@ int pager_fork_check() {
   if (rc == -ENOMEM) return rc;
   if (rc == 0 && state.lun_ready.load()) {
     // Reserves the space on the device here, where waiting for the file system does no harm.
-    if (sys::in_program_files()) descriptors_put_back(state);
-    rc = state.luns[state.own_lun].charge(pages);
+    rc = slots_charge(state, pages);
     if (rc < 0) {  // what is held for children that are gone
       wait_for_sweep();
-      rc = state.luns[state.own_lun].charge(pages);
+      rc = slots_charge(state, pages);
     }
     if (rc == 0) state.luns[state.own_lun].uncharge(pages);
   }

@@ -139,6 +139,7 @@ void housekeeping_run() {
     if ((asked & kHousekeepingProgram) != 0) looks = kThreadLooks;
     if (looks != 0 && !program_has_threads()) sys::end_as_first_thread();
     if (looks != 0) --looks;
+    slots_charge_as_asked(state);
     const bool told = unmaps_settle(state);
     const Swept swept = sweep(state);
     if ((asked & kHousekeepingGrow) != 0) {

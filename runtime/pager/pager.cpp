@@ -151,7 +151,7 @@ int activate_parts(PagerState& state, ErrorText* why) {
   if (state.uffd < 0 || !sys::is_userfaultfd(state.uffd)) rc = open_uffd(state, why);
   if (rc < 0) return rc;
   // the program has closed them
-  if (state.devices[0] != nullptr && !descriptors_in_place(state)) state.devices[0] = nullptr;
+  if (state.devices[0] != nullptr && !descriptors_in_place(state)) forget_device(state, 0);
   if (state.lun_bytes == 0 || state.devices[0] == nullptr) {
     rc = check_lun(state, why);
     if (rc < 0) return rc;
@@ -279,8 +279,7 @@ int pager_create(const Options& options, ErrorText* why) {
   HostGuard guard;
   if (pager_active()) return create_again(state, options, why);
   // Nothing may remain of an earlier attempt with other options (a module whose first load failed).
-  if (state.devices[0] != nullptr && descriptors_in_place(state)) close_device(state, 0);
-  state.devices[0] = nullptr;
+  close_device(state, 0);
   state.next_activation_ns.store(0);
   state.activation_failed.store(false);
   state.options = options;

@@ -116,6 +116,29 @@ void deferred_slots_release() {
 
 uint64_t deferred_slot_count() { return g_deferred.count; }
 
+int slots_charge(PagerState& state, uint64_t slots) {
+  SlotAllocator& lun = state.luns[state.own_lun];
+  const int rc = lun.charge_fast(slots);
+  if (rc != -EAGAIN) return rc;
+  if (!sys::in_program_files()) return lun.charge(slots);
+  // The program may have a file of its own under the LUN's number, and would find that grown.
+  auto& request = state.space_request;
+  sys::Locked<sys::Mutex> lock(request.lock);
+  request.slots = slots;
+  request.asked.store(1, std::memory_order_release);
+  housekeeping_wake(kHousekeepingCharge);
+  while (request.asked.load(std::memory_order_acquire) != 0) (void)sys::futex_wait(&request.asked, 1, -1, false);
+  return request.answer;
+}
+
+void slots_charge_as_asked(PagerState& state) {
+  auto& request = state.space_request;
+  if (request.asked.load(std::memory_order_acquire) == 0) return;
+  request.answer = state.luns[state.own_lun].charge(request.slots);
+  request.asked.store(0, std::memory_order_release);
+  sys::futex_wake(&request.asked, 1, false);
+}
+
 int space_charge(uint64_t pages, bool may_block) {
   auto& state = pager_state();
   int64_t bytes = static_cast<int64_t>(pages << state.page_shift);
@@ -126,11 +149,7 @@ int space_charge(uint64_t pages, bool may_block) {
   }
   if (!state.lun_ready.load(std::memory_order_acquire)) return 0;  // a child's own LUN takes it over when it opens
   SlotAllocator& lun = state.luns[state.own_lun];
-  int rc = lun.charge_fast(pages);
-  if (rc == -EAGAIN && may_block) {
-    if (sys::in_program_files()) descriptors_put_back(state);
-    rc = lun.charge(pages);
-  }
+  const int rc = may_block ? slots_charge(state, pages) : lun.charge_fast(pages);
   if (!may_block && lun.runs_short()) housekeeping_wake(kHousekeepingGrow);
   if (rc < 0) state.account.lun_give(bytes);
   return rc;

@@ -33,7 +33,8 @@ constexpr int64_t kKeepFreePages = 32;  // DRAM that only evictors' own faults m
 // Bits of PagerState::housekeeping_word. The kernel stores 0 when a service thread ends: a word without
 // kHousekeepingRuns shows that.
 constexpr uint32_t kHousekeepingRuns = 1, kHousekeepingSweep = 2, kHousekeepingGrow = 4, kHousekeepingUnmaps = 8,
-                   kHousekeepingProgram = 16;  // its descriptor table has been closed
+                   kHousekeepingProgram = 16,  // its descriptor table has been closed
+    kHousekeepingCharge = 32;                  // SpaceRequest
 
 struct PagerState {
   Options options;
@@ -79,6 +80,14 @@ struct PagerState {
   unsigned generation = 0;             // forks since the pager was created
   std::atomic<bool> lun_ready{false};  // ours is open (a forked child opens its own at its first dirty eviction)
   sys::Mutex lun_open_lock;
+  // Of one program thread to the housekeeping thread, in whose descriptor table a LUN's number is that LUN: slots to
+  // charge, for which its file has to grow.
+  struct SpaceRequest {
+    sys::Mutex lock;                 // held by the thread that asks
+    std::atomic<uint32_t> asked{0};  // futex: 0 once there is an answer
+    uint64_t slots = 0;
+    int answer = 0;
+  } space_request;
 
   int uffd = -1;  // same number in the program's and in the service threads' tables
   sys::UffdFeatures features;
@@ -133,6 +142,9 @@ PagerState& pager_state();
 
 // LUN space accounting in front of SlotAllocator: charges the tree's account, then the LUN. -ENOMEM.
 [[nodiscard]] int space_charge(uint64_t pages, bool may_block);
+// The latter alone: grows our LUN as needed. Any thread that may block; pre: it is open.
+[[nodiscard]] int slots_charge(PagerState& state, uint64_t slots);
+void slots_charge_as_asked(PagerState& state);  // by the housekeeping thread
 void space_uncharge(uint64_t pages);
 
 // Uncharges a page that was charged at its first touch (MAP_NORESERVE) and is empty from now on. Charged pages count as

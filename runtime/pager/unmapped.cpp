@@ -551,8 +551,10 @@ bool unmaps_settle(PagerState& state) {
       sys::Locked<sys::Mutex> lock(g_notes.settling);
       // Not during a fork. A fork that does not yet show its id looks again for notes when it does, and there is one.
       if (g_notes.words.load(std::memory_order_seq_cst) == 0) break;
-      while (state.forking.load(std::memory_order_seq_cst) && state.forking_tid.load(std::memory_order_seq_cst) != 0)
+      while (state.forking.load(std::memory_order_seq_cst) && state.forking_tid.load(std::memory_order_seq_cst) != 0) {
+        slots_charge_as_asked(state);  // the fork, or who holds a lock that it waits for, may want them
         sys::sleep_ns(20000);
+      }
       if (!take_note(&note)) break;
       switch (note.kind) {
         case Note::Kind::kUnmapped:

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// preload_descriptors: a program that takes the numbers of Lunar's descriptors for files of its own gets them, and these
+// files stay as they are.
+//
+//   preload_descriptors_test LIBRARY CASE    "call": by dup2 of libc, "raw": by a system call that the library does not
+//                                            see; "early-": before the process is active; "ring": with a thread that
+//                                            has locked memory
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "preload_test.h"
+#include "raw_call.h"
+
+namespace {
+
+constexpr size_t kMiB = 1 << 20;
+constexpr size_t kHeap = 64 * kMiB;   // four times the budget
+constexpr size_t kMore = 192 * kMiB;  // more than the LUN's file is grown ahead
+
+char* map_private(size_t bytes) {
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(p != MAP_FAILED && tiered(p));
+  return static_cast<char*>(p);
+}
+
+int own_file() {
+  char name[] = "/var/tmp/lunar-test-XXXXXX";
+  const int fd = mkstemp(name);
+  CHECK(fd >= 0 && unlink(name) == 0 && write(fd, "content", 7) == 7);
+  return fd;
+}
+
+bool is_as_it_was(int fd) {
+  char content[16];
+  return pread(fd, content, sizeof content, 0) == 7 && memcmp(content, "content", 7) == 0;
+}
+
+// Every number above the standard ones that is in use; `fd` is the file there from then on.
+std::vector<int> take_all(int fd, bool past_the_library) {
+  std::vector<int> taken;
+  for (int number = 3; number < 2048; ++number) {
+    if (number == fd || fcntl(number, F_GETFD) < 0) continue;
+    CHECK((past_the_library ? raw(SYS_dup2, fd, number) : dup2(fd, number)) == number);
+    taken.push_back(number);
+  }
+  CHECK(!taken.empty());
+  return taken;
+}
+
+bool all_are(const std::vector<int>& numbers, int fd) {
+  struct stat file, one;
+  CHECK(fstat(fd, &file) == 0);
+  for (const int number : numbers)
+    if (fstat(number, &one) != 0 || one.st_ino != file.st_ino || one.st_dev != file.st_dev) {
+      fprintf(stderr, "%d is another file\n", number);
+      return false;
+    }
+  return true;
+}
+
+bool ends_well(pid_t child) {
+  int status = 0;
+  return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
+int take_numbers(bool past_the_library) {
+  char* p = map_private(kHeap);
+  fill(p, kHeap, 1);
+  const int fd = own_file();
+  const std::vector<int> taken = take_all(fd, past_the_library);
+  char* more = map_private(kMore);  // the LUN grows
+  fill(more, kMore, 2);
+  CHECK(is_as_it_was(fd) && all_are(taken, fd));
+  const pid_t child = fork();
+  if (child == 0) {
+    CHECK(holds(p, kHeap, 1) && holds(more, kMore, 2));
+    fill(p, kHeap, 3);
+    CHECK(holds(p, kHeap, 3) && is_as_it_was(fd) && all_are(taken, fd));
+    _exit(0);
+  }
+  CHECK(ends_well(child) && holds(p, kHeap, 1) && holds(more, kMore, 2));
+  CHECK(is_as_it_was(fd) && all_are(taken, fd));
+  return 0;
+}
+
+// A process that is small then, and its child, which both grow later.
+int take_numbers_early(bool past_the_library) {
+  const int fd = own_file();
+  const std::vector<int> taken = take_all(fd, past_the_library);
+  const pid_t child = fork();
+  CHECK(child >= 0 && all_are(taken, fd));
+  char* p = map_private(kHeap);
+  fill(p, kHeap, 1);
+  CHECK(holds(p, kHeap, 1) && is_as_it_was(fd) && all_are(taken, fd));
+  if (child == 0) _exit(0);
+  CHECK(ends_well(child) && holds(p, kHeap, 1));
+  return 0;
+}
+
+// A thread that has a command ring of its own ends.
+int take_ring() {
+  char* p = map_private(kHeap);
+  fill(p, kHeap, 1);
+  std::atomic<int> step{0};
+  std::thread user([&] {
+    CHECK(mlock(p, 4 * kMiB) == 0);
+    step = 1;
+    while (step != 2) sched_yield();
+    CHECK(mlock(p + 4 * kMiB, kMiB) == 0 && munlock(p, 5 * kMiB) == 0);
+  });
+  while (step != 1) sched_yield();
+  const int fd = own_file();
+  const std::vector<int> taken = take_all(fd, false);
+  step = 2;
+  user.join();
+  CHECK(all_are(taken, fd) && is_as_it_was(fd) && holds(p, kHeap, 1));
+  return 0;
+}
+
+int by_call() { return take_numbers(false); }
+int by_raw_call() { return take_numbers(true); }
+int early_by_call() { return take_numbers_early(false); }
+int early_by_raw_call() { return take_numbers_early(true); }
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  if (strcmp(argv[2], "ring") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, take_ring);
+  const bool early = strncmp(argv[2], "early-", 6) == 0;
+  const bool past = strcmp(argv[2] + (early ? 6 : 0), "raw") == 0;
+  return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
+                       early ? (past ? early_by_raw_call : early_by_call) : (past ? by_raw_call : by_call));
+}
