@@ -3,11 +3,13 @@
 // Threading: any. Not for the fault path.
 #include "lun/volume/lock_fds.h"
 
+#include <errno.h>
 #include <pthread.h>
 
 #include <atomic>
 
 #include "base/host_guard.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/proc.h"
 #include "sys/thread.h"
@@ -15,11 +17,22 @@
 namespace lunar {
 namespace {
 
-std::atomic<int> lock_fds[32];  // descriptor + 1; 0: free
+// Places stay in the list, and are used again: a child may be forked at any moment.
+struct Place {
+  std::atomic<int> held{0};  // descriptor + 1; 0: free
+  Place* next = nullptr;
+};
+std::atomic<Place*> g_places;
+
+bool take_free_place(int fd) {
+  for (Place* place = g_places.load(); place != nullptr; place = place->next)
+    if (int none = 0; place->held.compare_exchange_strong(none, fd + 1)) return true;
+  return false;
+}
 
 void close_copies_in_child() {
-  for (std::atomic<int>& held : lock_fds) {
-    const int fd = held.exchange(0) - 1;
+  for (Place* place = g_places.load(); place != nullptr; place = place->next) {
+    const int fd = place->held.exchange(0) - 1;
     if (fd < 0) continue;
     sys::note_own_descriptor(fd, false);
     sys::close_file(fd);
@@ -28,27 +41,31 @@ void close_copies_in_child() {
 
 }  // namespace
 
-void register_lock_fd(int fd) {
+int register_lock_fd(int fd) {
   static std::atomic<bool> registered{false};
-  if (!sys::in_program_files()) return;
+  if (!sys::in_program_files()) return 0;
   sys::note_own_descriptor(fd, true);
   if (!registered.exchange(true)) {
     const HostGuard guard;
     (void)pthread_atfork(nullptr, nullptr, close_copies_in_child);
   }
-  for (std::atomic<int>& held : lock_fds) {
-    int none = 0;
-    if (held.compare_exchange_strong(none, fd + 1)) return;
+  if (take_free_place(fd)) return 0;
+  auto* place = arena_new<Place>();
+  if (place == nullptr) {
+    sys::note_own_descriptor(fd, false);
+    return -ENOMEM;
   }
+  place->held.store(fd + 1);
+  place->next = g_places.load();
+  while (!g_places.compare_exchange_weak(place->next, place)) {}
+  return 0;
 }
 
 void unregister_lock_fd(int fd) {
   if (!sys::in_program_files()) return;
   sys::note_own_descriptor(fd, false);
-  for (std::atomic<int>& held : lock_fds) {
-    int mine = fd + 1;
-    if (held.compare_exchange_strong(mine, 0)) return;
-  }
+  for (Place* place = g_places.load(); place != nullptr; place = place->next)
+    if (int mine = fd + 1; place->held.compare_exchange_strong(mine, 0)) return;
 }
 
 }  // namespace lunar

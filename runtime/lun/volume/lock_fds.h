@@ -8,7 +8,7 @@
 
 namespace lunar {
 
-void register_lock_fd(int fd);
-void unregister_lock_fd(int fd);  // before it is closed; fine when it is not registered
+[[nodiscard]] int register_lock_fd(int fd);  // 0 or -ENOMEM
+void unregister_lock_fd(int fd);             // before it is closed; fine when it is not registered
 
 }  // namespace lunar

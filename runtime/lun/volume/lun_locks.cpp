@@ -41,7 +41,10 @@ int LunLocks::open_metadata() {
       return fd;
     }
     metadata_fd_[metadata_count_++] = sys::move_high(fd);
-    register_lock_fd(metadata_fd_[i]);
+    if (const int noted = register_lock_fd(metadata_fd_[i]); noted < 0) {
+      close_metadata();
+      return noted;
+    }
   }
   return 0;
 }
