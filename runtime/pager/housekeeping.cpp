@@ -46,6 +46,13 @@ void grow_ahead(PagerState& state) {
   if (step != 0) lun.uncharge(step);
 }
 
+// In the place of program threads that could not: those that wait for anything else look again, and wait.
+void wake_all_waiters(PagerState& state) {
+  for (uint32_t i = 0; i < state.regions.count.load(std::memory_order_acquire); ++i)
+    if (const Region* region = state.regions.sorted[i].load(std::memory_order_acquire); region != nullptr)
+      (void)sys::uffd_wake(state.uffd, region->base, region->pages << state.page_shift);
+}
+
 void release_reservations(PagerState& state) {
   for (auto& reservation : state.fork_reservations) {
     if (reservation.epoch == 0 || state.account.child_lives(reservation.epoch)) continue;
@@ -140,6 +147,7 @@ void housekeeping_run() {
     if (looks != 0 && !program_has_threads()) sys::end_as_first_thread();
     if (looks != 0) --looks;
     slots_charge_as_asked(state);
+    if ((asked & kHousekeepingWake) != 0) wake_all_waiters(state);
     const bool told = unmaps_settle(state);
     const Swept swept = sweep(state);
     if ((asked & kHousekeepingGrow) != 0) {

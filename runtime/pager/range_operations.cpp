@@ -193,8 +193,10 @@ void drop_content(PageWord was) {
 }
 
 void put_back(Region& region, uint64_t page, PageWord next) {
-  if (page_unlock(region.words[page], next))
-    (void)sys::uffd_wake(pager_state().uffd, region.address_of(PageIndex(page)), pager_state().page_size);
+  auto& state = pager_state();
+  if (page_unlock(region.words[page], next) &&
+      sys::uffd_wake(state.uffd, region.address_of(PageIndex(page)), state.page_size) < 0)
+    housekeeping_wake(kHousekeepingWake);  // the program has closed our descriptors
 }
 
 namespace {

@@ -34,7 +34,8 @@ constexpr int64_t kKeepFreePages = 32;  // DRAM that only evictors' own faults m
 // kHousekeepingRuns shows that.
 constexpr uint32_t kHousekeepingRuns = 1, kHousekeepingSweep = 2, kHousekeepingGrow = 4, kHousekeepingUnmaps = 8,
                    kHousekeepingProgram = 16,  // its descriptor table has been closed
-    kHousekeepingCharge = 32;                  // SpaceRequest
+    kHousekeepingCharge = 32,                  // SpaceRequest
+    kHousekeepingWake = 64;                    // threads that wait for a page, whichever
 
 struct PagerState {
   Options options;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// preload_descriptors: a program that takes the numbers of Lunar's descriptors for files of its own gets them, and these
-// files stay as they are.
+// preload_descriptors: what a program does to the numbers of Lunar's descriptors. Files of its own that it puts there
+// stay as they are, and memory is served as before.
 //
-//   preload_descriptors_test LIBRARY CASE    "call": by dup2 of libc, "raw": by a system call that the library does not
-//                                            see; "early-": before the process is active; "ring": with a thread that
-//                                            has locked memory
+//   preload_descriptors_test LIBRARY CASE
+//     call, raw             takes them all: by dup2 of libc, or by a system call that the library does not see
+//     early-call, early-raw before the process is active
+//     ring                  a thread that has locked memory ends afterwards
+//     discards              closes them all, and discards memory that other threads touch
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -102,6 +104,34 @@ int take_numbers_early(bool past_the_library) {
   return 0;
 }
 
+// The program closes all, and discards what other threads touch: none of them may wait for good.
+int discard_after_close() {
+  constexpr size_t kTouched = 2 * kMiB;
+  char* p = map_private(kHeap);
+  fill(p, kHeap, 1);
+  CHECK(close_range(3, ~0u, 0) == 0);
+  constexpr unsigned kThreads = 3;
+  std::atomic<uint64_t> touches[kThreads] = {};
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (auto& count : touches)
+    threads.emplace_back([&] {
+      for (unsigned long i = 0; !stop; ++i, ++count) *(volatile char*)(p + stamp(1, i) % kTouched) = 1;
+    });
+  uint64_t least = 0;
+  for (uint64_t round = 0; round < 50000 || least < 1000; ++round) {
+    CHECK(madvise(p, kTouched, MADV_DONTNEED) == 0);
+    least = ~uint64_t{0};
+    for (const auto& count : touches) least = count < least ? count.load() : least;
+  }
+  for (auto& count : touches)  // they go on, also when nothing is discarded any more
+    for (const uint64_t was = count; count == was;) sched_yield();
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  CHECK(holds(p + kTouched, kHeap - kTouched, 1, kTouched / sizeof(long)));
+  return 0;
+}
+
 // A thread that has a command ring of its own ends.
 int take_ring() {
   char* p = map_private(kHeap);
@@ -132,6 +162,8 @@ int early_by_raw_call() { return take_numbers_early(true); }
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
   if (strcmp(argv[2], "ring") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, take_ring);
+  if (strcmp(argv[2], "discards") == 0)
+    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, discard_after_close);
   const bool early = strncmp(argv[2], "early-", 6) == 0;
   const bool past = strcmp(argv[2] + (early ? 6 : 0), "raw") == 0;
   return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
