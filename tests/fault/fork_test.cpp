@@ -615,7 +615,7 @@ void first_touches_beside_forks() {
     threads.emplace_back([&, t] {
       for (uint64_t i = 0; i < each && !stop.load(std::memory_order_relaxed); touched[t] = ++i) *word(t, i) += i + 1;
     });
-  for (int round = 0; round < (g_long ? 300 : 30); ++round) {
+  for (int round = 0; round < (g_long ? 300 : 60); ++round) {
     usleep(10000);
     expect_exit(fork_child([&] { pages.check(static_cast<uint64_t>(round) * 7 % pages.count, "child"); }), "child");
   }
