@@ -12,6 +12,11 @@
 #include "ark_support.h"
 #include "tests/catch.h"
 
+#ifdef __SANITIZE_THREAD__
+// Forked children of a program with threads start threads of their own here.
+extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
+#endif
+
 using namespace ark_test;
 
 namespace {
@@ -123,6 +128,8 @@ TEST_CASE("ark-fork: a store on a device does not fork, and says so") {
   CHECK(store.get("a") == "b");
 }
 
+// Not with ThreadSanitizer: any program's forked child crashes in it where its last thread returns from its start routine.
+#ifndef __SANITIZE_THREAD__
 TEST_CASE("ark-fork: a callback that forks and returns in the child ends it there, and nothing runs twice") {
   Store store("mem:4m", 1);
   static std::atomic<pid_t> child;
@@ -137,6 +144,7 @@ TEST_CASE("ark-fork: a callback that forks and returns in the child ends it ther
   CHECK(status_of(child) == 0);
   CHECK(done.count() == 20);
 }
+#endif
 
 TEST_CASE("ark-fork: in a child of a plain fork all handles are closed") {
   Store store("mem:4m", 1);
