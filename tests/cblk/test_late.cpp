@@ -87,7 +87,7 @@ CASE(one_write_that_is_held_up_holds_up_no_other_command) {
 CASE(lanes_come_back_when_all_were_lost) {
   if (kind() != "sim") return;
   const Limit limit("600");
-  const chunk_id_t id = open_sim("stall=777,stall_us=1300000,stalls=64");
+  const chunk_id_t id = open_sim("stall=777,stall_us=4000000,stalls=64");
   const Watch watch;
   std::vector<std::thread> threads;
   for (int t = 0; t < 64; ++t) {
@@ -97,11 +97,9 @@ CASE(lanes_come_back_when_all_were_lost) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  REQUIRE(watch.passed() < 1.1);
-  watch.until(1.1);
+  REQUIRE(watch.passed() < 3.8);  // each has waited for its own limit, none for a stall
   Buffer block(1);
-  REQUIRE(cblk_read(id, block, 5, 1, 0) == 1);  // by a lane that comes back at 1.3 s or little later
-  REQUIRE(watch.passed() < 1.65);
+  done_by(watch, 15, [&] { return cblk_read(id, block, 5, 1, 0) == 1; });  // by a lane that comes back after 4 s
   REQUIRE(cblk_close(id, 0) == 0);
 }
 

@@ -437,8 +437,8 @@ TEST_CASE("physical: the metadata lock goes with its holder, not with a child fo
   DeviceOptions options;
   options.scratch = false;
   ErrorText why;
-  int ready[2];
-  REQUIRE(pipe(ready) == 0);
+  int ready[2], over[2];
+  REQUIRE((pipe(ready) == 0 && pipe(over) == 0));
   const pid_t holder = fork();
   if (holder == 0) {
     Device* raw = nullptr;
@@ -448,10 +448,12 @@ TEST_CASE("physical: the metadata lock goes with its holder, not with a child fo
     if (locks.lock_metadata(false, &why) < 0) _exit(1);
     if (fork() == 0) {
       char byte = 'c';
+      close(over[1]);
       (void)!write(ready[1], &byte, 1);
-      usleep(2'000'000);
+      (void)!read(over[0], &byte, 1);  // lives until the LUN has been opened beside it
       _exit(0);
     }
+    close(over[1]);
     pause();
   }
   char byte = 0;
@@ -460,13 +462,10 @@ TEST_CASE("physical: the metadata lock goes with its holder, not with a child fo
   int how = 0;
   REQUIRE(waitpid(holder, &how, 0) == holder);
   CHECK(WIFSIGNALED(how));
-  const uint64_t start = sys::now_ns();
   PhysicalLun* lun = file.open(Format::kNever);
   REQUIRE(lun);
-  CHECK(sys::now_ns() - start < 1'000'000'000);
   lun->close();
-  close(ready[0]);
-  close(ready[1]);
+  for (const int fd : {ready[0], ready[1], over[0], over[1]}) close(fd);
 }
 
 TEST_CASE("physical: the locks' descriptors are not taken for the program's") {
