@@ -141,17 +141,19 @@ HEAVY_CASE(a_busy_group_is_EBUSY_after_5_s_in_all) {
 CASE(a_group_in_the_middle_of_a_close_at_a_fork) {
   if (kind() != "sim") return;
   static chunk_cg_id_t group;
-  group = cblk_cg_open("sim:1m,latency_us=250000", 1000, O_RDWR, 2, 0, kAtOnce);
+  constexpr size_t kRequests = 1000;
+  group = cblk_cg_open("sim:1m,latency_us=250000", kRequests, O_RDWR, 2, 0, kAtOnce);
   REQUIRE(group != NULL_CHUNK_CG_ID);
-  Buffer buffer(1);
+  Buffer buffer(kRequests);  // a block for each read: they are done side by side
   cflsh_cg_tag_t tag;
   cblk_arw_status_t status[2] = {};
   REQUIRE(cblk_cg_aread(group, buffer, 0, 1, &tag, &status[0], CBLK_ARW_USER_STATUS_FLAG) == 0);
   std::thread closer([] { REQUIRE(cblk_cg_close(group, 0) == 0); });
+  size_t read = 0;
   do {
     usleep(1000);
     errno = 0;
-    (void)!cblk_cg_aread(group, buffer, 0, 1, &tag, &status[1], CBLK_ARW_USER_STATUS_FLAG);
+    (void)!cblk_cg_aread(group, buffer.block(++read % kRequests), 0, 1, &tag, &status[1], CBLK_ARW_USER_STATUS_FLAG);
   } while (errno != EWOULDBLOCK);  // once the close has begun
   in_child(
       [](void*) {

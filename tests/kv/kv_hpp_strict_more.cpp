@@ -3,6 +3,7 @@
 #include <lunar/kv.hpp>
 
 #include <atomic>
+#include <thread>
 
 int more_keys(lunar::kv::Store& store) {
   static std::atomic<int> stored{0};
@@ -10,6 +11,6 @@ int more_keys(lunar::kv::Store& store) {
     const auto count = [](lunar::kv::Result<void> result) { stored += result ? 1 : 0; };
     if (!store.async_set("more " + std::to_string(i), "value", count)) return -1;
   }
-  while (stored != 100) std::atomic_thread_fence(std::memory_order_seq_cst);
+  while (stored != 100) std::this_thread::yield();
   return stored;
 }
