@@ -3,8 +3,10 @@
 // in runs, and takes frames back.
 // Threading: the evictor's thread only. No allocation.
 //
-// A failed write retires its slot and is retried on another one, three times; then the page goes back to DRAM. The
-// page's word never becomes kEvicted before its write has succeeded: frames become reusable only as kClean.
+// A write that failed is repeated to the same slots, each by itself. Where that fails too while other writes succeed,
+// it is the slot's fault, and the slot is retired; where none succeeds, the device fails, and the slot is as good as
+// any. Three slots are tried, then the page goes back to DRAM. The page's word never becomes kEvicted before its write
+// has succeeded: frames become reusable only as kClean.
 #include <errno.h>
 
 #include "base/error.h"
@@ -14,6 +16,11 @@
 #include "sys/log.h"
 
 namespace lunar {
+namespace {
+
+constexpr unsigned kSlotsTried = 3;
+
+}  // namespace
 
 // Frames for the next batch: oldest clean ones first, else wait for writes. False: none available (all writes fail).
 bool Evictor::make_room(unsigned frames_needed) {
@@ -80,7 +87,8 @@ void Evictor::decide(Victim& victim) {
   count_evicted(1);
   Frame& frame = frames_.at(victim.frame);
   frame.word.store(&word, std::memory_order_release);
-  frame.attempts = 0;
+  frame.slots_tried = 0;
+  frame.slot_failed = false;
   PageWord next = was.with_state(PageState::kInFrame)
                       .with_index(victim.frame)
                       .with_epoch(state_.eviction_time.load(std::memory_order_relaxed));
@@ -206,9 +214,10 @@ void Evictor::finish_write(const Response& response) {
   bool ok = result == static_cast<int64_t>(op.count * state_.page_size);
   if (ok) {
     counters().written_bytes.add(op.count * state_.page_size);
+    ++writes_done_;
   } else {
     counters().write_errors.add();
-    log_warning("write of %u pages at slot %u of %s failed (%s); trying other slots", op.count, op.first.value,
+    log_warning("write of %u pages at slot %u of %s failed (%s); trying again", op.count, op.first.value,
                 state_.devices[state_.own_lun]->name(),
                 result < 0 ? errno_name(static_cast<int>(result)) : "short write");
   }
@@ -219,9 +228,26 @@ void Evictor::finish_write(const Response& response) {
   for (unsigned i = 0; i < count; ++i) finish_frame(ids[i], ok);
 }
 
-void Evictor::finish_frame(uint32_t id, bool ok) {
+// The write to its slot has failed. It keeps the slot for another try, or loses it.
+void Evictor::judge_slot(Frame& frame) {
+  if (frame.slot == kNoSlot) return;
+  if (!frame.slot_failed) {
+    frame.slot_failed = true;
+    frame.writes_then = writes_done_;
+    return;
+  }
   SlotAllocator& lun = state_.luns[state_.own_lun];
+  if (frame.writes_then != writes_done_)
+    lun.retire(frame.slot);
+  else
+    lun.release(frame.slot);
+  frame.slot = kNoSlot;
+  frame.slot_failed = false;
+}
+
+void Evictor::finish_frame(uint32_t id, bool ok) {
   Frame& frame = frames_.at(id);
+  if (!ok) judge_slot(frame);
   if (ok) {
     FrameState writing = FrameState::kWriting;
     if (frame.state.compare_exchange_strong(writing, FrameState::kClean, std::memory_order_acq_rel)) {
@@ -229,23 +255,23 @@ void Evictor::finish_frame(uint32_t id, bool ok) {
       return;
     }
   } else if (frame.state.load(std::memory_order_acquire) == FrameState::kWriting) {
-    if (frame.slot != kNoSlot) lun.retire(frame.slot);
-    frame.slot = kNoSlot;
     LUNAR_CHECK(failed_count_ < frames_.count(), "more failed writes than frames");
     failed_[failed_count_++] = id;
     return;
   }
-  // kAbandoned: the page left while its write was in flight.
-  if (frame.slot != kNoSlot) {
-    if (ok)
-      lun.release(frame.slot);
-    else
-      lun.retire(frame.slot);
-  }
+  drop_frame(id);  // kAbandoned: the page left while its write was in flight
+}
+
+// Its content is of no use to anyone.
+void Evictor::drop_frame(uint32_t id) {
+  Frame& frame = frames_.at(id);
+  if (frame.slot != kNoSlot) state_.luns[state_.own_lun].release(frame.slot);
+  frame.slot = kNoSlot;
   frames_.put_free(id);
 }
 
-// Frames whose write failed: another slot, then back to DRAM. `must`: also beyond the budget.
+// Frames whose write failed: once more, to the same slot or another one, then back to DRAM. `must`: also beyond the
+// budget.
 void Evictor::rewrite_failed(bool must) {
   unsigned n = failed_count_;
   uint32_t* ids = failed_;
@@ -255,11 +281,12 @@ void Evictor::rewrite_failed(bool must) {
   for (unsigned i = 0; i < n; ++i) {
     Frame& frame = frames_.at(ids[i]);
     if (frame.state.load(std::memory_order_acquire) == FrameState::kAbandoned) {
-      frames_.put_free(ids[i]);
+      drop_frame(ids[i]);
       continue;
     }
-    SlotRun run;
-    if (!must && frame.attempts++ < 3 && state_.luns[state_.own_lun].alloc(1, &run, 1) == 1) {
+    SlotRun run{frame.slot, 1};
+    if (!must && (frame.slot != kNoSlot ||
+                  (++frame.slots_tried < kSlotsTried && state_.luns[state_.own_lun].alloc(1, &run, 1) == 1))) {
       submit_run(&ids[i], 1, run);
       continue;
     }
@@ -270,7 +297,7 @@ void Evictor::rewrite_failed(bool must) {
     if (!taken || !page_lock(word, seen)) {
       if (taken) state_.account.give(1);
       failed_[failed_count_++] = ids[i];  // busy, or no DRAM to go back to: it stays in its frame for now
-      frame.attempts = 2;
+      frame.slots_tried = kSlotsTried - 2;
       continue;
     }
     PageIndex page(0);
@@ -288,7 +315,7 @@ void Evictor::rewrite_failed(bool must) {
     count_evicted(-1);
     if (page_unlock(word, resident_word(seen, kNoSlot, state_.own_lun, kHeatHot, epoch)))
       (void)sys::uffd_wake(state_.uffd, region->address_of(page), state_.page_size);
-    frames_.put_free(ids[i]);
+    drop_frame(ids[i]);
   }
 }
 

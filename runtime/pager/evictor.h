@@ -122,6 +122,8 @@ class Evictor {
   bool reap(bool wait);
   void finish_write(const Response& response);
   void finish_frame(uint32_t id, bool ok);
+  void judge_slot(Frame& frame);
+  void drop_frame(uint32_t id);
   void rewrite_failed(bool must = false);
   bool attach_context();
   void drain(bool for_fork);
@@ -145,6 +147,7 @@ class Evictor {
   uint32_t* failed_ = nullptr;  // frames whose write failed: room for all of them, as they may all be in flight
   uint32_t* retrying_ = nullptr;
   unsigned failed_count_ = 0;
+  uint32_t writes_done_ = 0;  // that succeeded
   WriteOp* ops_ = nullptr;
   uint32_t free_ops_[kWriteOps];
   unsigned free_op_count_ = 0;

@@ -26,7 +26,9 @@ struct Frame {
   std::atomic<AtomicPageWord*> word{nullptr};
   Slot slot{kNoSlot};
   uint8_t lun = 0;
-  uint8_t attempts = 0;
+  uint8_t slots_tried = 0;   // of the write that the evictor has under way
+  bool slot_failed = false;  // a write to `slot` has failed; that to be repeated
+  uint32_t writes_then = 0;  // Evictor::writes_done_ at that time
   std::atomic<FrameState> state{FrameState::kFree};
 };
 

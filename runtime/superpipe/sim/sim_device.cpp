@@ -32,7 +32,8 @@ enum class Fault : uint64_t {
   kCorrupt,
   kPlace,
   kFlushError = 8,
-  kLostFlush
+  kLostFlush,
+  kBadPlace
 };
 
 // splitmix64 over (seed, I/O number, what for): the same number gives the same fate in every run.
@@ -154,7 +155,10 @@ int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
   if (at > size || bytes > size - at) return -ENOSPC;
   if (command.atomic && !atomic_fits(command, faults.atomic)) return -EINVAL;
   const uint64_t place = chance(faults.seed, io, Fault::kPlace);
-  if (strikes(faults, faults.write_error, io, Fault::kWriteError)) {
+  bool fails = strikes(faults, faults.write_error, io, Fault::kWriteError);
+  for (uint64_t page = at / kPageBytes; !fails && faults.bad != 0 && page * kPageBytes < at + bytes; ++page)
+    fails = device->bad_place(page);
+  if (fails) {
     counters.write_errors.fetch_add(1, std::memory_order_relaxed);
     return -static_cast<int64_t>(faults.error);
   }
@@ -292,6 +296,7 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
                         {"stalls", &faults->stalls},
                         {"read_error", &faults->read_error},
                         {"write_error", &faults->write_error},
+                        {"bad", &faults->bad},
                         {"torn", &faults->torn},
                         {"misdirect", &faults->misdirect},
                         {"corrupt", &faults->corrupt},
@@ -310,14 +315,15 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
     if (whole) return 0;
     return why->set(-EINVAL, "LUN %s: %s needs a whole number", uri, setting.name);
   }
-  return why->set(
-      -EINVAL,
-      "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, flush_error, torn, "
-      "misdirect, corrupt, lost_flush, stall, stall_us, stalls, errno, cache, atomic, name",
-      uri, static_cast<int>(length), text);
+  return why->set(-EINVAL,
+                  "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, bad, flush_error, "
+                  "torn, misdirect, corrupt, lost_flush, stall, stall_us, stalls, errno, cache, atomic, name",
+                  uri, static_cast<int>(length), text);
 }
 
 }  // namespace
+
+bool SimDevice::bad_place(uint64_t page) const { return strikes(faults_, faults_.bad, page, Fault::kBadPlace); }
 
 int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
   const char* text = uri + 4;  // after "sim:"

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A device of memory that misbehaves on request:
-// sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,flush_error=P]
-// [,torn=P][,misdirect=P][,corrupt=P][,lost_flush=P][,stall=PAGE][,stall_us=N][,stalls=N][,errno=N][,cache=SIZE][,atomic=SIZE]
+// sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,bad=P][,flush_error=P][,torn=P]
+// [,misdirect=P][,corrupt=P][,lost_flush=P][,stall=PAGE][,stall_us=N][,stalls=N][,errno=N][,cache=SIZE][,atomic=SIZE]
 // [,name=X], P = one in P I/Os (0: never). Devices of one name share one memory, for as long as the process lives:
 // several paths to one backing device, or one that outlives its sim: device. All of one name are of one size.
 //
 //   read_error, write_error   the command ends with -errno (a number; EIO unless given); a failed write leaves the
 //                             backing device as it was
+//   bad                       one page (4 KiB) in P, always the same ones: each write to it ends so
 //   torn                      only the first sectors (512 bytes) of a write land; success is reported
 //   misdirect                 a write lands at another page; its own place keeps what it held; success is reported
 //   corrupt                   a read delivers one flipped bit; the stored data are sound
@@ -38,7 +39,8 @@ struct SimFaults {
   uint64_t seed = 1;
   uint64_t latency_us = 0;
   uint64_t stall = 0, stall_us = 0, stalls = 1;
-  uint64_t read_error = 0, write_error = 0, torn = 0, misdirect = 0, corrupt = 0, flush_error = 0, lost_flush = 0;
+  uint64_t read_error = 0, write_error = 0, bad = 0, torn = 0, misdirect = 0, corrupt = 0, flush_error = 0,
+           lost_flush = 0;
   uint64_t atomic = 512;  // that Command::atomic may be
   uint64_t error = 5;     // that read_error and write_error end with: EIO
 };
@@ -84,6 +86,7 @@ class SimDevice final : public Device {
                         stalled_.fetch_add(1, std::memory_order_relaxed) < faults_.stalls;
     return (faults_.latency_us + (stalls ? faults_.stall_us : 0)) * 1000;
   }
+  bool bad_place(uint64_t page) const;
   uint64_t next_io() { return next_io_.fetch_add(1, std::memory_order_relaxed); }
 
  private:

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// write_errors: what writes that fail take away from a LUN. A place is given up only for what it did itself: not for
+// another one in the same write, and not while nothing can be written at all. In each case all content is right.
+//
+//   transient    one write in some fails, whatever its place
+//   outage       for a while every write fails
+//   bad_places   some places never take a write
+//
+// LUNAR_SEED=N replays the device's faults. Threading: main, and for the outage a thread that writes.
+#include <algorithm>
+#include <string>
+
+#include "pager/state.h"
+#include "superpipe/sim/sim_device.h"
+#include "tests/support/test_tier.h"
+
+namespace {
+
+constexpr uint64_t kMemory = 64 * tier::kMega, kSim = 512 * tier::kMega;
+constexpr uint64_t kPasses = 4;
+
+char* g_base = nullptr;
+std::atomic<uint64_t> g_progress{0};
+
+uint64_t page_bytes() { return lunar_page_bytes(); }
+uint64_t pages() { return kMemory / page_bytes(); }
+
+lunar::SimDevice& device() { return static_cast<lunar::SimDevice&>(*lunar::pager_state().devices[0]); }
+uint64_t errors() { return device().counters().write_errors.load(); }
+uint64_t retired() {
+  const auto& state = lunar::pager_state();
+  return state.luns[state.own_lun].retired_slots();
+}
+unsigned long long n(uint64_t value) { return value; }
+
+void start(const std::string& faults) {
+  const std::string uri = "sim:" + std::to_string(kSim) + ",seed=" + std::to_string(tier::announce_seed()) + faults;
+  tier::start_tier(kMemory / 4, 4 * kMemory, uri.c_str(), "log_file=/dev/null");
+  g_base = static_cast<char*>(lunar_region_create(kMemory));
+  REQUIRE_THAT(g_base != nullptr, "region: %s", strerror(errno));
+}
+
+void write_all(uint64_t version) {
+  for (uint64_t page = 0; page < pages(); ++page, g_progress.fetch_add(1))
+    tier::stamp_write(g_base + page * page_bytes(), page_bytes(), page, version);
+}
+
+void check_all(uint64_t version) {
+  for (uint64_t page = 0; page < pages(); ++page, g_progress.fetch_add(1))
+    REQUIRE_THAT(tier::stamp_holds(g_base + page * page_bytes(), page_bytes(), page, version),
+                 "page %llu does not hold version %llu", n(page), n(version));
+}
+
+void transient() {
+  start(",write_error=20");
+  for (uint64_t version = 1; version <= kPasses; ++version) write_all(version);
+  check_all(kPasses);
+  printf("%llu writes, %llu failed, %llu places given up\n", n(device().counters().writes.load()), n(errors()),
+         n(retired()));
+  REQUIRE_THAT(errors() > 20, "only %llu writes failed", n(errors()));
+  REQUIRE_THAT(retired() <= errors(), "%llu places are given up for %llu failed writes", n(retired()), n(errors()));
+}
+
+void outage() {
+  start("");
+  write_all(1);
+  const uint64_t before = errors();
+  device().set_failing(false, true);
+  std::thread writer([] { write_all(2); });
+  while (errors() < before + 1000) usleep(1000);
+  device().set_failing(false, false);
+  writer.join();
+  check_all(2);
+  write_all(3);
+  check_all(3);
+  printf("%llu writes failed, %llu places given up\n", n(errors()), n(retired()));
+  REQUIRE_THAT(retired() == 0, "%llu places are given up though the device takes all writes again", n(retired()));
+}
+
+void bad_places() {
+  start(",bad=100");
+  uint64_t bad = 0, first = 0;
+  for (uint64_t page = 0; page < kSim / 4096; ++page) bad += device().bad_place(page);
+  for (uint64_t version = 1; version <= kPasses; ++version) {
+    const uint64_t before = errors();
+    write_all(version);
+    if (version == 1) first = errors() - before;
+  }
+  check_all(kPasses);
+  printf("%llu writes failed, %llu in the first pass; %llu of %llu bad places given up\n", n(errors()), n(first),
+         n(retired()), n(bad));
+  REQUIRE_THAT(retired() > 20, "only %llu places are given up", n(retired()));
+  REQUIRE_THAT(retired() <= bad * 4096 / page_bytes(), "%llu places are given up, and %llu are bad", n(retired()),
+               n(bad));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  REQUIRE_THAT(argc == 2, "usage: write_errors transient|outage|bad_places");
+  const std::string name = argv[1];
+  tier::Watchdog watchdog(g_progress, 30);
+  if (name == "transient") transient();
+  if (name == "outage") outage();
+  if (name == "bad_places") bad_places();
+  REQUIRE_THAT(g_progress.load() > 0, "no test is named %s", argv[1]);
+  REQUIRE_THAT(tier::validate(), "the page table does not add up");
+  return 0;
+}
