@@ -3,17 +3,17 @@
 // that fail, and is killed again and again. appendfsync is always: what was acknowledged must be there after each
 // restart, and every reply must be right (redis_soak_client.h).
 //
-//   redis_soak MODULE SECONDS CAP_MIB VALUES_MIB SAVE_EVERY_S LIFE_S PAUSE_MS
+//   redis_soak MODULE SECONDS CAP_MIB VALUES_MIB SAVE_EVERY_S LIFE_S PAUSE_MS [LIFE]
 //
 // A life of the server: start from the append-only file, BGSAVE every SAVE_EVERY_S, CONFIG SET lunar.dram five times a
 // second between half (16 MiB at least) and twice the budget, one BGREWRITEAOF (redis itself does more), kill -9 after
 // LIFE_S, but not before a save and a rewrite have come to their ends; two times of three while a child saves or
 // rewrites. The child lives on until the next server is up. Clients rest for up to PAUSE_MS between batches. Lives take
-// turns:
+// turns (LIFE: all are of that kind):
 //
 //   file     a file on the disk
-//   errors   reads and writes that fail, bits that flip on their way: tried again, slots retired. Nothing may be seen
-//            of it
+//   errors   reads and writes that fail, bits that flip on their way: tried again. Nothing may be seen of it, and the
+//            LUN stays as large as it is
 //   torn     writes that land in part or elsewhere: pages are lost. The server may end at any time, with a line that
 //            says
 //            so, or answer with an error; it may not give a wrong reply, or write one to its files
@@ -35,7 +35,9 @@ using namespace e2e;
 constexpr unsigned kClients = 24;
 constexpr double kChildrenSecondsMax = 180;  // more than LIFE_S, on a loaded machine
 constexpr uint64_t kLeastDram = 16 * kMiB;
-constexpr uint64_t kSimPerCap = 32;  // a process gets half of a sim: LUN, a child of it what it may come to need
+// A process gets half of a sim: LUN, a child of it what it may come to need: as much as the `size` of Run::tiered, and
+// what slots need.
+constexpr uint64_t kSimPerCap = 50;
 
 struct Life {
   const char* name;
@@ -54,6 +56,7 @@ constexpr unsigned kLivesMin = std::size(kLives);
 struct Plan {
   double seconds, save_every, life;
   unsigned pause_ms;
+  const char* only;  // nullptr: all kinds of lives
 };
 
 struct Totals {
@@ -87,7 +90,7 @@ class Soak {
     for (double start = 0;
          !board_.stop.load() && (totals_.lives < kLivesMin || start == 0 || now_s() - start < plan_.seconds);
          ++totals_.lives) {
-      live(kLives[totals_.lives % std::size(kLives)], fmt::format("life{}", totals_.lives));
+      live(next_life(), fmt::format("life{}", totals_.lives));
       if (start == 0 && filled()) start = now_s();
     }
     board_.stop.store(true);
@@ -105,6 +108,13 @@ class Soak {
     ServerSetup result = run_.tiered("soak", "dump.rdb", kAppend, lun);
     result.name = name;
     return result;
+  }
+
+  const Life& next_life() const {
+    const auto* only = std::find_if(std::begin(kLives), std::end(kLives), [this](const Life& life) {
+      return plan_.only != nullptr && strcmp(plan_.only, life.name) == 0;
+    });
+    return only != std::end(kLives) ? *only : kLives[totals_.lives % std::size(kLives)];
   }
 
   void publish(const RedisServer* server, bool lossy) {
@@ -134,8 +144,10 @@ class Soak {
       server.set_patience(kReplySecondsMax);
       fmt::print("{}: {}, loaded in {:.1f} s\n", name, life.name, now_s() - start);
       end_orphans();
+      room_ = lun_room(server, run_.cap);
       publish(&server, life.lossy);
       attend(server, life);
+      if (board_.failures.load() != 0) fmt::print("{}\n", space_line(server.port()));
       orphans_ = children_of(server.pid());
       totals_.kills_in_save += !orphans_.empty();
       ++totals_.kills;
@@ -155,6 +167,7 @@ class Soak {
         text_of(run_.scratch->file("soak/" + name + ".log")) + text_of(run_.scratch->file("soak/" + name + ".err"));
     const bool lost = log.find("cannot be read back") != std::string::npos;
     totals_.ends_by_loss += ended && lost;
+    if (board_.failures.load() != 0) fmt::print("{}: its log on space:\n{}", name, space_words(log));
     if (life.lossy) {
       if (ended && !lost)
         board_.fail(fmt::format("{} ({}) ended, and its log names no page:\n{}", name, life.name, tail(log)));
@@ -164,6 +177,14 @@ class Soak {
       if (const size_t at = log.find(text); at != std::string::npos)
         board_.fail(fmt::format("{} ({}): '{}' in its log:\n{}", name, life.name, text,
                                 log.substr(at < 300 ? 0 : at - 300, 2000)));
+  }
+  // What it has said of its space.
+  static std::string space_words(const std::string& log) {
+    std::istringstream lines(log);
+    std::string result;
+    for (std::string line; std::getline(lines, line);)
+      if (line.find("LUN") != std::string::npos || line.find("maxmemory") != std::string::npos) result += line + "\n";
+    return tail(result);
   }
   static std::string tail(const std::string& text) { return text.substr(text.size() < 2000 ? 0 : text.size() - 2000); }
 
@@ -218,6 +239,15 @@ class Soak {
     ++totals_.budgets;
   }
 
+  // As far as the server can have it. The figure is a sum of several, and for a moment too small as a child begins or
+  // ends.
+  static uint64_t lun_room(RedisServer& server, uint64_t wanted) {
+    uint64_t room = 0;
+    for (int i = 0; i < 20 && room < wanted; ++i, usleep(50'000))
+      room = std::max(room, 2 * figure(server, "forks_refused_at_bytes"));
+    return room;
+  }
+
   void look_at_figures(RedisServer& server, const Life& life) {
     const uint64_t evicted = figure(server, "evicted_pages"), reads = figure(server, "read_errors"),
                    writes = figure(server, "write_errors"), poisoned = figure(server, "poisoned_pages"),
@@ -233,6 +263,10 @@ class Soak {
     if (peak > 2 * run_.cap) board_.fail(fmt::format("{}: tiered pages peaked at {:.1f} MiB", life.name, mib(peak)));
     if (errors && (reads == 0 || writes == 0))
       board_.fail(fmt::format("{}: {} read errors, {} write errors: none came", life.name, reads, writes));
+    // What failed writes take from the LUN is missing to data: in the end writes are refused.
+    const uint64_t wanted = room_ - room_ / 64, room = lun_room(server, wanted);
+    if (!life.lossy && room < wanted)
+      board_.fail(fmt::format("{}: of {:.1f} MiB of LUN {:.1f} are left", life.name, mib(room_), mib(room)));
     if (!life.lossy && (poisoned != 0 || (!errors && reads + writes != 0)))
       board_.fail(
           fmt::format("{}: {} pages poisoned, {} read errors, {} write errors", life.name, poisoned, reads, writes));
@@ -286,6 +320,7 @@ class Soak {
   std::vector<std::thread> threads_;
   std::vector<int> orphans_;
   Totals totals_;
+  uint64_t room_ = 0;  // bytes of LUN, when the server came up
 
  public:
   bool good() const { return board_.failures.load() == 0 && g_failures == 0; }
@@ -294,8 +329,8 @@ class Soak {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 8) {
-    fmt::print(stderr, "usage: redis_soak MODULE SECONDS CAP_MIB VALUES_MIB SAVE_EVERY_S LIFE_S PAUSE_MS\n");
+  if (argc != 8 && argc != 9) {
+    fmt::print(stderr, "usage: redis_soak MODULE SECONDS CAP_MIB VALUES_MIB SAVE_EVERY_S LIFE_S PAUSE_MS [LIFE]\n");
     return 2;
   }
   return run_test(argv, [argv](const std::string& seconds, const Run& run) {
@@ -304,7 +339,7 @@ int main(int argc, char** argv) {
     fmt::print("LUNAR_SEED={}\n", seed);
     Soak soak(run,
               {strtod(seconds.c_str(), nullptr), strtod(argv[5], nullptr), strtod(argv[6], nullptr),
-               static_cast<unsigned>(strtoul(argv[7], nullptr, 10))},
+               static_cast<unsigned>(strtoul(argv[7], nullptr, 10)), argv[8]},
               seed);
     soak.go();
     fmt::print("{}\n", soak.good() ? "nothing lost" : "failed");

@@ -10,29 +10,12 @@
 #pragma once
 #include <atomic>
 #include <map>
-#include <mutex>
 #include <random>
 
+#include "redis_soak_board.h"
 #include "redis_tiered.h"
 
 namespace e2e {
-
-constexpr int kReplySecondsMax = 120;
-
-// Where the server is, and what is known of it. Written by the test's main thread, but for failures.
-struct Board {
-  std::mutex lock;
-  uint16_t port = 0;               // 0: there is none to talk to
-  std::string directory;           // its working directory: proof that it is ours
-  std::atomic<bool> lossy{false};  // its LUN loses pages: error replies are allowed
-  std::atomic<bool> stop{false};
-  std::atomic<unsigned> failures{0};
-  void fail(const std::string& text) {
-    const std::lock_guard hold(lock);
-    if (failures.fetch_add(1) < 10) fmt::print("FAIL: {}\n", text);
-    stop.store(true);
-  }
-};
 
 // The items of a key. string: {0: version}; hash: field -> version; list: place -> version; sorted set: member ->
 // score. No items: no key.
@@ -239,7 +222,8 @@ class SoakClient {
   bool is_error(const redisReply* r, const Words& command) {
     if (r->type != REDIS_REPLY_ERROR) return false;
     ++counts_.errors;
-    if (!board_.lossy.load()) board_.fail(fmt::format("{} {}: error reply '{}'", command[0], command[1], r->str));
+    if (!board_.lossy.load())
+      board_.fail(fmt::format("{} {}: error reply '{}'\n{}", command[0], command[1], r->str, space_line(port_)));
     hang_up();
     return true;
   }
@@ -303,6 +287,7 @@ class SoakClient {
     }
     if (port == 0) return false;
     hang_up();
+    port_ = port;
     connection_ = redisConnectWithTimeout("127.0.0.1", port, timeval{5, 0});
     if (connection_ == nullptr || connection_->err != 0) {
       hang_up();
@@ -406,6 +391,7 @@ class SoakClient {
   uint64_t version_ = 0;
   std::mt19937_64 random_;
   redisContext* connection_ = nullptr;
+  uint16_t port_ = 0;  // of it
   SoakCounts counts_;
 };
 
