@@ -2,11 +2,12 @@
 // See aof_ahead.h.
 #include "aof_ahead.h"
 
-#include <pthread.h>
 #include <stdio.h>
 
 #include <cstring>
 
+#include "ahead.h"
+#include "gate_inside.h"
 #include "key_lookup.h"
 #include "pager/pager.h"
 #include "program_got.h"
@@ -17,10 +18,10 @@ namespace lunar::redis {
 namespace {
 
 constexpr size_t kBufferBytes = 512 << 10;
-constexpr unsigned kWindowMin = 256, kWindowMax = 2048, kPagesEach = 32;
-constexpr unsigned kRoundsMax = 12;
-constexpr unsigned kBatchRanges = 1024;
-constexpr uint64_t kBudgetPart = 4;
+constexpr unsigned kWindowMin = 512, kWindowMax = 2048, kPagesEach = 32;
+constexpr unsigned kWavesMax = 12, kRequestsMax = 32;
+constexpr unsigned kLookEvery = 16;  // commands
+constexpr uint64_t kBudgetPart = 4;  // of the DRAM budget, for a window
 
 struct Item {
   uint32_t begin = 0, end = 0;
@@ -28,21 +29,26 @@ struct Item {
   bool done = false;
 };
 
-struct Loading {
-  const ServerLayout* layout = nullptr;
-  bool (*known)() = nullptr;
-  pthread_t main_thread{};
-  char* (*fgets)(char*, int, FILE*) = nullptr;
-  FILE* file = nullptr;  // the one that `left` and `database` are of
-  uint64_t next = 0;     // where the window ends in it
-  unsigned left = 0;     // commands of the window that the server has not begun
-  int database = 0;      // behind the window
-  char* buffer = nullptr;
-  uint64_t asked = 0;  // bytes, for this window
-  unsigned range_count = 0;
-  lunar_range ranges[kBatchRanges] = {};
-  Command command;
+// The window whose pages come while the server is in the one before.
+struct Window {
+  uint64_t at = 0, end = 0;  // of the file: its first command, and what is behind its last
+  unsigned count = 0;        // 0: there is none
+  unsigned waves = 0;
+  bool done = false;   // no command lacks anything that is to be fetched
+  uint64_t asked = 0;  // bytes
   Item items[kWindowMax];
+};
+
+struct Loading {
+  bool (*known)() = nullptr;
+  char* (*fgets)(char*, int, FILE*) = nullptr;
+  FILE* file = nullptr;  // the one that the windows and `database` are of
+  uint64_t end = 0;      // of the window that the server is in
+  unsigned left = 0;     // commands of it that the server has not begun
+  int database = 0;      // behind all windows
+  char* buffer = nullptr;
+  Window next;
+  AheadFetch fetch[kRequestsMax];
 };
 constinit Loading g_loading;
 
@@ -61,62 +67,97 @@ size_t skip_notes(const char* text, size_t at, size_t bytes) {
   return at;
 }
 
-// Commands of the window that begins at `at` of the file.
-unsigned parse_window(size_t bytes, uint64_t at) {
+// The commands from `at` of the file on become the next window.
+void read_window(int fd, uint64_t at) {
   Loading& l = g_loading;
-  unsigned count = 0;
+  Window& w = l.next;
+  w.count = w.waves = 0;
+  w.done = false;
+  w.asked = 0;
+  if (l.buffer == nullptr) l.buffer = static_cast<char*>(map_private(kBufferBytes, ForkPolicy::kInherit));
+  const int64_t got = l.buffer == nullptr ? -1 : sys::read_at(fd, l.buffer, kBufferBytes, at);
+  const size_t bytes = got <= 0 ? 0 : static_cast<size_t>(got);
+  Command& command = gate().command;
   size_t place = 0;
-  for (const unsigned most = window(); count < most;) {
+  for (const unsigned most = window(); w.count < most;) {
     place = skip_notes(l.buffer, place, bytes);
-    if (place == bytes || parse_command(l.buffer + place, bytes - place, &l.command) != Parse::kCommand) break;
+    if (place == bytes || parse_command(l.buffer + place, bytes - place, &command) != Parse::kCommand) break;
     const int chosen =
-        l.command.kept == 2 && same_word(l.command.argument[0], "SELECT") ? small_number(l.command.argument[1]) : -1;
-    l.items[count++] = {static_cast<uint32_t>(place), static_cast<uint32_t>(place + l.command.bytes),
-                        static_cast<uint16_t>(l.database), chosen >= 0};
+        command.kept == 2 && same_word(command.argument[0], "SELECT") ? small_number(command.argument[1]) : -1;
+    w.items[w.count++] = {static_cast<uint32_t>(place), static_cast<uint32_t>(place + command.bytes),
+                          static_cast<uint16_t>(l.database), chosen >= 0};
     if (chosen >= 0) l.database = chosen;
-    place += l.command.bytes;
+    place += command.bytes;
   }
-  l.next = at + place;
-  return count;
+  w.at = at + (w.count == 0 ? 0 : w.items[0].begin);
+  w.end = at + place;
 }
 
 // Adds what is missing for an item. True: nothing.
 bool look_up(const Item& item, bool first, NonresidentRanges* missing) {
-  Loading& l = g_loading;
-  if (parse_command(l.buffer + item.begin, item.end - item.begin, &l.command) != Parse::kCommand || l.command.kept == 0)
-    return true;
-  const CommandKeys* keys = find_command_keys(l.command.argument[0]);
-  const DatabaseView* where = l.layout->database(item.database);
+  Gate& g = gate();
+  Command& command = g.command;
+  const char* text = g_loading.buffer + item.begin;
+  if (parse_command(text, item.end - item.begin, &command) != Parse::kCommand || command.kept == 0) return true;
+  const CommandKeys* keys = find_command_keys(command.argument[0]);
+  const DatabaseView* where = g.layout.database(item.database);
   return keys == nullptr || where == nullptr ||
-         look_up_command(*l.layout, *where, *keys, l.command, first, nullptr, missing);
+         look_up_command(g.layout, *where, *keys, command, first, nullptr, missing);
 }
 
-// Ranges for one call at the device's queue depth: each call waits for its last read.
-void fetch(NonresidentRanges* missing, bool all) {
-  Loading& l = g_loading;
-  for (unsigned i = 0; i < missing->count; ++i) l.ranges[l.range_count++] = missing->range[i];
-  l.asked += missing->bytes;
-  missing->clear();
-  if (l.range_count == 0 || (!all && l.range_count + kRangesMax <= kBatchRanges)) return;
-  (void)pager_prefetch(l.ranges, l.range_count);
-  l.range_count = 0;
+bool under_way() {
+  for (const AheadFetch& fetch : g_loading.fetch)
+    if (fetch.under_way) return true;
+  return false;
 }
 
-void bring_in(unsigned count) {
-  Loading& l = g_loading;
-  NonresidentRanges missing{};
-  const uint64_t asked_max = pager_budget_pages() * page_bytes() / kBudgetPart;  // large values: the rest faults
-  bool again = true;
-  l.asked = 0;
-  for (unsigned round = 0; again && round < kRoundsMax && l.asked < asked_max; ++round) {
-    again = false;
-    for (unsigned i = 0; i < count && l.asked + missing.bytes < asked_max; ++i) {
-      if (l.items[i].done) continue;
-      l.items[i].done = look_up(l.items[i], round == 0, &missing);
-      again |= !l.items[i].done;
-      if (missing.full()) fetch(&missing, false);
+// False: nothing more is asked for, for this window.
+bool ask(AheadFetch* fetch) {
+  Gate& g = gate();
+  Window& w = g_loading.next;
+  if (!ahead_fetch(fetch)) return false;
+  g.work.rounds.add();
+  g.work.ranges.add(fetch->missing.count);
+  g.fetcher.flush();
+  w.asked += fetch->missing.bytes;
+  return w.asked < pager_budget_pages() * page_bytes() / kBudgetPart;  // large values: the rest faults
+}
+
+// One step of all lookups of the window that are not done.
+void begin_wave() {
+  Window& w = g_loading.next;
+  AheadFetch* fetch = g_loading.fetch;
+  AheadFetch* const end = fetch + kRequestsMax;
+  bool more = w.waves != kWavesMax;
+  w.done = true;
+  fetch->missing.clear();
+  for (unsigned i = 0; more && i < w.count && fetch != end; ++i) {
+    Item& item = w.items[i];
+    if (item.done) continue;
+    item.done = look_up(item, w.waves == 0, &fetch->missing);
+    w.done &= item.done;
+    if (!fetch->missing.full()) continue;
+    more = ask(fetch++);
+    if (fetch != end) fetch->missing.clear();
+  }
+  if (more && fetch != end && fetch->missing.count != 0) more = ask(fetch);
+  if (!more) w.done = true;
+  ++w.waves;
+}
+
+// Asks for what the next window lacks once what it lacked is in. The server is between two commands. `wait`: until the
+// window is complete.
+void go_on(bool wait) {
+  Window& w = g_loading.next;
+  for (;;) {
+    gate_take_what_is_done();
+    if (under_way()) {
+      if (!wait) return;
+      gate().fetcher.help();
+      continue;
     }
-    fetch(&missing, true);
+    if (w.count == 0 || w.done) return;
+    begin_wave();
   }
 }
 
@@ -124,38 +165,39 @@ void bring_in(unsigned count) {
 void begin_command(FILE* file, size_t line) {
   Loading& l = g_loading;
   if (file == l.file && l.left != 0) {
-    --l.left;
+    if (--l.left % kLookEvery == 0) go_on(false);
     return;
   }
-  if (!pager_active() || !l.known()) return;
+  if (!pager_active() || !l.known() || !gate_start_fetching()) return;
   const off_t behind = ftello(file);
   const int fd = fileno(file);
   if (behind < static_cast<off_t>(line) || fd < 0) return;
   const uint64_t at = static_cast<uint64_t>(behind) - line;
-  if (file != l.file || at < l.next) l.database = 0;  // another file; what was skipped unseen is no SELECT
+  go_on(true);
+  if (file != l.file || at < l.end || at != l.next.at || l.next.count == 0) {
+    if (file != l.file || at < l.end) l.database = 0;  // another file; what was skipped unseen is no SELECT
+    read_window(fd, at);
+    go_on(true);
+  }
   l.file = file;
-  if (l.buffer == nullptr) l.buffer = static_cast<char*>(map_private(kBufferBytes, ForkPolicy::kInherit));
-  const int64_t got = l.buffer == nullptr ? -1 : sys::read_at(fd, l.buffer, kBufferBytes, at);
-  const unsigned count = got <= 0 ? 0 : parse_window(static_cast<size_t>(got), at);
-  l.left = count == 0 ? 0 : count - 1;
-  bring_in(count);
+  l.left = l.next.count == 0 ? 0 : l.next.count - 1;
+  l.end = l.next.end;
+  if (l.next.count != 0) read_window(fd, l.end);
+  go_on(false);
 }
 
 char* hook_fgets(char* buffer, int size, FILE* file) {
-  Loading& l = g_loading;
-  char* line = l.fgets(buffer, size, file);
-  if (line != nullptr && line[0] == '*' && file != nullptr && pthread_equal(pthread_self(), l.main_thread) != 0)
+  char* line = g_loading.fgets(buffer, size, file);
+  if (line != nullptr && line[0] == '*' && file != nullptr && pthread_equal(pthread_self(), gate().main_thread) != 0)
     begin_command(file, strlen(line));
   return line;
 }
 
 }  // namespace
 
-void aof_ahead_watch(const ServerLayout& layout, bool (*known)()) {
+void aof_ahead_watch(bool (*known)()) {
   Loading& l = g_loading;
-  l.layout = &layout;
   l.known = known;
-  l.main_thread = pthread_self();
   l.fgets = reinterpret_cast<char* (*)(char*, int, FILE*)>(program_calls("fgets"));
   void* before = nullptr;
   ErrorText why;

@@ -134,28 +134,38 @@ void Fetcher::finish(Request* first) {
   if (sleeping_.exchange(0, std::memory_order_seq_cst) != 0) sys::eventfd_signal(event_fd_);
 }
 
-void Fetcher::serve() {
+bool Fetcher::fetch_batch() {
   lunar_range ranges[kBatchRanges + kRangesMax];
+  unsigned count = 0;
+  Request* batch = take_batch(&count);
+  if (batch == nullptr) return false;
+  count = 0;
+  for (Request* r = batch; r != nullptr; r = r->next)
+    for (unsigned i = 0; i < r->pages.count; ++i) ranges[count++] = r->pages.range[i];
+  bring_in(ranges, count);
+  finish(batch);
+  return true;
+}
+
+void Fetcher::help() {
+  if (fetch_batch()) return;
+  uint64_t ready = 0;
+  if (!begin_sleep() && sys::poll_readable(&event_fd_, 1, 1000000, &ready) > 0) sys::eventfd_clear(event_fd_);
+  end_sleep();
+}
+
+void Fetcher::serve() {
   (void)sys::set_batch_policy();
   for (auto& thread : threads_) {
     int none = 0;
     if (thread.compare_exchange_strong(none, sys::thread_id())) break;
   }
   for (;;) {
-    unsigned expected = 0;
-    Request* batch = take_batch(&expected);
-    if (batch == nullptr) {
-      resting_.fetch_add(1, std::memory_order_seq_cst);
-      const uint32_t seen = pending_.load(std::memory_order_seq_cst);
-      if (seen == 0) (void)sys::futex_wait(&pending_, seen, -1, false);
-      resting_.fetch_sub(1, std::memory_order_seq_cst);
-      continue;
-    }
-    unsigned count = 0;
-    for (Request* r = batch; r != nullptr; r = r->next)
-      for (unsigned i = 0; i < r->pages.count; ++i) ranges[count++] = r->pages.range[i];
-    bring_in(ranges, count);
-    finish(batch);
+    if (fetch_batch()) continue;
+    resting_.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t seen = pending_.load(std::memory_order_seq_cst);
+    if (seen == 0) (void)sys::futex_wait(&pending_, seen, -1, false);
+    resting_.fetch_sub(1, std::memory_order_seq_cst);
   }
 }
 

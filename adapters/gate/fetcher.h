@@ -48,12 +48,16 @@ class Fetcher {
   Request* take_done();  // list by `next`, or nullptr
   // Around the main thread's sleep. True: something is done already, do not sleep.
   bool begin_sleep();
+  // The main thread, which needs what is under way: fetches what no thread has begun yet, or waits for something to be
+  // done, a millisecond at most.
+  void help();
   void end_sleep() { sleeping_.store(0, std::memory_order_relaxed); }
 
  private:
   static void run(void* self) { static_cast<Fetcher*>(self)->serve(); }
   void serve();
   Request* take_batch(unsigned* ranges);
+  bool fetch_batch();
   void finish(Request* first);
   void leave_this_cpu();
 

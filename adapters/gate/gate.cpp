@@ -418,6 +418,9 @@ int redirect_tls(ErrorText* why) {
 
 Gate& gate() { return g_gate; }
 
+bool gate_start_fetching() { return start_fetching(); }
+void gate_take_what_is_done() { take_what_is_done(); }
+
 void look_at_keys(int fd) {
   Gate& g = g_gate;
   static unsigned reads = 0;
@@ -464,7 +467,7 @@ int gate_start(const GateOptions& options, ErrorText* why) {
   if (rc == 0) rc = redirect("epoll_wait", hook_epoll_wait, &g.epoll_wait, why);
   if (rc < 0) return rc;  // a hook without the others hands through
   foreground_save_watch(g.layout, keys_known);
-  aof_ahead_watch(g.layout, keys_known);
+  aof_ahead_watch(keys_known);
   g.state.store(GateState::kStarting);
   gate_set(options);
   return 0;

@@ -86,6 +86,11 @@ struct Gate {
 };
 Gate& gate();
 
+// The fetcher's threads, if they are not there yet. False: the gate stays open.
+bool gate_start_fetching();
+// Requests that the fetcher has done go back to those who made them.
+void gate_take_what_is_done();
+
 // read(), or SSL_read(): the main thread's, and that of the server's other threads.
 ssize_t gate_input(Source from, void* buffer, size_t bytes);
 ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes);
