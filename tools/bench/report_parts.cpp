@@ -70,6 +70,8 @@ void write_host(JsonWriter& json) {
   json.field("memory_bytes", machine_memory("MemTotal")).field("page_bytes", sysconf(_SC_PAGESIZE));
   json.field("lunar", version_text()).field("date", today());
   json.field("thp", trimmed(read_text("/sys/kernel/mm/transparent_hugepage/enabled").value_or("")));
+  json.field("zswap", trimmed(read_text("/sys/module/zswap/parameters/enabled").value_or("")) + " " +
+                          trimmed(read_text("/sys/module/zswap/parameters/compressor").value_or("")));
   json.field("swappiness", trimmed(read_text("/proc/sys/vm/swappiness").value_or(""))).close('}');
 }
 

@@ -28,6 +28,14 @@ std::string lock_path() {
   return std::string(directory) + "/lunar-bench.lock";
 }
 
+// What a bench sets for the whole machine, until the next boot.
+struct Setting {
+  const char *kind, *path, *name;
+};
+constexpr Setting kSettings[] = {{"page-cluster", kPageClusterPath, "vm.page-cluster"},
+                                 {"zswap", kZswapPath, "zswap"},
+                                 {"thp", "/sys/kernel/mm/transparent_hugepage/enabled", "transparent huge pages"}};
+
 // The last part of the path is a name that benches give.
 bool is_ours(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -83,21 +91,18 @@ SetupJournal::SetupJournal() {
 bool SetupJournal::undo(const std::string& line, std::string* said) {
   const size_t space = line.find(' ');
   const std::string kind = line.substr(0, space), what = space == std::string::npos ? "" : line.substr(space + 1);
-  if (kind == "page-cluster") {
-    std::istringstream words(what);
-    std::string value, boot;
-    words >> value >> boot;
-    if (boot == boot_id()) (void)write_text(kPageClusterPath, value);
-    *said = fmt::format("vm.page-cluster set back to {}", value);
+  std::istringstream words(what);
+  std::string value, boot;
+  words >> value >> boot;
+  for (const Setting& one : kSettings) {
+    if (kind != one.kind) continue;
+    if (boot == boot_id()) (void)write_text(one.path, value);
+    *said = fmt::format("{} set back to {}", one.name, value);
     return true;
   }
-  if (kind == "thp") {
-    std::istringstream words(what);
-    std::string value, boot;
-    words >> value >> boot;
-    if (boot == boot_id()) (void)write_text("/sys/kernel/mm/transparent_hugepage/enabled", value);
-    *said = fmt::format("transparent huge pages set back to {}", value);
-    return true;
+  if (kind == "zram") {
+    *said = fmt::format("/dev/zram{} removed", value);
+    return boot != boot_id() || remove_zram(value);
   }
   if (!is_ours(what)) return true;  // nothing a bench can have made: only forget it
   *said = fmt::format("{} {} removed", kind, what);

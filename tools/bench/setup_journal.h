@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a bench set up on the machine, written down before it exists, so that the next run can sweep away what a killed
 // one left. One line each:
-//   cgroup DIRECTORY | swapfile PATH | file PATH | directory PATH | page-cluster VALUE BOOT_ID
+//   cgroup DIRECTORY | swapfile PATH | file PATH | directory PATH | page-cluster, zswap or thp VALUE BOOT_ID | zram NUMBER BOOT_ID
 // Also the lock that lets only one bench run on a machine at a time.
 //
 // The state file lies in /var/lib/lunar (root) or /var/tmp (others; only a file owned by the caller is believed).

@@ -11,9 +11,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 #include <stdexcept>
 
 #include "tools/bench/random.h"
+#include "tools/support/procfs.h"
 #include "tools/support/text_file.h"
 
 namespace lunar::tools {
@@ -81,26 +83,23 @@ std::string swap_header(uint64_t bytes, size_t page_bytes) {
   return page;
 }
 
-SwapFile::SwapFile(const std::string& path, uint64_t bytes, SetupJournal& journal, const std::function<void()>& pause)
-    : path_(path), journal_(journal) {
-  journal_.record("swapfile " + path_);
+bool remove_zram(const std::string& number) {
+  if (swapoff(("/dev/zram" + number).c_str()) != 0 && errno != EINVAL && errno != ENOENT) return false;
+  (void)write_text(fmt::format("/sys/block/zram{}/reset", number), "1");
+  return write_text("/sys/class/zram-control/hot_remove", number) == 0 ||
+         access(("/sys/block/zram" + number).c_str(), F_OK) != 0;
+}
+
+SwapFile::SwapFile(SwapKind kind, const std::string& path, uint64_t bytes, SetupJournal& journal,
+                   const std::function<void()>& pause)
+    : kind_(kind), path_(path), journal_(journal) {
   try {
-    write_whole_file(path_, bytes, 0, 0x5157, pause);
-    const std::string header = swap_header(bytes, static_cast<size_t>(sysconf(_SC_PAGESIZE)));
-    const int fd = open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
-    const bool put =
-        fd >= 0 && pwrite(fd, header.data(), header.size(), 0) == static_cast<ssize_t>(header.size()) && fsync(fd) == 0;
-    const int error = errno;
-    if (fd >= 0) close(fd);
-    if (!put) give_up(path_, "writing the header", error);
-    // Before any swap the host has, so that what is measured is this file.
-    if (swapon(path_.c_str(), SWAP_FLAG_PREFER | SWAP_FLAG_PRIO_MASK) != 0) {
-      const char* hint = errno == EPERM    ? " (run as root: sudo)"
-                         : errno == EINVAL ? " (this file system cannot hold a swap file; try --lun DIR on ext4 or xfs)"
-                                           : "";
-      throw std::runtime_error(fmt::format("swapon {}: {}{}", path_, strerror(errno), hint));
-    }
-    on_ = true;
+    if (kind_ == SwapKind::kZram)
+      make_zram(bytes);
+    else
+      make_file(bytes, pause);
+    turn_on(bytes);
+    if (kind_ == SwapKind::kZswap) set_zswap();
     saved_cluster_ = trimmed(read_text(kPageClusterPath).value_or(""));
     cluster_line_ = fmt::format("page-cluster {} {}", saved_cluster_, SetupJournal::boot_id());
     journal_.record(cluster_line_);
@@ -110,6 +109,49 @@ SwapFile::SwapFile(const std::string& path, uint64_t bytes, SetupJournal& journa
   }
 }
 
+void SwapFile::make_file(uint64_t bytes, const std::function<void()>& pause) {
+  journal_.record("swapfile " + path_);
+  write_whole_file(path_, bytes, 0, 0x5157, pause);
+}
+
+// Reading hot_add makes a device. What a process killed in between leaves is an empty one.
+void SwapFile::make_zram(uint64_t bytes) {
+  zram_ = trimmed(read_text("/sys/class/zram-control/hot_add").value_or(""));
+  if (zram_.empty()) throw std::runtime_error("this kernel has no zram (modprobe zram), or root is needed");
+  journal_.record(fmt::format("zram {} {}", zram_, SetupJournal::boot_id()));
+  path_ = "/dev/zram" + zram_;
+  if (const int error = write_text(fmt::format("/sys/block/zram{}/disksize", zram_), fmt::format("{}", bytes));
+      error != 0)
+    throw std::runtime_error(fmt::format("the size of {}: {}", path_, strerror(-error)));
+}
+
+void SwapFile::turn_on(uint64_t bytes) {
+  const std::string header = swap_header(bytes, static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+  const int fd = open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+  const bool put =
+      fd >= 0 && pwrite(fd, header.data(), header.size(), 0) == static_cast<ssize_t>(header.size()) && fsync(fd) == 0;
+  const int error = errno;
+  if (fd >= 0) close(fd);
+  if (!put) throw std::runtime_error(fmt::format("writing the header of {} failed: {}", path_, strerror(error)));
+  // Before any swap the host has, so that what is measured is this one.
+  if (swapon(path_.c_str(), SWAP_FLAG_PREFER | SWAP_FLAG_PRIO_MASK) != 0) {
+    const char* hint = errno == EPERM    ? " (run as root: sudo)"
+                       : errno == EINVAL ? " (this file system cannot hold a swap file; try --lun DIR on ext4 or xfs)"
+                                         : "";
+    throw std::runtime_error(fmt::format("swapon {}: {}{}", path_, strerror(errno), hint));
+  }
+  on_ = true;
+}
+
+void SwapFile::set_zswap() {
+  saved_zswap_ = trimmed(read_text(kZswapPath).value_or(""));
+  if (saved_zswap_.empty()) throw std::runtime_error("this kernel has no zswap");
+  zswap_line_ = fmt::format("zswap {} {}", saved_zswap_, SetupJournal::boot_id());
+  journal_.record(zswap_line_);
+  if (const int error = write_text(kZswapPath, "Y"); error != 0)
+    throw std::runtime_error(fmt::format("{}: {}", kZswapPath, strerror(-error)));
+}
+
 SwapFile::~SwapFile() { undo(); }
 
 void SwapFile::undo() {
@@ -117,12 +159,38 @@ void SwapFile::undo() {
     (void)write_text(kPageClusterPath, saved_cluster_);
     journal_.forget(cluster_line_);
   }
-  if (on_ && swapoff(path_.c_str()) != 0) {
+  if (!saved_zswap_.empty()) {
+    (void)write_text(kZswapPath, saved_zswap_);
+    journal_.forget(zswap_line_);
+  }
+  const bool off = !on_ || swapoff(path_.c_str()) == 0;
+  if (!off || (!zram_.empty() && !remove_zram(zram_))) {
     fmt::print(stderr, "lunar: bench: swapoff {} failed: {}; the next run tries again\n", path_, strerror(errno));
+    return;
+  }
+  if (kind_ == SwapKind::kZram) {
+    if (!zram_.empty()) journal_.forget(fmt::format("zram {} {}", zram_, SetupJournal::boot_id()));
     return;
   }
   unlink(path_.c_str());
   journal_.forget("swapfile " + path_);
+}
+
+uint64_t SwapFile::memory_bytes() const {
+  if (kind_ == SwapKind::kZswap) return machine_memory("Zswap");
+  if (kind_ == SwapKind::kFile) return 0;
+  std::istringstream words(read_text(fmt::format("/sys/block/zram{}/mm_stat", zram_)).value_or(""));
+  uint64_t stored = 0, compressed = 0, used = 0;
+  words >> stored >> compressed >> used;
+  return used;
+}
+
+std::string SwapFile::state() const {
+  if (kind_ == SwapKind::kFile) return "file";
+  const auto text = [](const std::string& path) { return trimmed(read_text(path).value_or("")); };
+  if (kind_ == SwapKind::kZram) return "zram, " + text(fmt::format("/sys/block/zram{}/comp_algorithm", zram_));
+  return fmt::format("zswap, {}, at most {}% of memory", text("/sys/module/zswap/parameters/compressor"),
+                     text("/sys/module/zswap/parameters/max_pool_percent"));
 }
 
 void SwapFile::set_page_cluster(int value) {

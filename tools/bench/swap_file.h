@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Swap on a file of one's own, first in line while it lives; and files whose every block was written before a clock
+// Swap of one's own, first in line while it lives: on a file, on a file with zswap before it, or on a zram device; and
+// files whose every block was written before a clock
 // starts (a disk that never stored a block may answer for it without any work).
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
@@ -22,20 +23,35 @@ void write_whole_file(const std::string& path, uint64_t bytes, size_t zero_bytes
 // The header page of a version 1 swap area (mkswap(8)), to be written at the start of it.
 std::string swap_header(uint64_t bytes, size_t page_bytes);
 
+enum class SwapKind { kFile, kZswap, kZram };
+inline constexpr const char* kZswapPath = "/sys/module/zswap/parameters/enabled";
+// Turns /dev/zramNUMBER's swap off and removes the device. False: it stays.
+bool remove_zram(const std::string& number);
+
 class SwapFile {
  public:
-  // Makes it, writes it whole, turns it on. Throws std::runtime_error.
-  SwapFile(const std::string& path, uint64_t bytes, SetupJournal& journal, const std::function<void()>& pause);
+  // Makes it (kZram: `path` is not used), a file written whole, and turns it on. Throws std::runtime_error.
+  SwapFile(SwapKind kind, const std::string& path, uint64_t bytes, SetupJournal& journal,
+           const std::function<void()>& pause);
   ~SwapFile();
   SwapFile(const SwapFile&) = delete;
   SwapFile& operator=(const SwapFile&) = delete;
   void set_page_cluster(int value);
+  // What zswap or zram hold in DRAM now, outside of any cgroup's limit; 0 for a file.
+  uint64_t memory_bytes() const;
+  // "file"; or the kind and how it compresses.
+  std::string state() const;
 
  private:
+  void make_file(uint64_t bytes, const std::function<void()>& pause);
+  void make_zram(uint64_t bytes);
+  void turn_on(uint64_t bytes);
+  void set_zswap();
   void undo();
-  std::string path_;
+  SwapKind kind_;
+  std::string path_, zram_;  // its number
   SetupJournal& journal_;
-  std::string saved_cluster_, cluster_line_;
+  std::string saved_cluster_, cluster_line_, saved_zswap_, zswap_line_;
   bool on_ = false;
 };
 

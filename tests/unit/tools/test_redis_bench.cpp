@@ -3,7 +3,9 @@
 // and what gnuplot is told. No server.
 #include "tests/catch.h"
 
+#include <algorithm>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -11,6 +13,7 @@
 #include "tools/bench/redis/plot.h"
 #include "tools/bench/redis/redis_options.h"
 #include "tools/bench/redis/redis_report.h"
+#include "tools/bench/redis/workloads.h"
 #include "tools/support/procfs.h"
 
 using namespace lunar::tools;
@@ -162,14 +165,78 @@ TEST_CASE("hash fields and sorted-set members are checked by place, score and ve
   CHECK(check(sets, Request{Verb::kRead, 0, 1, 1}, bulk("-1")).empty());
 }
 
+TEST_CASE("values have exactly the size asked for, and compressible ones repeat their first third") {
+  Random random(1);
+  for (const size_t bytes : {16u, 100u, 1000u, 1024u}) {
+    INFO(bytes);
+    for (const bool compressible : {false, true}) {
+      Dataset data(DataKind::kStrings, 64 << 10, bytes, 5, compressible);
+      CHECK(data.keys() == (64 << 10) / bytes);
+      const std::string value = words_of(data, data.load(3))[2];
+      REQUIRE(value.size() == bytes);
+      CHECK(value != words_of(data, data.load(4))[2]);
+      CHECK(check(data, data.read(3, random), bulk(value)).empty());
+      const size_t third = std::max<size_t>(8, bytes / 3 / 8 * 8);
+      CHECK((value.compare(0, bytes - third, value, third, bytes - third) == 0) == compressible);
+      std::string flipped = value;
+      flipped.back() = static_cast<char>(flipped.back() ^ 1);
+      CHECK_FALSE(check(data, data.read(3, random), bulk(flipped)).empty());
+    }
+  }
+}
+
+TEST_CASE("a whole hash is right with all its fields, each once and in any order") {
+  Dataset data(DataKind::kBigHashes, 4 << 20, 1024, 5);
+  const std::vector<std::string> load = words_of(data, data.load(2));
+  const unsigned fields = Dataset::kBigHashFields;
+  REQUIRE(load.size() == 2 + size_t{2} * fields);
+  CHECK(load[3].size() == Dataset::kBigFieldBytes);
+  CHECK(words_of(data, data.read_whole(2)) == std::vector<std::string>{"HGETALL", load[1]});
+  const auto reply = [&](unsigned first, unsigned count, unsigned swapped) {
+    std::string out;
+    append_array(size_t{2} * count, &out);
+    for (unsigned i = 0; i < count; ++i) {
+      const unsigned at = (first + i) % fields;
+      out += bulk(load[2 + 2 * at]) + bulk(load[3 + 2 * (at == swapped ? (at + 1) % fields : at)]);
+    }
+    return out;
+  };
+  const Request whole = data.read_whole(2);
+  CHECK(check(data, whole, reply(0, fields, fields)).empty());
+  CHECK(check(data, whole, reply(1234, fields, fields)).empty());
+  CHECK_FALSE(check(data, whole, reply(0, fields - 1, fields)).empty());
+  CHECK_FALSE(check(data, whole, reply(0, fields, 2999)).empty());
+  std::string twice = reply(0, fields, fields);
+  twice.replace(twice.rfind("f2999"), 5, "f2998");
+  CHECK_FALSE(check(data, whole, twice).empty());
+}
+
+TEST_CASE("a key that is due at once is written with its life") {
+  Dataset data(DataKind::kStrings, 64 << 10, 1024, 5);
+  const std::vector<std::string> words = words_of(data, data.load_due(7));
+  CHECK(words == std::vector<std::string>{"SET", "key:000000000007", words_of(data, data.load(7))[2], "PX", "1"});
+  CHECK(check(data, data.load_due(7), "+OK\r\n").empty());
+}
+
+TEST_CASE("every workload has a name of its own and its line in the help") {
+  std::set<std::string> names;
+  for (const RedisBase& one : redis_bases()) {
+    INFO(one.name);
+    CHECK(names.insert(one.name).second);
+    CHECK(parse_redis_workload(one.name)->base == &one);
+    CHECK(workloads_help().find(one.help) != std::string::npos);
+    CHECK((one.hot_share != 0) == (one.keys == KeyChoice::kHot || one.keys == KeyChoice::kHotAndCold));
+  }
+}
+
 TEST_CASE("workload names take -pipe and -fits") {
   const auto plain = parse_redis_workload("get"), both = parse_redis_workload("zset-pipe-fits");
   REQUIRE(plain.has_value());
   CHECK_FALSE(plain->fits);
   CHECK_FALSE(plain->pipelined);
   REQUIRE(both.has_value());
-  CHECK(both->base == "zset");
-  CHECK(both->kind == DataKind::kSortedSets);
+  CHECK(std::string(both->base->name) == "zset");
+  CHECK(both->base->stage->kind == DataKind::kSortedSets);
   CHECK(both->fits);
   CHECK(both->pipelined);
   for (const char* name : {"", "gets", "-fits", "get-fits-pipe", "get-pipe-pipe", "get-"}) {
@@ -193,7 +260,10 @@ TEST_CASE("arguments of the bench are checked") {
   const std::vector<std::vector<std::string>> bad{{"--dram", "lots"},
                                                   {"--dram", "8m"},
                                                   {"--dram", "64m", "--data", "32m"},
-                                                  {"--value-size", "1000"},
+                                                  {"--shards", "0"},
+                                                  {"--dram", "32m", "--shards", "4"},
+                                                  {"--connections", "4", "--dram", "64m", "--shards", "4"},
+                                                  {"--swap", "tape"},
                                                   {"--value-size", "8"},
                                                   {"--value-size", "1m"},
                                                   {"--connections", "1"},
@@ -218,7 +288,7 @@ TEST_CASE("data that fits does fit, whatever the value size") {
   RedisOptions options;
   options.dram_bytes = 64 << 20;
   options.data_bytes = 256 << 20;
-  for (const size_t value_bytes : {16u, 64u, 1024u, 65536u}) {
+  for (const size_t value_bytes : {16u, 64u, 100u, 1024u, 65536u}) {
     options.value_bytes = value_bytes;
     const uint64_t fits = stage_data_bytes(options, DataKind::kStrings, true);
     CHECK(redis_footprint(fits, value_bytes) <= options.dram_bytes / 4 * 3 + 4096);
@@ -247,7 +317,7 @@ RedisReport sample_report() {
       RedisRun run;
       run.ops_per_s = rate * (result.system == "run" ? factor : 1);
       run.p99_ns = 1e9 / rate;
-      run.bgsave_s = rate / 10000;
+      run.job_s = rate / 10000;
       result.runs.push_back(run);
     }
     result.median = median_of(result.runs);
@@ -280,11 +350,11 @@ TEST_CASE("redis ratios are named by workload, connections and quantity, each ag
 TEST_CASE("redis medians cover the server's, the generator's and the save's quantities") {
   std::vector<RedisRun> runs(3);
   runs[0].ops_per_s = 1, runs[1].ops_per_s = 9, runs[2].ops_per_s = 5;
-  runs[0].bgsave_s = 3, runs[1].bgsave_s = 2, runs[2].bgsave_s = 7;
+  runs[0].job_s = 3, runs[1].job_s = 2, runs[2].job_s = 7;
   runs[0].generator_cpu_s = 0.1, runs[1].generator_cpu_s = 0.3, runs[2].generator_cpu_s = 0.2;
   const RedisRun median = median_of(runs);
   CHECK(median.ops_per_s == 5);
-  CHECK(median.bgsave_s == 3);
+  CHECK(median.job_s == 3);
   CHECK(median.generator_cpu_s == 0.2);
 }
 

@@ -135,8 +135,9 @@ void FaultBench::start_lunar() {
 void FaultBench::start_swap() {
   try {
     progress_.say(fmt::format("writing {} MiB of swap in {}", swap_bytes_ / kMiBytes, directory_));
-    swap_file_ = std::make_unique<SwapFile>(fmt::format("{}/lunar-bench-{}.swap", directory_, getpid()), swap_bytes_,
-                                            *journal_, check_interrupted);
+    swap_file_ =
+        std::make_unique<SwapFile>(SwapKind::kFile, fmt::format("{}/lunar-bench-{}.swap", directory_, getpid()),
+                                   swap_bytes_, *journal_, check_interrupted);
     swap_ = std::make_unique<SystemUnderTest>(
         SystemUnderTest::Setup{"swap", child_arguments("swap"), limit_bytes_, true, cgroup_}, *journal_);
     progress_.say("filling: swap");

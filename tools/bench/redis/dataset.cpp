@@ -27,8 +27,10 @@ void append_key(uint64_t key, std::string* out) {
 }
 
 void append_field(unsigned field, std::string* out) {
-  const char text[3] = {'f', static_cast<char>('0' + field / 10), static_cast<char>('0' + field % 10)};
-  append_word({text, sizeof text}, out);
+  char text[5] = {'f'};
+  const size_t digits = field < 100 ? 2 : 4;
+  for (size_t i = digits; i > 0; --i, field /= 10) text[i] = static_cast<char>('0' + field % 10);
+  append_word({text, 1 + digits}, out);
 }
 
 void append_number_word(uint64_t number, std::string* out) {
@@ -36,14 +38,20 @@ void append_number_word(uint64_t number, std::string* out) {
   append_word({text, static_cast<size_t>(std::to_chars(text, text + sizeof text, number).ptr - text)}, out);
 }
 
-unsigned parts_of(DataKind kind) {
-  return kind == DataKind::kStrings ? 1 : kind == DataKind::kHashes ? Dataset::kHashFields : Dataset::kSetMembers;
-}
+// What a key of each kind holds; part_bytes 0: a share of the value size.
+struct Shape {
+  unsigned parts;
+  size_t part_bytes;
+};
+constexpr Shape kShapes[] = {{1, 0},
+                             {Dataset::kHashFields, 0},
+                             {Dataset::kSetMembers, Dataset::kMemberBytes},
+                             {Dataset::kBigHashFields, Dataset::kBigFieldBytes}};
+const Shape& shape_of(DataKind kind) { return kShapes[static_cast<size_t>(kind)]; }
 
 size_t part_bytes_of(DataKind kind, size_t value_bytes) {
-  return kind == DataKind::kStrings  ? value_bytes
-         : kind == DataKind::kHashes ? std::max<size_t>(sizeof(uint64_t), value_bytes / Dataset::kHashFields)
-                                     : Dataset::kMemberBytes;
+  const Shape& shape = shape_of(kind);
+  return shape.part_bytes != 0 ? shape.part_bytes : std::max(sizeof(uint64_t), value_bytes / shape.parts);
 }
 
 }  // namespace
@@ -62,9 +70,10 @@ void append_word(std::string_view word, std::string* out) {
   *out += "\r\n";
 }
 
-Dataset::Dataset(DataKind kind, uint64_t data_bytes, size_t value_bytes, uint64_t seed)
+Dataset::Dataset(DataKind kind, uint64_t data_bytes, size_t value_bytes, uint64_t seed, bool compressible)
     : kind_(kind),
-      parts_(parts_of(kind)),
+      compressible_(compressible),
+      parts_(shape_of(kind).parts),
       part_bytes_(part_bytes_of(kind, value_bytes)),
       keys_(std::max<uint64_t>(1, data_bytes / (parts_ * part_bytes_))),
       content_(seed, (part_bytes_ + 7) / 8 * 8),
@@ -76,6 +85,9 @@ void Dataset::fill(uint64_t item, uint32_t version, char* out) const {
   content_.fill(item ^ (uint64_t{version} << 40), out);
   const uint64_t stamp = content_.stamp(item, version);
   memcpy(out, &stamp, sizeof stamp);
+  const size_t third = std::max(sizeof stamp, part_bytes_ / 3 / sizeof stamp * sizeof stamp);
+  for (size_t at = third; compressible_ && at < part_bytes_; at += third)
+    memcpy(out + at, out, std::min(third, part_bytes_ - at));
 }
 
 void Dataset::append_part(uint64_t key, unsigned part, uint32_t version, std::string* out) const {
@@ -91,10 +103,8 @@ void Dataset::append_score(unsigned part, uint32_t version, std::string* out) co
     append_number_word(part, out);
 }
 
-Request Dataset::load(uint64_t key) { return {Verb::kLoad, 0, 0, key}; }
-
 Request Dataset::read(uint64_t key, Random& random) const {
-  Request request{Verb::kRead, 0, versions_[key] & ~kInFlight, key};
+  Request request{Verb::kRead, 0, acknowledged(key), key};
   if (kind_ == DataKind::kSortedSets && random.below(2) == 0) {
     request.verb = Verb::kRange;
     request.part = static_cast<uint16_t>(random.below(kSetMembers - kRangeMembers + 1));
@@ -105,7 +115,7 @@ Request Dataset::read(uint64_t key, Random& random) const {
 }
 
 Request Dataset::write(uint64_t key) {
-  const uint32_t version = (versions_[key] & ~kInFlight) + 1;
+  const uint32_t version = acknowledged(key) + 1;
   versions_[key] |= kInFlight;
   return {Verb::kWrite, 0, version, key};
 }
@@ -119,32 +129,36 @@ void Dataset::append(const Request& request, std::string* out) const {
   };
   switch (request.verb) {
     case Verb::kLoad:
+    case Verb::kLoadDue:
     case Verb::kWrite: {
-      const unsigned parts = request.verb == Verb::kLoad ? parts_ : 1;
+      const unsigned parts = request.verb == Verb::kWrite ? 1 : parts_;
+      const bool due = request.verb == Verb::kLoadDue;
       if (kind_ == DataKind::kStrings) {
-        begin(3, "SET");
+        begin(due ? 5 : 3, "SET");
       } else {
-        begin(2 + size_t{2} * parts, kind_ == DataKind::kHashes ? "HSET" : "ZADD");
+        begin(2 + size_t{2} * parts, is_hash() ? "HSET" : "ZADD");
       }
       for (unsigned i = 0; i < parts; ++i) {
-        if (kind_ == DataKind::kHashes) append_field(i, out);
+        if (is_hash()) append_field(i, out);
         if (kind_ == DataKind::kSortedSets) append_score(i, request.version, out);
         // A member is the name of itself: it has no versions, its score has.
         append_part(request.key, i, kind_ == DataKind::kSortedSets ? 0 : request.version, out);
       }
+      if (due) append_word("PX", out), append_word("1", out);
       return;
     }
     case Verb::kRead:
-      begin(kind_ == DataKind::kStrings ? 2 : 3, kind_ == DataKind::kStrings  ? "GET"
-                                                 : kind_ == DataKind::kHashes ? "HGET"
-                                                                              : "ZSCORE");
-      if (kind_ == DataKind::kHashes) append_field(part, out);
+      begin(kind_ == DataKind::kStrings ? 2 : 3, kind_ == DataKind::kStrings ? "GET" : is_hash() ? "HGET" : "ZSCORE");
+      if (is_hash()) append_field(part, out);
       if (kind_ == DataKind::kSortedSets) append_part(request.key, part, 0, out);
       return;
     case Verb::kRange:
       begin(4, "ZRANGE");
       append_number_word(part, out);
       append_number_word(part + kRangeMembers - 1, out);
+      return;
+    case Verb::kWhole:
+      begin(2, "HGETALL");
       return;
   }
 }
@@ -168,13 +182,28 @@ bool Dataset::is_part(const Request& request, unsigned part, const redisReply& r
   return memcmp(expected_.data(), reply.str, part_bytes_) == 0;
 }
 
+// Fields come in any order, each once.
+bool Dataset::is_whole(const Request& request, const redisReply& reply) const {
+  if (reply.type != REDIS_REPLY_ARRAY || reply.elements != size_t{2} * parts_) return false;
+  std::vector<bool> seen(parts_);
+  for (size_t i = 0; i < reply.elements; i += 2) {
+    const redisReply& field = *reply.element[i];
+    if (field.type != REDIS_REPLY_STRING || field.len < 2 || field.str[0] != 'f') return false;
+    const auto part = static_cast<unsigned>(strtoul(field.str + 1, nullptr, 10));
+    if (part >= parts_ || seen[part] || !is_part(request, part, *reply.element[i + 1])) return false;
+    seen[part] = true;
+  }
+  return true;
+}
+
 bool Dataset::is_right(const Request& request, const redisReply& reply) const {
   switch (request.verb) {
     case Verb::kLoad:
+    case Verb::kLoadDue:
     case Verb::kWrite:
       if (kind_ == DataKind::kStrings) return reply.type == REDIS_REPLY_STATUS && strcmp(reply.str, "OK") == 0;
       // How many fields or members are new.
-      return reply.type == REDIS_REPLY_INTEGER && reply.integer == (request.verb == Verb::kLoad ? parts_ : 0);
+      return reply.type == REDIS_REPLY_INTEGER && reply.integer == (request.verb == Verb::kWrite ? 0 : parts_);
     case Verb::kRead: {
       if (kind_ != DataKind::kSortedSets) return is_part(request, request.part, reply);
       if (reply.type != REDIS_REPLY_STRING) return false;
@@ -190,6 +219,8 @@ bool Dataset::is_right(const Request& request, const redisReply& reply) const {
         if (!is_part(request, request.part + i, *reply.element[i])) return false;
       }
       return true;
+    case Verb::kWhole:
+      return is_whole(request, reply);
   }
   return false;
 }
@@ -198,7 +229,7 @@ std::string Dataset::check(const Request& request, const redisReply& reply) {
   const bool right = is_right(request, reply);
   if (request.verb == Verb::kWrite) versions_[request.key] = request.version;
   if (right) return {};
-  static constexpr const char* kVerbs[] = {"load", "read", "range read", "write"};
+  static constexpr const char* kVerbs[] = {"load", "load", "read", "range read", "whole read", "write"};
   std::string got = reply.type == REDIS_REPLY_ERROR    ? fmt::format("the error {}", reply.str)
                     : reply.type == REDIS_REPLY_NIL    ? std::string("nothing")
                     : reply.type == REDIS_REPLY_STRING ? fmt::format("{} other bytes", reply.len)

@@ -2,13 +2,16 @@
 // The data of `lunar bench redis`, and what it says to a server: RESP requests, and whether a reply is the right one.
 //
 // Everything follows from the seed, a key's number and a version, so that each reply is checked byte by byte and
-// nothing but the versions is stored. Values are incompressible. A key has parts; part 0 is the one that is written:
+// nothing but the versions is stored. Values are incompressible, or
+// repeat themselves. A key has parts; part 0 is the one that is written:
 //
 //   strings      key -> value                                     1 part of value_bytes      GET | SET
 //   hashes       key -> 16 fields of value_bytes / 16             (listpack at 1 KiB)        HGET | HSET field 0
 //   sorted sets  key -> 160 members of 64 bytes, score = number   (skiplist: above 128)      ZSCORE, ZRANGE | ZADD
 //                member 0
+//   big hashes   key -> 3000 fields of 100 bytes                 (hash table)               HGET, HGETALL | HSET field 0
 //
+// Compressible values repeat their first third twice.
 // A key has at most one write in flight, so a read must find a version between the last one acknowledged when it was
 // sent and the last one sent when it came back.
 // Threading: one thread an object. May not be used by runtime/ (it allocates).
@@ -24,9 +27,10 @@
 
 namespace lunar::tools {
 
-enum class DataKind { kStrings, kHashes, kSortedSets };
+enum class DataKind { kStrings, kHashes, kSortedSets, kBigHashes };
 
-enum class Verb : uint8_t { kLoad, kRead, kRange, kWrite };
+enum class Verb : uint8_t { kLoad, kLoadDue, kRead, kRange, kWhole, kWrite };
+inline bool is_read(Verb verb) { return verb == Verb::kRead || verb == Verb::kRange || verb == Verb::kWhole; }
 
 struct Request {
   Verb verb = Verb::kRead;
@@ -37,16 +41,21 @@ struct Request {
 
 class Dataset {
  public:
-  static constexpr unsigned kHashFields = 16, kSetMembers = 160, kMemberBytes = 64, kRangeMembers = 10;
+  static constexpr unsigned kHashFields = 16, kSetMembers = 160, kMemberBytes = 64, kRangeMembers = 10,
+                            kBigHashFields = 3000, kBigFieldBytes = 100;
   static constexpr size_t kValueBytesMin = 16, kValueBytesMax = 512 << 10;
 
-  // As many keys as hold `data_bytes` of values. pre: value_bytes a multiple of 16 between the limits.
-  Dataset(DataKind kind, uint64_t data_bytes, size_t value_bytes, uint64_t seed);
+  // As many keys as hold `data_bytes` of values. pre: value_bytes between the limits.
+  Dataset(DataKind kind, uint64_t data_bytes, size_t value_bytes, uint64_t seed, bool compressible = false);
   uint64_t keys() const { return keys_; }
   uint64_t key_bytes() const { return parts_ * part_bytes_; }  // of values a key holds
   uint64_t data_bytes() const { return keys_ * key_bytes(); }
 
-  Request load(uint64_t key);
+  Request load(uint64_t key) const { return {Verb::kLoad, 0, 0, key}; }
+  // The same of a key that expires at once. pre: kStrings
+  Request load_due(uint64_t key) const { return {Verb::kLoadDue, 0, 0, key}; }
+  // All parts. pre: kBigHashes
+  Request read_whole(uint64_t key) const { return {Verb::kWhole, 0, acknowledged(key), key}; }
   Request read(uint64_t key, Random& random) const;
   // pre: !writing(key)
   Request write(uint64_t key);
@@ -58,6 +67,9 @@ class Dataset {
 
  private:
   static constexpr uint32_t kInFlight = uint32_t{1} << 31;
+  uint32_t acknowledged(uint64_t key) const { return versions_[key] & ~kInFlight; }
+  bool is_hash() const { return kind_ == DataKind::kHashes || kind_ == DataKind::kBigHashes; }
+  bool is_whole(const Request& request, const redisReply& reply) const;
   uint64_t item(uint64_t key, unsigned part) const { return key * parts_ + part; }
   void fill(uint64_t item, uint32_t version, char* out) const;
   void append_part(uint64_t key, unsigned part, uint32_t version, std::string* out) const;
@@ -67,6 +79,7 @@ class Dataset {
   bool is_right(const Request& request, const redisReply& reply) const;
 
   DataKind kind_;
+  bool compressible_;
   unsigned parts_;
   size_t part_bytes_;
   uint64_t keys_;

@@ -50,11 +50,11 @@ struct LoadGenerator::Connection {
   }
 };
 
-LoadGenerator::LoadGenerator(uint16_t port, unsigned connections, Dataset& data)
+LoadGenerator::LoadGenerator(const std::vector<uint16_t>& ports, unsigned connections, Dataset& data)
     : data_(data), epoll_(epoll_create1(EPOLL_CLOEXEC)), buffer_(kBufferBytes) {
   try {
     if (epoll_ < 0) throw std::runtime_error(fmt::format("epoll: {}", strerror(errno)));
-    connect_all(port, connections);
+    connect_all(ports, connections);
   } catch (...) {
     if (epoll_ >= 0) close(epoll_);
     throw;
@@ -63,14 +63,15 @@ LoadGenerator::LoadGenerator(uint16_t port, unsigned connections, Dataset& data)
 
 LoadGenerator::~LoadGenerator() { close(epoll_); }
 
-void LoadGenerator::connect_all(uint16_t port, unsigned count) {
+void LoadGenerator::connect_all(const std::vector<uint16_t>& ports, unsigned count) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_port = htons(port);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   for (unsigned i = 0; i < count; ++i) {
     auto one = std::make_unique<Connection>();
     one->index = i;
+    const uint16_t port = ports[i % ports.size()];
+    address.sin_port = htons(port);
     one->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     const int yes = 1;
     epoll_event event{};
@@ -134,7 +135,7 @@ void LoadGenerator::take(Connection& who, const redisReply& reply, uint64_t now,
   if (!measuring_) return;
   const bool second = groups_first_ > 0 && who.index >= groups_first_;
   counts->latencies[second ? 1 : 0].add(now - who.sent_ns);
-  if (request.verb == Verb::kRead || request.verb == Verb::kRange) ++counts->reads;
+  if (is_read(request.verb)) ++counts->reads;
 }
 
 void LoadGenerator::receive(Connection& who, const LoadPlan& plan, LoadCounts* counts) {

@@ -43,8 +43,8 @@ struct LoadCounts {
 
 class LoadGenerator {
  public:
-  // Connects to 127.0.0.1:port. Throws std::runtime_error.
-  LoadGenerator(uint16_t port, unsigned connections, Dataset& data);
+  // Connects to 127.0.0.1, connection i to port i modulo their number. Throws std::runtime_error.
+  LoadGenerator(const std::vector<uint16_t>& ports, unsigned connections, Dataset& data);
   ~LoadGenerator();
   LoadGenerator(const LoadGenerator&) = delete;
   LoadGenerator& operator=(const LoadGenerator&) = delete;
@@ -54,7 +54,7 @@ class LoadGenerator {
 
  private:
   struct Connection;
-  void connect_all(uint16_t port, unsigned count);
+  void connect_all(const std::vector<uint16_t>& ports, unsigned count);
   void send_batch(Connection& who, const LoadPlan& plan);
   void flush(Connection& who);
   void receive(Connection& who, const LoadPlan& plan, LoadCounts* counts);

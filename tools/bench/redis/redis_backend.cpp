@@ -26,12 +26,11 @@
 namespace lunar::tools {
 
 namespace {
-constexpr unsigned kWritePercent = 10;    // of mixed, hash, zset and save
-constexpr uint64_t kHotShareOfDram = 16;  // hot keys hold a 16th of --dram, scattered over all keys
-// of paced: few, so that at its rate each is asked for more often than a cold one
-constexpr uint64_t kPacedShareOfDram = 256;
-constexpr double kPageBytes = 4096;  // the least a miss reads, whatever the page size here
-constexpr double kSaveSecondsMax = 900;
+constexpr unsigned kLoadPipelineMax = 16;
+constexpr uint64_t kLoadBatchBytes = 64 << 10;  // of a connection: what the server has not read takes its memory
+constexpr uint64_t kReplicaSample = 1000;       // keys that are read from a replica after each run
+constexpr double kPageBytes = 4096;             // the least a miss reads, whatever the page size here
+constexpr double kJobSecondsMax = 900;
 
 double now_seconds() { return static_cast<double>(now_ns()) / 1e9; }
 }  // namespace
@@ -43,46 +42,64 @@ struct RedisBackend::Counters {
   std::optional<uint64_t> server_read;
 };
 
-// Starts a BGSAVE when it is made and ends the run when that is done.
-struct RedisBackend::Saving {
-  explicit Saving(RedisServer& server) : server_(server), thread_([this] { follow(); }) {}
-  ~Saving() {
+// The servers' work beside the clients', all shards at once: begins when this is made, and ends the run.
+class RedisBackend::Job {
+ public:
+  Job(SideJob what, Servers& servers) : what_(what), servers_(servers), thread_([this] { follow(); }) {}
+  ~Job() {
     abandoned_.store(true);
     thread_.join();
   }
-  // pre: done. Throws std::runtime_error when the save failed.
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  // pre: done(). Throws std::runtime_error when it failed.
   void finish(RedisRun* run) {
-    if (!error_.empty()) throw std::runtime_error("BGSAVE: " + error_);
-    run->bgsave_s = seconds_;
-    run->fork_us = std::stod("0" + server_.info("stats", "latest_fork_usec"));
+    if (!error_.empty()) throw std::runtime_error("the servers' job: " + error_);
+    run->job_s = seconds_;
+    if (what_ != SideJob::kSave) return;
+    for (auto& server : servers_)
+      run->fork_us = std::fmax(run->fork_us, std::stod("0" + server->info("stats", "latest_fork_usec")));
   }
-  std::atomic<bool> done{false};
 
  private:
+  void begin(RedisServer& server) const {
+    if (what_ == SideJob::kSave) (void)server.command({"BGSAVE"});
+    if (what_ == SideJob::kExpiry) (void)server.command({"DEBUG", "SET-ACTIVE-EXPIRE", "1"});
+  }
+  bool goes_on(RedisServer& server) const {
+    return what_ == SideJob::kSave ? server.info("persistence", "rdb_bgsave_in_progress") != "0"
+                                   : server.info("keyspace", "db0").find("expires=0,") == std::string::npos;
+  }
   void follow() {
     try {
       const double start = now_seconds();
-      (void)server_.command({"BGSAVE"});
-      while (server_.info("persistence", "rdb_bgsave_in_progress") != "0" && !abandoned_.load()) {
-        if (now_seconds() - start > kSaveSecondsMax) throw std::runtime_error("not done in time");
-        usleep(10'000);
+      for (auto& server : servers_) begin(*server);
+      for (auto& server : servers_) {
+        while (goes_on(*server) && !abandoned_.load()) {
+          if (now_seconds() - start > kJobSecondsMax) throw std::runtime_error("not done in time");
+          usleep(10'000);
+        }
+        if (what_ == SideJob::kSave && server->info("persistence", "rdb_last_bgsave_status") != "ok")
+          error_ = "failed\n" + server->log_tail();
       }
       seconds_ = now_seconds() - start;
-      if (server_.info("persistence", "rdb_last_bgsave_status") != "ok") error_ = "failed\n" + server_.log_tail();
     } catch (const std::exception& error) { error_ = error.what(); } catch (const Interrupted&) {
       error_ = "interrupted";
     }
-    done.store(true, std::memory_order_release);
+    done_.store(true, std::memory_order_release);
   }
-  RedisServer& server_;
-  std::atomic<bool> abandoned_{false};
+  const SideJob what_;
+  Servers& servers_;
+  std::atomic<bool> done_{false}, abandoned_{false};
   double seconds_ = 0;
   std::string error_;
   std::thread thread_;  // last: it uses the others
 };
 
 RedisBackend::RedisBackend(const Setup& setup, SetupJournal& journal)
-    : setup_(setup), journal_(journal), data_(setup.kind, setup.data_bytes, setup.value_bytes, setup.seed) {
+    : setup_(setup),
+      journal_(journal),
+      data_(setup.stage->kind, setup.data_bytes, setup.value_bytes, setup.seed, setup.compressible),
+      new_keys_(setup.shards.size()) {
   try {
     start();
   } catch (...) {
@@ -93,52 +110,102 @@ RedisBackend::RedisBackend(const Setup& setup, SetupJournal& journal)
 
 RedisBackend::~RedisBackend() { end(); }
 
-void RedisBackend::start() {
+void RedisBackend::start_server(const std::string& name, const Setup::Words& words, bool in_cgroup, Servers* into) {
   ServerSetup server;
+  if (in_cgroup && cgroup_) server.cgroup_procs = cgroup_->procs_path();
+  server.redis_server = setup_.redis_server;
+  server.wrapper = words.wrapper;
+  server.further = words.further;
+  server.directory = setup_.directory;
+  server.name = name;
+  server.dump = name + ".rdb";
+  server.saves = false;
+  into->push_back(std::make_unique<RedisServer>(server));
+}
+
+// Both are empty. Nothing but its own speed bounds how far the server may fall behind.
+void RedisBackend::follow_master(unsigned shard) {
+  RedisServer& master = *masters_[shard];
+  (void)master.command({"CONFIG", "SET", "client-output-buffer-limit", "replica 0 0 0", "repl-timeout", "3600"});
+  (void)servers_[shard]->command({"REPLICAOF", "127.0.0.1", fmt::format("{}", master.port())});
+  while (servers_[shard]->info("replication", "master_link_status") != "up") {
+    check_interrupted();
+    usleep(10'000);
+  }
+}
+
+void RedisBackend::start() {
   if (setup_.cgroup) {
     const std::string name = fmt::format("lunar-bench-{}-{}", getpid(), setup_.system);
     recorded_ = fmt::format("cgroup {}/{}", setup_.cgroup->mount, name);
     journal_.record(recorded_);
     cgroup_ = std::make_unique<MemoryCgroup>(*setup_.cgroup, name, setup_.limit_bytes, setup_.swap);
-    server.cgroup_procs = cgroup_->procs_path();
   }
-  server.redis_server = setup_.redis_server;
-  server.wrapper = setup_.wrapper;
-  server.further = setup_.further;
-  server.directory = setup_.directory;
-  server.name = setup_.system;
-  server.dump = setup_.system + ".rdb";
-  server.saves = false;
-  server_ = std::make_unique<RedisServer>(server);
-  generator_ = std::make_unique<LoadGenerator>(server_->port(), setup_.connections, data_);
+  for (unsigned i = 0; i < setup_.shards.size(); ++i) {
+    start_server(fmt::format("{}-{}", setup_.system, i), setup_.shards[i], true, &servers_);
+    if (!setup_.stage->replica) continue;
+    start_server(fmt::format("{}-master-{}", setup_.system, i), {}, false, &masters_);
+    follow_master(i);
+  }
+  const Servers& asked = masters_.empty() ? servers_ : masters_;
+  generator_ = std::make_unique<LoadGenerator>(ports(asked), setup_.connections, data_);
+}
+
+std::vector<uint16_t> RedisBackend::ports(const Servers& servers) const {
+  std::vector<uint16_t> all;
+  for (const auto& server : servers) all.push_back(server->port());
+  return all;
 }
 
 void RedisBackend::end() {
   generator_.reset();
-  server_.reset();
+  servers_.clear();
+  masters_.clear();
   cgroup_.reset();  // with a child that may still save
   if (!recorded_.empty()) journal_.forget(recorded_);
-  unlink(fmt::format("{}/{}.rdb", setup_.directory, setup_.system).c_str());
+  for (size_t i = 0; i < setup_.shards.size(); ++i)
+    unlink(fmt::format("{}/{}-{}.rdb", setup_.directory, setup_.system, i).c_str());
 }
 
 void RedisBackend::lost(const std::string& why) {
   check_interrupted();
   const bool out_of_memory = cgroup_ && cgroup_->oom_kills() > 0;
-  throw std::runtime_error(fmt::format("{}: {}{}\n{}", setup_.system, why,
+  std::string tails;
+  for (const auto& server : servers_) tails += "\n" + server->log_tail();
+  throw std::runtime_error(fmt::format("{}: {}{}{}", setup_.system, why,
                                        out_of_memory ? "; killed for passing its memory limit (--allowance)" : "",
-                                       server_->log_tail()));
+                                       tails));
 }
 
 RedisBackend::Counters RedisBackend::count() const {
   Counters counters;
   counters.disk = read_disk(setup_.disk_stat);
-  counters.server_read = process_read_bytes(server_->pid());
+  counters.server_read = 0;
+  for (const auto& server : servers_) {
+    const std::optional<uint64_t> read = process_read_bytes(server->pid());
+    counters.server_read = read && counters.server_read ? std::optional(*counters.server_read + *read) : std::nullopt;
+    counters.cpu += process_cpu_seconds(server->pid());
+  }
   counters.machine_cpu = machine_cpu_seconds();
-  counters.cpu = process_cpu_seconds(server_->pid());
   return counters;
 }
 
-// Runs the plan and frames it with the counters. Group 0's latencies are the run's.
+// Waits until the servers have all that their masters have; how long that took, in seconds.
+double RedisBackend::catch_up() {
+  const double start = now_seconds();
+  for (unsigned i = 0; i < masters_.size(); ++i) {
+    const uint64_t wanted = std::stoull("0" + masters_[i]->info("replication", "master_repl_offset"));
+    while (std::stoull("0" + servers_[i]->info("replication", "slave_repl_offset")) < wanted) {
+      check_interrupted();
+      if (now_seconds() - start > kJobSecondsMax) throw std::runtime_error("the replica does not catch up");
+      usleep(1000);
+    }
+  }
+  return masters_.empty() ? 0 : now_seconds() - start;
+}
+
+// Runs the plan and frames it with the counters. Group 0's latencies are the run's; what a replica needs to catch up
+// belongs to its time.
 LoadCounts RedisBackend::drive(LoadPlan plan, RedisRun* run) {
   Counters before, after;
   const auto start_too = plan.on_start;
@@ -146,13 +213,16 @@ LoadCounts RedisBackend::drive(LoadPlan plan, RedisRun* run) {
     if (start_too) start_too();
     before = count();
   };
-  plan.on_end = [&] { after = count(); };
+  plan.on_end = [&] {
+    run->lag_s = catch_up();
+    after = count();
+  };
   LoadCounts counts;
   try {
     counts = generator_->run(plan);
   } catch (const std::runtime_error& error) { lost(error.what()); }
   const Histogram& latencies = counts.latencies[0];
-  put_latencies(run, latencies, counts.seconds);
+  put_latencies(run, latencies, counts.seconds + run->lag_s);
   run->cpu_s = after.cpu - before.cpu;
   run->machine_cpu_s = after.machine_cpu - before.machine_cpu;
   const auto all = static_cast<double>(latencies.count() + counts.latencies[1].count());
@@ -170,120 +240,176 @@ LoadCounts RedisBackend::drive(LoadPlan plan, RedisRun* run) {
   return counts;
 }
 
-RedisRun RedisBackend::load(const Say& say) {
-  uint64_t next = 0;
-  LoadPlan plan;
-  plan.pipeline = kLoadPipeline;
-  plan.next = [&](unsigned, Request* request) {
-    if (next == data_.keys()) return false;
-    *request = data_.load(next++);
+// One request for each of the indices first, first + step, ... below `end` of every shard.
+void RedisBackend::send_each(LoadPlan plan, uint64_t first, uint64_t step,
+                             const std::function<Request(uint64_t index, unsigned shard)>& request, uint64_t end,
+                             RedisRun* run) {
+  std::vector<uint64_t> next(shards(), first);
+  plan.pipeline = load_pipeline();
+  plan.next = [&](unsigned connection, Request* out) {
+    const auto shard = static_cast<unsigned>(connection % shards());
+    if (next[shard] >= end) return false;
+    *out = request(next[shard], shard);
+    next[shard] += step;
     return true;
   };
+  (void)drive(plan, run);
+}
+
+unsigned RedisBackend::load_pipeline() const {
+  return static_cast<unsigned>(std::clamp<uint64_t>(kLoadBatchBytes / data_.key_bytes(), 1, kLoadPipelineMax));
+}
+
+RedisRun RedisBackend::load(const Say& say) {
+  LoadPlan plan;
   plan.on_progress = [&](uint64_t done) {
-    say(fmt::format("loading {}: {}% of {} MiB", setup_.system, done * 100 / data_.keys(), data_.data_bytes() >> 20));
+    say(fmt::format("loading {}: {}% of {} MiB", setup_.system, done * 100 / keys(), data_.data_bytes() >> 20));
   };
   RedisRun run;
-  (void)drive(plan, &run);
-  run.must_write_bytes =
-      std::fmax(0, static_cast<double>(data_.data_bytes()) - static_cast<double>(setup_.limit_bytes));
+  const auto request = [this](uint64_t index, unsigned shard) { return data_.load(key_of(index, shard)); };
+  send_each(plan, 0, 1, request, keys_of_shard(), &run);
+  if (setup_.reads_disk)
+    run.must_write_bytes =
+        std::fmax(0, static_cast<double>(data_.data_bytes()) - static_cast<double>(setup_.limit_bytes));
   return run;
 }
 
-uint64_t RedisBackend::hot_keys(const RedisWorkload& workload) const {
-  const uint64_t share = workload.base == "paced" ? kPacedShareOfDram : kHotShareOfDram;
-  return std::clamp<uint64_t>(setup_.dram_bytes / share / data_.key_bytes(), 1, data_.keys());
+uint64_t RedisBackend::hot_keys(const RedisBase& what) const {
+  if (what.hot_share == 0) return 1;
+  return std::clamp<uint64_t>(setup_.dram_bytes / what.hot_share / data_.key_bytes() / shards(), 1, keys_of_shard());
 }
-uint64_t RedisBackend::hot_key(uint64_t index, uint64_t count) const { return index * (data_.keys() / count); }
 
-void RedisBackend::warm_hot_keys(uint64_t count) {
-  uint64_t next = 0;
-  Random random(1);
-  LoadPlan plan;
-  plan.pipeline = 4;
-  plan.next = [&](unsigned, Request* request) {
-    if (next == count) return false;
-    *request = data_.read(hot_key(next++, count), random);
-    return true;
-  };
+// What has to be so before the clock starts.
+void RedisBackend::prepare(const RedisBase& what) {
   RedisRun ignored;
-  (void)drive(plan, &ignored);
+  if (what.hot_share != 0) {
+    Random random(1);
+    const uint64_t count = hot_keys(what);
+    const auto request = [&](uint64_t index, unsigned shard) {
+      return data_.read(key_of(hot_index(index, count), shard), random);
+    };
+    send_each({}, 0, 1, request, count, &ignored);
+  }
+  if (what.job == SideJob::kExpiry) {  // every other key, and none goes before the job begins
+    for (auto& server : servers_) (void)server->command({"DEBUG", "SET-ACTIVE-EXPIRE", "0"});
+    const auto request = [this](uint64_t index, unsigned shard) { return data_.load_due(key_of(index, shard)); };
+    send_each({}, 1, 2, request, keys_of_shard(), &ignored);
+  }
+  if (what.keys == KeyChoice::kNew) {
+    for (auto& server : servers_)
+      (void)server->command(
+          {"CONFIG", "SET", "maxmemory-policy", "allkeys-lru", "maxmemory", server->info("memory", "used_memory")});
+  }
 }
 
-std::function<bool(unsigned, Request*)> RedisBackend::chooser(const RedisWorkload& workload, Random* random) {
-  const auto uniform = [this, random] { return random->below(data_.keys()); };
-  const std::string& base = workload.base;
-  const auto hot = [this, random, count = hot_keys(workload)] { return hot_key(random->below(count), count); };
-  if (base == "get") {
-    return [=, this](unsigned, Request* request) { return *request = data_.read(uniform(), *random), true; };
+RedisBackend::Choose RedisBackend::chooser(const RedisBase& what, Random* random) {
+  const auto uniform = [this, random](unsigned c) { return key_of(random->below(keys_of_shard()), c); };
+  const auto hot = [this, random, count = hot_keys(what)](unsigned c) {
+    return key_of(hot_index(random->below(count), count), c);
+  };
+  switch (what.keys) {
+    case KeyChoice::kZipf:
+      if (!zipf_) zipf_ = std::make_unique<ZipfGenerator>(keys_of_shard(), kZipfTheta);
+      return [=, this](unsigned c, Request* request) {
+        return *request = data_.read(key_of(zipf_->scattered(zipf_->rank(*random)), c), *random), true;
+      };
+    case KeyChoice::kHot:
+      return [=, this](unsigned c, Request* request) { return *request = data_.read(hot(c), *random), true; };
+    case KeyChoice::kHotAndCold:
+      return [=, this, whole = what.whole, first = setup_.connections / 2](unsigned c, Request* request) {
+        *request =
+            c >= first && whole ? data_.read_whole(uniform(c)) : data_.read(c < first ? hot(c) : uniform(c), *random);
+        return true;
+      };
+    case KeyChoice::kKept:  // of every two
+      return [=, this](unsigned c, Request* request) {
+        const uint64_t index = random->below(keys_of_shard()) / 2 * 2;
+        return *request = data_.read(key_of(index, c), *random), true;
+      };
+    case KeyChoice::kNew:
+      return [=, this](unsigned c, Request* request) {
+        const uint64_t index = keys_of_shard() + new_keys_[c % shards()]++;
+        return *request = data_.load(key_of(index, c)), true;
+      };
+    case KeyChoice::kUniform:
+      break;
   }
-  if (base == "zipf") {
-    if (!zipf_) zipf_ = std::make_unique<ZipfGenerator>(data_.keys(), kZipfTheta);
-    return [=, this](unsigned, Request* request) {
-      return *request = data_.read(zipf_->scattered(zipf_->rank(*random)), *random), true;
-    };
-  }
-  if (base == "hot") {
-    return [=, this](unsigned, Request* request) { return *request = data_.read(hot(), *random), true; };
-  }
-  if (base == "hotcold" || base == "paced") {
-    return [=, this, first = setup_.connections / 2](unsigned connection, Request* request) {
-      return *request = data_.read(connection < first ? hot() : uniform(), *random), true;
-    };
-  }
-  const uint64_t writes = base == "set" ? 100 : base == "half" ? 50 : kWritePercent;
-  return [=, this](unsigned, Request* request) {  // mixed, half, set, hash, zset, save
-    uint64_t key = uniform();
-    while (base == "set" && data_.writing(key)) key = uniform();
+  return [=, this, writes = what.write_percent](unsigned c, Request* request) {
+    uint64_t key = uniform(c);
+    for (unsigned tries = 0; writes == 100 && data_.writing(key) && tries < 100; ++tries) key = uniform(c);
     const bool write = random->below(100) < writes && !data_.writing(key);
     return *request = write ? data_.write(key) : data_.read(key, *random), true;
   };
 }
 
-double RedisBackend::missed_reads(const RedisWorkload& workload, double draws, unsigned outstanding) {
-  if (workload.base == "hot") return 0;
+double RedisBackend::missed_reads(const RedisBase& what, double draws, unsigned outstanding) {
   const double memory = static_cast<double>(setup_.limit_bytes) + outstanding * kPageBytes;
-  const double hit = workload.base == "zipf" ? zipf_->mass(static_cast<uint64_t>(memory) / data_.key_bytes())
-                                             : std::fmin(1, memory / static_cast<double>(data_.data_bytes()));
+  const double hit = what.keys == KeyChoice::kZipf
+                         ? zipf_->mass(static_cast<uint64_t>(memory) / data_.key_bytes() / shards())
+                         : std::fmin(1, memory / static_cast<double>(data_.data_bytes()));
   draws = std::fmax(0, draws - outstanding);  // may have been read before the clock started
   // Three standard deviations down: chance must not fail an honest short run.
   return std::fmax(0, draws * (1 - hit) - 3 * std::sqrt(draws * hit * (1 - hit)));
 }
 
+void RedisBackend::put_must_move(const RedisBase& what, const LoadCounts& counts, unsigned outstanding, RedisRun* run) {
+  if (!setup_.reads_disk || what.keys == KeyChoice::kHot || what.job == SideJob::kExpiry) return;
+  const double data = static_cast<double>(data_.data_bytes()), limit = static_cast<double>(setup_.limit_bytes);
+  if (what.job == SideJob::kSave) {
+    run->must_read_bytes = std::fmax(0, data - limit);
+    run->must_write_bytes = data;
+    return;
+  }
+  const bool groups = what.keys == KeyChoice::kHotAndCold;
+  const double draws = groups ? static_cast<double>(counts.latencies[1].count()) : static_cast<double>(counts.reads);
+  run->must_read_bytes = missed_reads(what, draws, outstanding) * kPageBytes;
+}
+
+// A sample of what its master was told, of the replica itself.
+void RedisBackend::check_replica(RedisRun* run) {
+  LoadGenerator reader(ports(servers_), setup_.connections, data_);
+  Random random(static_cast<uint64_t>(run->ops) + 1);
+  uint64_t left = std::min(kReplicaSample, keys());
+  LoadPlan plan;
+  plan.next = [&](unsigned connection, Request* request) {
+    if (left == 0) return false;
+    --left;
+    *request = data_.read(key_of(random.below(keys_of_shard()), connection), random);
+    return true;
+  };
+  const LoadCounts counts = reader.run(plan);
+  run->mismatches += static_cast<double>(counts.mismatches);
+  if (run->first_mismatch.empty()) run->first_mismatch = counts.first_mismatch;
+}
+
 RedisRun RedisBackend::run(const RedisWorkload& workload, const Plan& how) {
-  const bool paced = workload.base == "paced", hotcold = paced || workload.base == "hotcold",
-             save = workload.base == "save";
-  if (hotcold || workload.base == "hot") warm_hot_keys(hot_keys(workload));
+  const RedisBase& what = *workload.base;
+  const bool groups = what.keys == KeyChoice::kHotAndCold;
+  prepare(what);
   Random random(how.seed);
   RedisRun run;
-  std::unique_ptr<Saving> saving;
+  std::unique_ptr<Job> job;
   LoadPlan plan;
   plan.pipeline = workload.pipelined ? how.pipeline : 1;
-  plan.warm_seconds = how.warm_seconds;
-  plan.next = chooser(workload, &random);
-  if (hotcold) plan.first_group = setup_.connections / 2;
-  if (paced || save) plan.rate = how.rate;  // the same work on every backend
-  if (save) {
-    // The run lasts as long as the save; its flag exists from the start of the clock on.
-    plan.on_start = [&] { saving = std::make_unique<Saving>(*server_); };
-    plan.is_over = [&] { return saving && saving->done.load(std::memory_order_acquire); };
+  plan.warm_seconds = what.stage->replica ? 0 : how.warm_seconds;  // a replica would begin behind
+  plan.next = chooser(what, &random);
+  if (groups) plan.first_group = setup_.connections / 2;
+  if (what.by_clock) plan.rate = how.rate;  // the same work on every backend
+  if (what.job != SideJob::kNone) {
+    // The run lasts as long as the job, which begins with the clock.
+    plan.on_start = [&] { job = std::make_unique<Job>(what.job, servers_); };
+    plan.is_over = [&] { return job && job->done(); };
   } else {
     plan.seconds = how.seconds;
   }
   const LoadCounts counts = drive(plan, &run);
-  const unsigned outstanding = setup_.connections * plan.pipeline;
-  const double data = static_cast<double>(data_.data_bytes()), limit = static_cast<double>(setup_.limit_bytes);
-  if (save) {
-    saving->finish(&run);
-    run.must_read_bytes = std::fmax(0, data - limit);
-    run.must_write_bytes = data;
-  } else {
-    const double draws = hotcold ? static_cast<double>(counts.latencies[1].count()) : static_cast<double>(counts.reads);
-    run.must_read_bytes = missed_reads(workload, draws, outstanding) * kPageBytes;
-  }
-  if (hotcold) {
+  if (job) job->finish(&run);
+  put_must_move(what, counts, setup_.connections * plan.pipeline, &run);
+  if (groups) {
     run.cold_ops_per_s = static_cast<double>(counts.latencies[1].count()) / counts.seconds;
     run.cold_p99_ns = counts.latencies[1].percentile(0.99);
   }
+  if (what.stage->replica) check_replica(&run);
   return run;
 }
 

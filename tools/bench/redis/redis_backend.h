@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One backend of `lunar bench redis`: a redis-server in a memory cgroup, the data it holds, and the clients that load
-// it.
+// One backend of `lunar bench redis`: a redis-server, or a few that share the keys, in one memory cgroup; the data they
+// hold, and the clients that load them. Connection i serves shard i modulo their number, key k lies on shard k modulo
+// that. In a replica stage each server has a plain master outside of the cgroup, and the clients talk to that.
 // Threading: one thread (during a save a second one asks for its progress). May not be used by runtime/ (it allocates).
 #pragma once
 #include <functional>
@@ -11,6 +12,7 @@
 
 #include "tools/bench/redis/load_generator.h"
 #include "tools/bench/redis/redis_report.h"
+#include "tools/bench/redis/workloads.h"
 #include "tools/bench/setup_journal.h"
 #include "tools/support/cgroup.h"
 #include "tools/support/redis_server.h"
@@ -19,18 +21,22 @@ namespace lunar::tools {
 
 class RedisBackend {
  public:
-  static constexpr unsigned kLoadPipeline = 16;
   struct Setup {
     std::string system;  // "lunar", "run", "swap"
     std::string redis_server, directory, disk_stat;
-    std::vector<std::string> wrapper, further;  // before and after redis-server's own words
+    struct Words {
+      std::vector<std::string> wrapper, further;  // before and after redis-server's own words
+    };
+    std::vector<Words> shards;
     uint64_t limit_bytes = 0, dram_bytes = 0;
     bool swap = false;                  // its cgroup may swap
     std::optional<CgroupPlace> cgroup;  // none: no limit but its own
     unsigned connections = 50;
-    DataKind kind = DataKind::kStrings;
+    const RedisStage* stage = &kPlainStage;
     uint64_t data_bytes = 0, seed = 1;
     size_t value_bytes = 1024;
+    bool compressible = false;
+    bool reads_disk = true;  // false: what is not in its memory may be elsewhere in the machine's
   };
   struct Plan {
     unsigned pipeline = 1;
@@ -46,7 +52,8 @@ class RedisBackend {
   RedisBackend& operator=(const RedisBackend&) = delete;
 
   const std::string& system() const { return setup_.system; }
-  std::string redis_version() { return server_->info("server", "redis_version"); }
+  std::string redis_version() { return servers_[0]->info("server", "redis_version"); }
+  unsigned load_pipeline() const;
   // Both throw std::runtime_error when the server is lost, with the reason.
   RedisRun load(const Say& say);
   RedisRun run(const RedisWorkload& workload, const Plan& plan);
@@ -54,24 +61,39 @@ class RedisBackend {
 
  private:
   struct Counters;
-  struct Saving;
+  class Job;
+  using Servers = std::vector<std::unique_ptr<RedisServer>>;
+  using Choose = std::function<bool(unsigned connection, Request*)>;
   void start();
+  void start_server(const std::string& name, const Setup::Words& words, bool in_cgroup, Servers* into);
+  void follow_master(unsigned shard);
+  double catch_up();
   void end();
   Counters count() const;
   LoadCounts drive(LoadPlan plan, RedisRun* run);
-  std::function<bool(unsigned, Request*)> chooser(const RedisWorkload& workload, Random* random);
-  uint64_t hot_keys(const RedisWorkload& workload) const;
-  uint64_t hot_key(uint64_t index, uint64_t count) const;
-  void warm_hot_keys(uint64_t count);
-  double missed_reads(const RedisWorkload& workload, double draws, unsigned outstanding);
+  void send_each(LoadPlan plan, uint64_t first, uint64_t step,
+                 const std::function<Request(uint64_t index, unsigned shard)>& request, uint64_t end, RedisRun* run);
+  Choose chooser(const RedisBase& what, Random* random);
+  void prepare(const RedisBase& what);
+  void put_must_move(const RedisBase& what, const LoadCounts& counts, unsigned outstanding, RedisRun* run);
+  void check_replica(RedisRun* run);
+  uint64_t shards() const { return servers_.size(); }
+  uint64_t keys_of_shard() const { return data_.keys() / setup_.shards.size(); }
+  uint64_t keys() const { return keys_of_shard() * shards(); }
+  uint64_t key_of(uint64_t index, uint64_t shard) const { return index * shards() + shard % shards(); }
+  uint64_t hot_keys(const RedisBase& what) const;  // of a shard
+  uint64_t hot_index(uint64_t index, uint64_t count) const { return index * (keys_of_shard() / count); }
+  double missed_reads(const RedisBase& what, double draws, unsigned outstanding);
+  std::vector<uint16_t> ports(const Servers& servers) const;
   [[noreturn]] void lost(const std::string& why);
 
   Setup setup_;
   SetupJournal& journal_;
   std::string recorded_;
   std::unique_ptr<MemoryCgroup> cgroup_;
-  std::unique_ptr<RedisServer> server_;
+  Servers masters_, servers_;
   Dataset data_;
+  std::vector<uint64_t> new_keys_;  // of each shard: how many were added
   std::unique_ptr<LoadGenerator> generator_;
   std::unique_ptr<ZipfGenerator> zipf_;
 };

@@ -39,9 +39,11 @@ class RedisBench {
  public:
   explicit RedisBench(RedisOptions options) {
     report_.options = std::move(options);
-    limit_bytes_ = report_.options.dram_bytes + report_.options.allowance_bytes;
+    const uint64_t shards = report_.options.shards;
+    limit_bytes_ = report_.options.dram_bytes + report_.options.allowance_bytes * shards;
     const uint64_t footprint =
-        (redis_footprint(report_.options.data_bytes, report_.options.value_bytes) / kMiBytes + 64) * kMiBytes;
+        (redis_footprint(report_.options.data_bytes, report_.options.value_bytes) / kMiBytes + 64 * shards) * kMiBytes;
+    masters_bytes_ = replicas() ? footprint * report_.options.systems.size() : 0;
     swap_bytes_ = footprint / 2 * 3 + 64 * kMiBytes;
     // A fork reserves as much again as is there; of a LUN file of fixed size the first process gets half, a child an
     // eighth.
@@ -55,7 +57,11 @@ class RedisBench {
   const RedisOptions& options() const { return report_.options; }
   bool forks() const {
     return std::any_of(options().workloads.begin(), options().workloads.end(),
-                       [](const std::string& name) { return parse_redis_workload(name)->base == "save"; });
+                       [](const std::string& name) { return parse_redis_workload(name)->base->job == SideJob::kSave; });
+  }
+  bool replicas() const {
+    return std::any_of(options().workloads.begin(), options().workloads.end(),
+                       [](const std::string& name) { return parse_redis_workload(name)->base->stage->replica; });
   }
   bool wants(const std::string& system) const {
     return report_.skipped.count(system) == 0 &&
@@ -64,9 +70,10 @@ class RedisBench {
   void check_host();
   void check_space() const;
   void prepare_files();
-  std::string prepare_lun(const std::string& system);
-  RedisBackend::Setup setup_of(const std::string& system, DataKind kind, bool fits) const;
-  void run_stage(DataKind kind, bool fits, const std::vector<RedisWorkload>& workloads);
+  std::vector<std::string> prepare_luns(const std::string& system);
+  RedisBackend::Setup setup_of(const std::string& system, const RedisStage& stage, bool fits) const;
+  RedisBackend::Setup::Words words_of(const std::string& system, unsigned shard) const;
+  void run_stage(const RedisStage& stage, bool fits, const std::vector<RedisWorkload>& workloads);
   void run_workload(const RedisWorkload& workload);
   using Runs = std::map<std::string, std::vector<RedisRun>>;  // of each system
   void try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs, int* page_cluster);
@@ -81,13 +88,13 @@ class RedisBench {
 
   RedisReport report_;
   std::string directory_, disk_stat_, work_directory_;
-  uint64_t limit_bytes_ = 0, swap_bytes_ = 0, lun_bytes_ = 0, lun_file_bytes_ = 0, runs_ = 0;
+  uint64_t limit_bytes_ = 0, swap_bytes_ = 0, lun_bytes_ = 0, lun_file_bytes_ = 0, masters_bytes_ = 0, runs_ = 0;
   std::optional<CgroupPlace> cgroup_;
   Progress progress_;
   // Undone from the last to the first: servers, then the files and the swap they fill.
   std::unique_ptr<SetupJournal> journal_;
   std::vector<std::string> recorded_;
-  std::map<std::string, std::string> luns_;  // of each Lunar system
+  std::map<std::string, std::vector<std::string>> luns_;  // of each Lunar system, a shard each
   std::unique_ptr<SwapFile> swap_file_;
   std::vector<std::unique_ptr<RedisBackend>> backends_;
 };
@@ -104,7 +111,7 @@ RedisBench::~RedisBench() {
 }
 
 void RedisBench::check_host() {
-  BenchHost host = check_bench_host(options().lun, limit_bytes_ * options().systems.size());
+  BenchHost host = check_bench_host(options().lun, limit_bytes_ * options().systems.size() + masters_bytes_);
   journal_ = std::move(host.journal);
   directory_ = host.directory;
   disk_stat_ = host.disk_stat;
@@ -120,25 +127,30 @@ void RedisBench::check_host() {
   }
 }
 
-// A file of its own, written whole, where --lun is a directory; else --lun itself, which serves one server at a time.
-std::string RedisBench::prepare_lun(const std::string& system) {
+// Files of their own, written whole, where --lun is a directory; else --lun itself, which serves one server at a time.
+std::vector<std::string> RedisBench::prepare_luns(const std::string& system) {
   struct stat info{};
   if (stat(options().lun.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
-    if (luns_.empty()) return options().lun;
+    if (luns_.empty() && options().shards == 1) return {options().lun};
     report_.skipped[system] = "--lun " + options().lun + " serves one server at a time: give a directory";
     return {};
   }
-  const std::string path = fmt::format("{}/lunar-bench-{}-{}.lun", directory_, getpid(), system);
-  progress_.say(fmt::format("writing {} MiB of LUN in {}", lun_file_bytes_ / kMiBytes, directory_));
-  recorded_.push_back("file " + path);
-  journal_->record(recorded_.back());
-  write_lun_file(path, lun_file_bytes_);
-  return path;
+  std::vector<std::string> paths;
+  for (unsigned i = 0; i < options().shards; ++i) {
+    paths.push_back(fmt::format("{}/lunar-bench-{}-{}-{}.lun", directory_, getpid(), system, i));
+    const uint64_t bytes = lun_file_bytes_ / options().shards;
+    progress_.say(fmt::format("writing {} MiB of LUN in {}", bytes / kMiBytes, directory_));
+    recorded_.push_back("file " + paths.back());
+    journal_->record(recorded_.back());
+    write_lun_file(paths.back(), bytes);
+  }
+  return paths;
 }
 
 void RedisBench::check_space() const {
-  uint64_t wanted = wants("swap") ? swap_bytes_ : 0;
-  for (const char* system : {"lunar", "run"}) wanted += wants(system) ? lun_file_bytes_ + kLunOverheadBytes : 0;
+  uint64_t wanted = wants("swap") && options().swap != "zram" ? swap_bytes_ : 0;
+  for (const char* system : {"lunar", "run"})
+    wanted += wants(system) ? lun_file_bytes_ + options().shards * kLunOverheadBytes : 0;
   if (forks()) wanted += options().systems.size() * redis_footprint(options().data_bytes, options().value_bytes);
   std::error_code error;
   const std::filesystem::space_info space = std::filesystem::space(directory_, error);
@@ -158,17 +170,21 @@ void RedisBench::prepare_files() {
   std::filesystem::create_directory(work_directory_);
   for (const char* system : {"lunar", "run"}) {
     if (!wants(system)) continue;
-    if (const std::string lun = prepare_lun(system); !lun.empty()) luns_[system] = lun;
+    if (std::vector<std::string> luns = prepare_luns(system); !luns.empty()) luns_[system] = std::move(luns);
   }
   if (!wants("swap")) return;
-  progress_.say(fmt::format("writing {} MiB of swap in {}", swap_bytes_ / kMiBytes, directory_));
+  progress_.say(fmt::format("making {} MiB of swap ({})", swap_bytes_ / kMiBytes, options().swap));
   try {
-    swap_file_ = std::make_unique<SwapFile>(fmt::format("{}/lunar-bench-{}.swap", directory_, getpid()), swap_bytes_,
-                                            *journal_, check_interrupted);
+    const SwapKind kind = options().swap == "zram"    ? SwapKind::kZram
+                          : options().swap == "zswap" ? SwapKind::kZswap
+                                                      : SwapKind::kFile;
+    swap_file_ = std::make_unique<SwapFile>(kind, fmt::format("{}/lunar-bench-{}.swap", directory_, getpid()),
+                                            swap_bytes_, *journal_, check_interrupted);
+    report_.swap_state = swap_file_->state();
   } catch (const std::runtime_error& error) { report_.skipped["swap"] = error.what(); }
 }
 
-RedisBackend::Setup RedisBench::setup_of(const std::string& system, DataKind kind, bool fits) const {
+RedisBackend::Setup RedisBench::setup_of(const std::string& system, const RedisStage& stage, bool fits) const {
   RedisBackend::Setup setup;
   setup.system = system;
   setup.redis_server = options().redis_server;
@@ -179,22 +195,32 @@ RedisBackend::Setup RedisBench::setup_of(const std::string& system, DataKind kin
   setup.swap = system == "swap";
   setup.cgroup = cgroup_;
   setup.connections = options().connections;
-  setup.kind = kind;
-  setup.data_bytes = stage_data_bytes(options(), kind, fits);
+  setup.stage = &stage;
+  setup.data_bytes = stage_data_bytes(options(), stage.kind, fits);
   setup.value_bytes = options().value_bytes;
   setup.seed = options().seed;
-  const std::string dram = fmt::format("{}", options().dram_bytes), size = fmt::format("{}", lun_bytes_);
-  if (system == "run") {
-    setup.wrapper = {"/proc/self/exe", "run", "--dram", dram, "--lun", luns_.at(system), "--size", size};
-    for (const auto& [name, value] : lunar_options(options().options))
-      setup.wrapper.push_back("--" + name + "=" + value);
-    setup.wrapper.push_back("--");
-  } else if (system == "lunar") {
-    setup.further = {"--loadmodule", options().module, "dram", dram, "lun", luns_.at(system), "size", size};
-    for (const auto& [name, value] : lunar_options(options().options))
-      setup.further.insert(setup.further.end(), {name, value});
-  }
+  setup.compressible = options().compressible;
+  setup.reads_disk = system != "swap" || options().swap == "file";
+  for (unsigned i = 0; i < options().shards; ++i) setup.shards.push_back(words_of(system, i));
   return setup;
+}
+
+RedisBackend::Setup::Words RedisBench::words_of(const std::string& system, unsigned shard) const {
+  RedisBackend::Setup::Words words;
+  if (system == "swap") return words;
+  const std::string dram = fmt::format("{}", options().dram_bytes / options().shards),
+                    size = fmt::format("{}", lun_bytes_ / options().shards), lun = luns_.at(system)[shard];
+  if (system == "run") {
+    words.wrapper = {"/proc/self/exe", "run", "--dram", dram, "--lun", lun, "--size", size};
+    for (const auto& [name, value] : lunar_options(options().options))
+      words.wrapper.push_back("--" + name + "=" + value);
+    words.wrapper.push_back("--");
+  } else {
+    words.further = {"--loadmodule", options().module, "dram", dram, "lun", lun, "size", size};
+    for (const auto& [name, value] : lunar_options(options().options))
+      words.further.insert(words.further.end(), {name, value});
+  }
+  return words;
 }
 
 template <class Work>
@@ -212,7 +238,7 @@ void RedisBench::check_result(const RedisBackend& backend, const std::string& wo
   // On a machine where others use the disk, too, its bytes prove little: what the server itself read must suffice. (A
   // save is read by its child.)
   RunResult checked = run;
-  if (run.server_read_bytes >= 0 && run.bgsave_s == 0) {
+  if (run.server_read_bytes >= 0 && run.job_s == 0) {
     checked.disk_read_bytes = std::min(run.disk_read_bytes, run.server_read_bytes);
   }
   for (const std::string& failure : run_failures(checked)) {
@@ -264,21 +290,21 @@ RedisRun RedisBench::better_page_cluster(RedisBackend& swap, const RedisWorkload
     trials[i] = measure_run(swap, workload, seconds);
   }
   const bool second =
-      workload.base == "save" ? trials[1].bgsave_s < trials[0].bgsave_s : trials[1].ops_per_s > trials[0].ops_per_s;
+      trials[0].job_s > 0 ? trials[1].job_s < trials[0].job_s : trials[1].ops_per_s > trials[0].ops_per_s;
   *page_cluster = kChoice[second ? 1 : 0];
   swap_file_->set_page_cluster(*page_cluster);
   return trials[second ? 1 : 0];
 }
 
 // Runs before those that count: the memory of the backends takes the workload's shape, swap finds its page-cluster. A
-// save is long and needs no shape: its trials count.
+// job of the servers is long and needs no shape: its trials count.
 void RedisBench::try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs, int* page_cluster) {
   const double seconds = options().seconds / 2;
-  const bool save = workload.base == "save";
+  const bool job = workload.base->job != SideJob::kNone;
   if (backend.system() == "swap" && !workload.fits) {  // data that fits is not read: page-cluster is idle
     const RedisRun better = better_page_cluster(backend, workload, seconds, page_cluster);
-    if (save) (*runs)["swap"].push_back(better);
-  } else if (!save) {
+    if (job) (*runs)["swap"].push_back(better);
+  } else if (!job) {
     (void)measure_run(backend, workload, workload.fits ? seconds : 2 * seconds);
   }
 }
@@ -303,17 +329,17 @@ void RedisBench::run_workload(const RedisWorkload& workload) {
   }
 }
 
-void RedisBench::run_stage(DataKind kind, bool fits, const std::vector<RedisWorkload>& workloads) {
-  const std::string name = load_workload_name(kind, fits);
+void RedisBench::run_stage(const RedisStage& stage, bool fits, const std::vector<RedisWorkload>& workloads) {
+  const std::string name = load_workload_name(stage, fits);
   for (const std::string& system : options().systems) {
     if (!wants(system)) continue;
     attempt(system, [&] {
       progress_.say(fmt::format("starting and loading {}", system));
-      auto backend = std::make_unique<RedisBackend>(setup_of(system, kind, fits), *journal_);
+      auto backend = std::make_unique<RedisBackend>(setup_of(system, stage, fits), *journal_);
       report_.redis_version = backend->redis_version();
       const RedisRun load = backend->load([&](const std::string& text) { progress_.follow(text); });
       check_result(*backend, name, load);
-      add_result(system, name, RedisBackend::kLoadPipeline, -1, {load});
+      add_result(system, name, backend->load_pipeline(), -1, {load});
       backends_.push_back(std::move(backend));
     });
   }
@@ -322,6 +348,10 @@ void RedisBench::run_stage(DataKind kind, bool fits, const std::vector<RedisWork
     double& peak = report_.peak_bytes[backend->system()];
     peak = std::max(peak, static_cast<double>(backend->peak_bytes()));
   }
+  if (swap_file_ && options().swap != "file") {
+    double& held = report_.peak_bytes[options().swap + ", outside of the limit"];
+    held = std::max(held, static_cast<double>(swap_file_->memory_bytes()));
+  }
   progress_.say("stopping the servers");
   backends_.clear();
 }
@@ -329,19 +359,20 @@ void RedisBench::run_stage(DataKind kind, bool fits, const std::vector<RedisWork
 RedisReport RedisBench::run() {
   check_host();
   prepare_files();
-  std::vector<std::pair<std::pair<DataKind, bool>, std::vector<RedisWorkload>>> stages;  // in order of appearance
+  std::vector<std::pair<std::pair<const RedisStage*, bool>, std::vector<RedisWorkload>>>
+      stages;  // in order of appearance
   for (const std::string& name : options().workloads) {
     const RedisWorkload workload = *parse_redis_workload(name);
-    const std::pair<DataKind, bool> key{workload.kind, workload.fits};
+    const std::pair<const RedisStage*, bool> key{workload.base->stage, workload.fits};
     auto found = std::find_if(stages.begin(), stages.end(), [&](const auto& stage) { return stage.first == key; });
     if (found == stages.end()) found = stages.insert(stages.end(), {key, {}});
     found->second.push_back(workload);
     for (const std::string& system : options().systems) {
-      const bool swaps = system == "swap" && !workload.fits, save = workload.base == "save";
-      if (wants(system)) progress_.total += options().rounds + (swaps ? 2 : 1) - (save ? 1 : 0);
+      const bool swaps = system == "swap" && !workload.fits, job = workload.base->job != SideJob::kNone;
+      if (wants(system)) progress_.total += options().rounds + (swaps ? 2 : 1) - (job ? 1 : 0);
     }
   }
-  for (const auto& [key, workloads] : stages) run_stage(key.first, key.second, workloads);
+  for (const auto& [key, workloads] : stages) run_stage(*key.first, key.second, workloads);
   progress_.clear();
   return report_;
 }

@@ -21,23 +21,21 @@ namespace {
 constexpr uint64_t kMiBytes = 1 << 20;
 constexpr uint64_t kKeyBytes = 112;  // entry, key, object and their share of the table
 
-constexpr const char* kFooter =
-    "Workloads (a name may end in -pipe: --pipeline requests at once; and in -fits: on data that fits into DRAM):\n"
-    "  get      GET of uniformly random keys            hash     HGET and 10% HSET of hashes with 16 fields\n"
-    "  zipf     GET, zipfian 0.99                       zset     ZSCORE, ZRANGE of 10, 10% ZADD; sets of 160 members\n"
-    "  hot      GET of a hot set (a 16th of --dram)     hotcold  half of the clients GET hot keys (their figures are\n"
-    "  mixed    GET and 10% SET, uniform                         shown), the others cold ones\n"
-    "  half     GET and 50% SET, uniform                set      SET of uniformly random keys that are there\n"
-    "  save     BGSAVE while clients do as in mixed,    paced    the same, hot clients send by the clock, --rate\n"
-    "           --rate requests a second                         GETs a second, of a 256th of --dram\n"
-    "  (load    how the data got there: 16 requests at once; load-hash, load-zset, load-fits ...)\n"
-    "Systems: lunar = redis-server with the Lunar module; run = under `lunar run`; swap = with kernel swap, or plain\n"
-    "redis where data fits. All have the same memory cgroup limit and disk. Ratios are lunar / swap and lunar / run,\n"
-    "and (run_over_swap) run / swap. Clients are one thread: it takes one CPU; see srv%, gen%, cpu%.";
+std::string footer() {
+  return "Workloads (a name may end in -pipe: --pipeline requests at once; and in -fits: on data that fits into "
+         "DRAM):\n" +
+         workloads_help() +
+         "  (load: how the data got there, up to 16 requests at once; load-hash, load-fits ...)\n"
+         "Systems: lunar = redis-server with the Lunar module; run = under `lunar run`; swap = with kernel swap, or "
+         "plain\n"
+         "redis where data fits. All have the same memory cgroup limit and disk. Ratios are lunar / swap and lunar / "
+         "run,\n"
+         "and (run_over_swap) run / swap. Clients are one thread: it takes one CPU; see srv%, gen%, cpu%.";
+}
 
-const std::vector<std::string> kDefault{"get",  "zipf",     "hot",      "mixed",      "half",
-                                        "set",  "get-pipe", "hotcold",  "paced",      "save",
-                                        "hash", "zset",     "get-fits", "mixed-fits", "get-pipe-fits"};
+const std::vector<std::string> kDefault{
+    "get",  "zipf", "hot",      "mixed",      "half",          "set",         "get-pipe", "hotcold", "paced",  "save",
+    "hash", "zset", "get-fits", "mixed-fits", "get-pipe-fits", "collections", "expire",   "evict",   "replica"};
 const std::vector<std::string> kQuick{"get", "zipf", "hotcold", "get-fits"};
 
 std::string check_workload(const std::string& name) {
@@ -52,9 +50,11 @@ void finish(RedisOptions& options, const std::string& dram, const std::string& d
   options.value_bytes = size_option("--value-size", value_size);
   if (options.dram_bytes < 16 * kMiBytes) throw CLI::ValidationError("--dram", "at least 16m");
   if (options.data_bytes < options.dram_bytes) throw CLI::ValidationError("--data", "at least --dram");
-  if (options.value_bytes < Dataset::kValueBytesMin || options.value_bytes > Dataset::kValueBytesMax ||
-      options.value_bytes % 16 != 0) {
-    throw CLI::ValidationError("--value-size", "a multiple of 16 from 16 to 512k");
+  if (options.value_bytes < Dataset::kValueBytesMin || options.value_bytes > Dataset::kValueBytesMax) {
+    throw CLI::ValidationError("--value-size", "from 16 to 512k");
+  }
+  if (options.dram_bytes / options.shards < 16 * kMiBytes || options.connections < 2 * options.shards) {
+    throw CLI::ValidationError("--shards", "each needs 16m of --dram, and two of --connections");
   }
   for (const auto& [name, value] : lunar_options(options.options)) {
     if (name.empty() || value.empty()) throw CLI::ValidationError("--options", "NAME=VALUE,...");
@@ -92,6 +92,12 @@ void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
   app.add_option("--connections", options.connections, "clients (default 50)")->check(CLI::Range(2, 1000));
   app.add_option("--pipeline", options.pipeline, "requests at once of the -pipe workloads (default 16)")
       ->check(CLI::Range(1, 1000));
+  app.add_option("--shards", options.shards,
+                 "servers of each system, which share its DRAM, LUN space and keys (default 1)")
+      ->check(CLI::Range(1, 16));
+  app.add_flag("--compressible", options.compressible, "values that repeat their first third twice");
+  app.add_option("--swap", options.swap, "what swap's servers swap to: file (default), zswap before it, or zram")
+      ->check(CLI::IsMember(std::vector<std::string>{"file", "zswap", "zram"}));
   auto* workloads = app.add_option("--workloads", options.workloads, "as get,zipf,hotcold-fits; see below")
                         ->delimiter(',')
                         ->check(CLI::Validator(check_workload, "WORKLOAD"));
@@ -100,7 +106,7 @@ void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
       ->delimiter(',')
       ->check(CLI::IsMember(std::vector<std::string>{"lunar", "run", "swap"}));
   app.add_option("--rate", options.rate,
-                 "requests a second of clients that send by the clock: save, paced (default 2000)")
+                 "requests a second of clients that send by the clock: save, paced, expire (default 2000)")
       ->check(CLI::Range(1.0, 1e6));
   app.add_option("--options", options.options, "options of Lunar's backends, NAME=VALUE,...");
   app.add_option("--redis-server", options.redis_server, "the server (default: the first in PATH)");
@@ -109,7 +115,7 @@ void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
   const CommonFlags common(
       app, options, "directory for LUNs, swap file and dumps (default /var/tmp), or Lunar's LUN: file, device, URI",
       "a rough answer within a minute: get,zipf,hotcold,get-fits (a save takes longer)");
-  app.footer(kFooter);
+  app.footer(footer());
   app.parse(argc, argv);
   if (dram_option->count() == 0) dram = options.quick ? "64m" : "256m";
   common.settle({1, 1});

@@ -21,14 +21,6 @@ const RedisResult* find(const RedisReport& report, const std::string& system, co
   return nullptr;
 }
 
-bool drop_suffix(std::string* text, const std::string& suffix) {
-  if (text->size() <= suffix.size() || text->compare(text->size() - suffix.size(), suffix.size(), suffix) != 0) {
-    return false;
-  }
-  text->resize(text->size() - suffix.size());
-  return true;
-}
-
 // The pairs that ratios are given for, under this name in the JSON.
 struct Pair {
   const char *name, *ours, *baseline;
@@ -44,6 +36,7 @@ std::string machine_note() {
 void write_options(JsonWriter& json, const RedisOptions& options) {
   json.key("options").open('{').field("dram_bytes", options.dram_bytes).field("data_bytes", options.data_bytes);
   json.field("allowance_bytes", options.allowance_bytes).field("value_bytes", options.value_bytes);
+  json.field("compressible", options.compressible).field("shards", options.shards).field("swap", options.swap);
   json.field("connections", options.connections).field("pipeline", options.pipeline).key("workloads").open('[');
   for (const std::string& workload : options.workloads) json.value(workload);
   json.close(']').key("systems").open('[');
@@ -74,10 +67,12 @@ std::string note_of(const RedisReport& report, const RedisResult& one) {
   put("ops", "op/s");
   put("p99", "p99");
   put("cpu", "cpu/op");
-  put("time", "save time");
+  put("time", "time of the job");
   const RedisRun& run = one.median;
   const auto add = [&](const std::string& text) { note += (note.empty() ? "" : ", ") + text; };
-  if (run.bgsave_s > 0) add(fmt::format("BGSAVE {:.2f} s, fork {:.1f} ms", run.bgsave_s, run.fork_us / 1e3));
+  if (run.job_s > 0) add(fmt::format("job {:.2f} s", run.job_s));
+  if (run.fork_us > 0) add(fmt::format("fork {:.1f} ms", run.fork_us / 1e3));
+  if (run.lag_s > 0) add(fmt::format("{:.2f} s behind", run.lag_s));
   if (run.cold_ops_per_s > 0) {
     add(fmt::format("cold clients {:.0f} op/s, p99 {}", run.cold_ops_per_s, duration_text(run.cold_p99_ns)));
   }
@@ -85,27 +80,6 @@ std::string note_of(const RedisReport& report, const RedisResult& one) {
 }
 
 }  // namespace
-
-std::optional<RedisWorkload> parse_redis_workload(const std::string& name) {
-  RedisWorkload workload;
-  workload.name = workload.base = name;
-  workload.fits = drop_suffix(&workload.base, "-fits");
-  workload.pipelined = drop_suffix(&workload.base, "-pipe");
-  if (std::find(std::begin(kRedisBases), std::end(kRedisBases), workload.base) == std::end(kRedisBases)) {
-    return std::nullopt;
-  }
-  if (workload.base == "hash") workload.kind = DataKind::kHashes;
-  if (workload.base == "zset") workload.kind = DataKind::kSortedSets;
-  return workload;
-}
-
-std::string load_workload_name(DataKind kind, bool fits) {
-  return std::string("load") +
-         (kind == DataKind::kHashes       ? "-hash"
-          : kind == DataKind::kSortedSets ? "-zset"
-                                          : "") +
-         (fits ? "-fits" : "");
-}
 
 RedisRun median_of(const std::vector<RedisRun>& runs) { return median_of(runs, kRedisRunFields); }
 
@@ -116,7 +90,7 @@ Ratios ratios_of(const RedisReport& report, const std::string& ours, const std::
     if (other == nullptr) continue;
     const std::string stem = fmt::format("{}_t{}_", one.workload, one.connections);
     put_run_ratios(&ratios, stem, one.runs, other->runs);
-    put_round_ratios(&ratios, stem + "time", one.runs, other->runs, &RedisRun::bgsave_s);
+    put_round_ratios(&ratios, stem + "time", one.runs, other->runs, &RedisRun::job_s);
     put_round_ratios(&ratios, stem + "cold_ops", one.runs, other->runs, &RedisRun::cold_ops_per_s);
   }
   return ratios;
@@ -126,7 +100,9 @@ std::string report_json(const RedisReport& report) {
   JsonWriter json;
   json.open('{').field("bench", std::string("redis"));
   write_host(json);
-  json.field("redis_version", report.redis_version).field("note", machine_note());
+  json.field("redis_version", report.redis_version)
+      .field("swap_state", report.swap_state)
+      .field("note", machine_note());
   write_options(json, report.options);
   json.key("results").open('[');
   for (const RedisResult& one : report.results) write_result(json, one);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The workloads of `lunar bench redis` and its results: medians over rounds, ratios, the JSON object and the table.
+// The options of `lunar bench redis` and its results: medians over rounds, ratios, the JSON object and the table.
 // Threading: plain data. May not be used by runtime/ (it allocates).
 #pragma once
 #include <map>
@@ -8,23 +8,11 @@
 #include <vector>
 
 #include "tools/bench/common_options.h"
-#include "tools/bench/redis/dataset.h"
+#include "tools/bench/redis/workloads.h"
 #include "tools/bench/report_parts.h"
 #include "tools/bench/run_result.h"
 
 namespace lunar::tools {
-
-// BASE[-pipe][-fits]: `-pipe` sends --pipeline commands at once, `-fits` works on data that fits into DRAM.
-struct RedisWorkload {
-  std::string name, base;
-  DataKind kind = DataKind::kStrings;
-  bool pipelined = false, fits = false;
-};
-inline constexpr const char* kRedisBases[] = {"get",  "zipf", "hot",     "mixed", "half", "set",
-                                              "hash", "zset", "hotcold", "paced", "save"};
-std::optional<RedisWorkload> parse_redis_workload(const std::string& name);
-// "load", "load-zset-fits": how a server's data got there.
-std::string load_workload_name(DataKind kind, bool fits);
 
 struct RedisOptions : CommonOptions {
   uint64_t dram_bytes = 0, data_bytes = 0, allowance_bytes = 0;
@@ -32,8 +20,9 @@ struct RedisOptions : CommonOptions {
   unsigned connections = 50, pipeline = 16;
   double rate = 2000;
   std::vector<std::string> workloads, systems{"lunar", "run", "swap"};
-  std::string options, redis_server, module, plot;
-  bool fits = false;
+  std::string options, redis_server, module, plot, swap = "file";
+  bool fits = false, compressible = false;
+  unsigned shards = 1;
 };
 
 // cpu_s is the server's (all threads, and children it has reaped); of hotcold and paced, latencies and operations are
@@ -41,8 +30,9 @@ struct RedisOptions : CommonOptions {
 struct RedisRun : RunResult {
   double generator_cpu_s = 0;                  // of the load generator's one thread
   double server_read_bytes = -1;               // of the disk's, what the server had read; -1: not known
-  double bgsave_s = 0, fork_us = 0;            // save
-  double cold_ops_per_s = 0, cold_p99_ns = 0;  // hotcold, paced: the clients that read cold keys
+  double job_s = 0, fork_us = 0;               // save, expire: the server's job
+  double cold_ops_per_s = 0, cold_p99_ns = 0;  // hotcold, paced, collections: the clients that read cold keys
+  double lag_s = 0;                            // replica: what it was behind when the clients stopped
   std::string first_mismatch;
 };
 struct RedisRunField {
@@ -51,10 +41,11 @@ struct RedisRunField {
 };
 inline constexpr RedisRunField kRedisRunFields[] = {
     {"generator_cpu_s", &RedisRun::generator_cpu_s},
-    {"bgsave_s", &RedisRun::bgsave_s},
+    {"job_s", &RedisRun::job_s},
     {"fork_us", &RedisRun::fork_us},
     {"cold_ops_per_s", &RedisRun::cold_ops_per_s},
     {"cold_p99_ns", &RedisRun::cold_p99_ns},
+    {"lag_s", &RedisRun::lag_s},
     {"server_read_bytes", &RedisRun::server_read_bytes},
 };
 
@@ -74,6 +65,7 @@ struct RedisReport {
   std::vector<std::string> failures;           // why the run does not count; empty when it does
   std::map<std::string, double> peak_bytes;    // the highest of each system's memory cgroups
   std::string redis_version;
+  std::string swap_state;  // of swap's swap
 };
 
 RedisRun median_of(const std::vector<RedisRun>& runs);
