@@ -40,7 +40,7 @@ class RedisBench {
   explicit RedisBench(RedisOptions options) {
     report_.options = std::move(options);
     const uint64_t shards = report_.options.shards;
-    limit_bytes_ = report_.options.dram_bytes + report_.options.allowance_bytes * shards;
+    limit_bytes_ = report_.options.dram_bytes + report_.options.allowance_bytes;
     const uint64_t footprint =
         (redis_footprint(report_.options.data_bytes, report_.options.value_bytes) / kMiBytes + 64 * shards) * kMiBytes;
     masters_bytes_ = replicas() ? footprint * report_.options.systems.size() : 0;
