@@ -101,8 +101,9 @@ void ahead_before_wait() {
   gate().rehash.lift(gate().layout);
 }
 
-void ahead_of_commands() {
-  if (g_ahead.fd >= 0) eviction_offer();
+// Reads of files may come from within a command, those of clients do not.
+void ahead_of_commands(int fd) {
+  if (eviction_near() && *g_ahead.blocked == 0 && gate().layout.client_of(fd) != nullptr) eviction_offer();
 }
 
 AheadCounters& ahead_counters() { return g_ahead.counters; }

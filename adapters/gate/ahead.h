@@ -42,8 +42,8 @@ bool ahead_due(uint64_t now);
 void ahead_before_wait();
 // The events with ours, when a turn is wanted. Returns their number.
 int ahead_add_event(epoll_event* events, int n, int max);
-// The server is about to run commands of a client: victims for what they may evict.
-void ahead_of_commands();
+// The server is about to read, perhaps from a client, whose commands it runs then: victims for what they may evict.
+void ahead_of_commands(int fd);
 AheadCounters& ahead_counters();
 
 // Pieces asked for on the server's own behalf; a turn follows when they are in. False: too many requests under way.

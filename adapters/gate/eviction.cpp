@@ -27,7 +27,9 @@ struct PoolEntry {
   int32_t database;
 };
 static_assert(sizeof(PoolEntry) == 32);
-constexpr int kLru = 1, kLfu = 2, kAllKeys = 4, kVolatileTtl = 2 << 8;  // of a policy
+constexpr int kLru = 1, kLfu = 2, kAllKeys = 4;  // of a policy
+constexpr int kVolatileTtl = 2 << 8, kVolatileRandom = 3 << 8, kAllKeysLru = 4 << 8 | kLru | kAllKeys,
+              kAllKeysRandom = 6 << 8 | kAllKeys;
 
 constexpr unsigned kBatches = 8, kBatch = 32;
 constexpr unsigned kRoundsOfBatch = 8, kFilledInTurn = 3;
@@ -56,8 +58,10 @@ struct Server {
   int (*memory_state)(size_t*, size_t*, size_t*, float*) = nullptr;
   void (*populate)(int, void*, void*, PoolEntry*) = nullptr;
   void (*free_text)(char*) = nullptr;
-  const uint64_t* most = nullptr;
-  const int* policy = nullptr;
+  const EntryView* (*random_entry)(DictView*) = nullptr;
+  int (*evict)() = nullptr;
+  uint64_t* most = nullptr;
+  int *policy = nullptr, *samples = nullptr;
   PoolEntry** pool = nullptr;
 };
 
@@ -66,6 +70,7 @@ struct Eviction {
   PoolEntry own[kPool] = {};
   Batch batch[kBatches];
   bool near = false, over = false, usable = false;
+  int next_database = 0;  // that a random policy takes a key of
   unsigned next = 0;      // batch that is offered from
   unsigned promised = 0;  // victims of commands that have been passed on since the last turn
   bool asked = false;     // commands that grow were there since the last turn
@@ -92,16 +97,22 @@ bool is_pool(const void* pointer) {
 }
 
 bool chooses_from_pool(int policy) { return (policy & (kLru | kLfu)) != 0 || policy == kVolatileTtl; }
+bool chooses_at_random(int policy) { return policy == kVolatileRandom || policy == kAllKeysRandom; }
+
+// Bytes below maxmemory; negative above it.
+double bytes_left() {
+  const Server& server = g_eviction.server;
+  float level = 0;
+  (void)server.memory_state(nullptr, nullptr, nullptr, &level);
+  return (1 - static_cast<double>(level)) * static_cast<double>(*server.most);
+}
 
 // Whether the next commands may evict, or will.
 void look_at_memory() {
   Eviction& e = g_eviction;
-  const Server& server = e.server;
   e.near = e.over = false;
-  if (*server.most == 0 || !chooses_from_pool(*server.policy)) return;
-  float level = 0;
-  (void)server.memory_state(nullptr, nullptr, nullptr, &level);
-  const double left = (1 - static_cast<double>(level)) * static_cast<double>(*server.most);
+  if (*e.server.most == 0 || !(chooses_from_pool(*e.server.policy) || chooses_at_random(*e.server.policy))) return;
+  const double left = bytes_left();
   e.near = left < static_cast<double>(kNearBytes);
   e.over = left < static_cast<double>(kOverBytes);
 }
@@ -127,9 +138,35 @@ void forget(PoolEntry& entry) {
   entry.idle = 0;
 }
 
+// Good for a candidate: copied then.
+bool take(int database, Slice key, Candidate* out) {
+  if (key.bytes > kCachedBytes || chosen_before(database, key)) return false;
+  out->database = database;
+  out->bytes = static_cast<uint8_t>(key.bytes);
+  memcpy(out->key, key.data, key.bytes);
+  return true;
+}
+
+// As the server does: of one database after the other. False: there is none, or it has been chosen before.
+bool choose_at_random(Candidate* out) {
+  Eviction& e = g_eviction;
+  int databases = 0;
+  while (gate().layout.database(databases) != nullptr) ++databases;
+  for (int tries = 0; tries < databases; ++tries) {
+    const int at = e.next_database = (e.next_database + 1) % databases;
+    const DatabaseView* database = gate().layout.database(at);
+    auto* from = static_cast<DictView*>((*e.server.policy & kAllKeys) != 0 ? database->keys : database->expires);
+    if (from->used[0] + from->used[1] == 0) continue;
+    const auto* key = static_cast<const char*>(e.server.random_entry(from)->key);
+    return take(at, {key, sds_length(key)}, out);
+  }
+  return false;
+}
+
 // The best of a sample, as the server would take it. False: there is none.
 bool choose(Candidate* out) {
   Eviction& e = g_eviction;
+  if (chooses_at_random(*e.server.policy)) return choose_at_random(out);
   const bool all_keys = (*e.server.policy & kAllKeys) != 0;
   for (int i = 0; const DatabaseView* database = gate().layout.database(i); ++i) {
     auto* from = static_cast<DictView*>(all_keys ? database->keys : database->expires);
@@ -138,13 +175,7 @@ bool choose(Candidate* out) {
   for (unsigned k = kPool; k-- > 0;) {
     PoolEntry& entry = e.own[k];
     if (entry.key == nullptr) continue;
-    const Slice key{entry.key, sds_length(entry.key)};
-    const bool good = key.bytes <= kCachedBytes && !chosen_before(entry.database, key);
-    if (good) {
-      out->database = entry.database;
-      out->bytes = static_cast<uint8_t>(key.bytes);
-      memcpy(out->key, key.data, key.bytes);
-    }
+    const bool good = take(entry.database, {entry.key, sds_length(entry.key)}, out);
     forget(entry);
     if (good) return true;
   }
@@ -233,6 +264,46 @@ void offer(const Candidate& candidate) {
   entry.database = candidate.database;
 }
 
+void offer_ready() {
+  Eviction& e = g_eviction;
+  unsigned there = offered();
+  for (unsigned n = 0; n < kBatches && there < kPool; ++n, e.next = (e.next + 1) % kBatches) {
+    Batch& batch = e.batch[e.next];
+    for (; batch.state == Batch::State::kReady && batch.count != 0 && there < kPool; ++there)
+      offer(batch.candidate[--batch.count]);
+    if (there == kPool) return;
+  }
+}
+
+// The last of the pool, whatever the policy. False: the server does not evict now.
+bool evict_one() {
+  Server& server = g_eviction.server;
+  const uint64_t most = *server.most;
+  const int policy = *server.policy, samples = *server.samples;
+  const uint64_t evicted = offered();
+  size_t used = 0;
+  *server.most = 1;
+  (void)server.memory_state(nullptr, &used, nullptr, nullptr);
+  *server.most = used - 1;
+  *server.policy = (policy & kAllKeys) != 0 ? kAllKeysLru : kVolatileTtl;
+  *server.samples = 1;
+  if (used > 1) (void)server.evict();
+  *server.most = most;
+  *server.policy = policy;
+  *server.samples = samples;
+  return offered() < evicted;
+}
+
+// Of a random policy: ahead of the commands that would, as these choose by themselves.
+void evict_ahead() {
+  const uint64_t most = *g_eviction.server.most;
+  const auto kept = static_cast<double>(most / 64 < kOverBytes ? most / 64 : kOverBytes);
+  while (bytes_left() < kept) {
+    if (offered() == 0) offer_ready();
+    if (offered() == 0 || !evict_one()) return;
+  }
+}
+
 }  // namespace
 
 bool eviction_start() {
@@ -243,11 +314,13 @@ bool eviction_start() {
     return (*out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(dlsym(RTLD_DEFAULT, name))) != nullptr;
   };
   if (!find("getMaxmemoryState", &server.memory_state) || !find("evictionPoolPopulate", &server.populate) ||
-      !find("sdsfree", &server.free_text) || dlsym(RTLD_DEFAULT, "propagatePendingCommands") == nullptr)
+      !find("sdsfree", &server.free_text) || !find("dictGetRandomKey", &server.random_entry) ||
+      !find("performEvictions", &server.evict) || dlsym(RTLD_DEFAULT, "propagatePendingCommands") == nullptr)
     return false;
-  server.most = static_cast<const uint64_t*>(server_setting("maxmemory"));
-  server.policy = static_cast<const int*>(server_setting("maxmemory-policy"));
-  return server.most != nullptr && server.policy != nullptr;
+  server.most = static_cast<uint64_t*>(server_setting("maxmemory"));
+  server.samples = static_cast<int*>(server_setting("maxmemory-samples"));
+  server.policy = static_cast<int*>(server_setting("maxmemory-policy"));
+  return server.most != nullptr && server.policy != nullptr && server.samples != nullptr;
 }
 
 bool eviction_near() { return g_eviction.near; }
@@ -284,13 +357,10 @@ void eviction_offer() {
   Eviction& e = g_eviction;
   if (!e.near) return;
   take_fetched();
-  unsigned there = offered();
-  for (unsigned n = 0; n < kBatches && there < kPool; ++n, e.next = (e.next + 1) % kBatches) {
-    Batch& batch = e.batch[e.next];
-    for (; batch.state == Batch::State::kReady && batch.count != 0 && there < kPool; ++there)
-      offer(batch.candidate[--batch.count]);
-    if (there == kPool) return;
-  }
+  if (chooses_at_random(*e.server.policy))
+    evict_ahead();
+  else
+    offer_ready();
 }
 
 bool eviction_has_victim(size_t bytes, NonresidentRanges* missing) {

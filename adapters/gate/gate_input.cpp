@@ -420,7 +420,7 @@ ssize_t input(Source from, void* buffer, size_t bytes) {
 ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   Gate& g = gate();
   g.deferred = g.few_keys = false;
-  ahead_of_commands();
+  ahead_of_commands(from.fd);
   const ssize_t got = input(from, buffer, bytes);
   // Files, too, are read, by the server's cron among others.
   if (got > 0 && !g.few_keys && (g.layout.client_of(from.fd) != nullptr || g.layout.master_of(from.fd) != nullptr))

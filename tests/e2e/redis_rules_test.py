@@ -19,6 +19,7 @@ SCRIPT = "for i = 1, tonumber(ARGV[2]) do redis.call('SET', ARGV[1] .. i, 'x') e
 SCRIPT_KEYS = 12_000
 CHAIN_MAX = 32                  # a plain server's are 8 to 10 keys; thousands when its table does not grow
 DUE, LATER = 4_000, 30_000
+NEW = 8_000                     # keys written at maxmemory
 
 FAILURES = []
 
@@ -99,6 +100,35 @@ def propagation(server, name):
     require(b"MULTI" not in text, f"{name}: expired keys are deleted in {text.count(b'MULTI')} transactions")
 
 
+def random_eviction(server, name):
+    """Each key that is evicted is one DEL outside of any transaction, one event and one in INFO; no client sees another policy or limit meanwhile."""
+    server.ask("CONFIG", "SET", "notify-keyspace-events", "Ee")
+    listener = Connection(server.port, PATIENCE_S)
+    listener.ask("PSUBSCRIBE", "__keyevent@*__:evicted")
+    before, limit = int(server.line("evicted_keys")), server.line("used_memory")
+    server.ask("SET", "mark", "x")
+    server.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-random", "maxmemory", limit)
+    ask = [("CONFIG", "GET", "maxmemory*"), ("MULTI",), ("SET", "queued", "x"), ("EXEC",)]
+    replies = []
+    for first in range(0, NEW, 50):
+        server.client.send([("SET", f"new:{i}", "x" * SIZE) for i in range(first, first + 50)] + ask)
+        replies += [server.client.receive() for _ in range(50 + len(ask))]
+    settings = {repr(reply) for reply in replies if isinstance(reply, list) and len(reply) > 2}
+    require(len(settings) == 1 and "allkeys-random" in min(settings) and limit in min(settings), f"{name}: CONFIG GET says {settings}")
+    server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "0")
+    evicted = int(server.line("evicted_keys")) - before
+    text = server.appended()
+    text = text[text.index(b"new:0"):]
+    print(f"{name}: {evicted} keys evicted for {NEW} new ones")
+    require(evicted > NEW // 2, f"{name}: {evicted} keys were evicted")
+    require(text.count(b"$3\r\nDEL\r\n") == evicted, f"{name}: {text.count(b'DEL')} DEL in the append-only file, {evicted} keys evicted")
+    require(text.count(b"MULTI") == 0, f"{name}: {text.count(b'MULTI')} transactions in the append-only file")
+    for _ in range(evicted):
+        listener.receive()
+    server.ask("PUBLISH", "__keyevent@0__:evicted", "last")
+    require(b"last" in listener.receive(), f"{name}: more events than keys evicted")
+
+
 def wish(server, name, behind_blocked):
     """DEBUG SET-ACTIVE-EXPIRE 0 while keys are being expired, by itself or behind a command that blocks."""
     blocked = Connection(server.port, PATIENCE_S)
@@ -136,6 +166,7 @@ def main(module):
             propagation(server, name)
             wish(server, name, False)
             wish(server, name, True)
+            random_eviction(server, name)
         rehash_goes_on(servers[1])
     finally:
         for server in servers:

@@ -9,7 +9,7 @@
 //   collections   DEL and UNLINK of them
 //   mixed         half GET, half SET
 //   expiry        all keys expire at the same time, while a client sends PING at a steady rate
-//   eviction      SET of new keys at maxmemory, under each policy that has an order
+//   eviction      SET of new keys at maxmemory, under each policy
 //
 // Threading: one thread. May not: leave files or processes behind.
 #include "redis_gate.h"
@@ -294,8 +294,27 @@ void expiry(Load& load, const Scratch& scratch, uint64_t count) {
     require(p99 <= 2, "p99 of PING is {:.2f} ms", p99);
 }
 
+// How many of `count` keys from `first` on are there.
+double share_left(Load& load, uint64_t first, uint64_t count) {
+  const std::string replies = load.run(count, [&](uint64_t i) { return Words{"EXISTS", name_of(first + i)}; });
+  return static_cast<double>(std::count(replies.begin(), replies.end(), '1')) / static_cast<double>(count);
+}
+
+// The gate evicts for a random policy: old keys and new ones alike, and the server's settings are as they were.
+void check_randomness(Load& load, const std::string& policy, uint64_t count) {
+  const double older = share_left(load, 0, count / 2), newer = share_left(load, count / 2, count - count / 2);
+  fmt::print("{:.3f} of the older keys are left, {:.3f} of the newer\n", older, newer);
+  require(older > 0.6 && older < 0.95 && newer > 0.6 && newer < 0.95 && std::abs(older - newer) < 0.05,
+          "{}: {:.3f} of the older keys are left, {:.3f} of the newer", policy, older, newer);
+  require(load.server.ask({"CONFIG", "GET", "maxmemory-policy"}).find(policy) != std::string::npos,
+          "another policy than {}", policy);
+  require(load.server.ask({"CONFIG", "GET", "maxmemory-samples"}).find("$1\r\n5\r\n") != std::string::npos,
+          "other samples: {}", load.server.ask({"CONFIG", "GET", "maxmemory-samples"}));
+}
+
 void eviction(Load& load, uint64_t count) {
-  for (const char* policy : {"allkeys-lru", "allkeys-lfu", "volatile-lru", "volatile-ttl"}) {
+  for (const char* policy :
+       {"allkeys-random", "volatile-random", "allkeys-lru", "allkeys-lfu", "volatile-lru", "volatile-ttl"}) {
     (void)load.server.ask({"CONFIG", "SET", "maxmemory-policy", policy});
     (void)load.server.ask({"CONFIG", "SET", "maxmemory", "0"});
     (void)load.server.ask({"FLUSHALL"});
@@ -319,6 +338,7 @@ void eviction(Load& load, uint64_t count) {
                [&] { return size_of(load.server) + load.server.info("evicted_keys") - evicted == count + count / 3; });
     require(load.server.info("used_memory") <= used + 512 * 1024, "used_memory is {}, maxmemory {}",
             load.server.info("used_memory"), used + 64 * 1024);
+    if (std::string_view(policy).ends_with("random")) check_randomness(load, policy, count);
   }
 }
 
