@@ -133,9 +133,10 @@ std::string report_table(const RedisReport& report) {
       "srv%, gen%, cpu%: CPU of server, load generator and machine, of one CPU; MiB read: by the server; {}\n",
       machine_note());
   for (const auto& [system, bytes] : report.peak_bytes) {
-    out += fmt::format("memory peak: {}: {:.0f} MiB (limit {} MiB)\n", system, bytes / 1048576,
-                       (report.options.dram_bytes + report.options.allowance_bytes) >> 20);
+    out += fmt::format("memory peak: {}: {:.0f} MiB\n", system, bytes / 1048576);
   }
+  if (!report.peak_bytes.empty())
+    out += fmt::format("memory limit: {} MiB\n", (report.options.dram_bytes + report.options.allowance_bytes) >> 20);
   return out + end_lines(report.skipped, report.failures);
 }
 
