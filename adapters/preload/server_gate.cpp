@@ -2,9 +2,12 @@
 // The input gate (gate/gate.h) under `lunar run -- redis-server`: the same as in the Redis module, by the same
 // redirected calls of the main program. Not by interposition: other programs must not pay for read() and close().
 //
+// Also what the Redis module asks of this library when it is loaded on top.
+//
 // Threading: started by the library's constructor, before the program has threads.
 #include "gate/gate.h"
 
+#include "heap/heap.h"
 #include "preload.h"
 #include "sys/log.h"
 
@@ -28,3 +31,5 @@ LUNAR_EXPORT const lunar::redis::GateCalls* lunar_gate_calls() noexcept {
   using lunar::redis::GateState;
   return lunar::redis::gate_state() == GateState::kOff ? nullptr : &lunar::preload::g_calls;
 }
+
+LUNAR_EXPORT void lunar_heap_purge() noexcept { lunar::heap_purge(); }

@@ -58,7 +58,7 @@ uint64_t space_committed_now() {
 }
 
 void space_purge() {
-  if (tier().owner == TierOwner::kModule) heap_purge();
+  if (tier().purge != nullptr) tier().purge();
 }
 
 }  // namespace lunar::redis

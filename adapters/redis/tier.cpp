@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 
+#include "heap/heap.h"
 #include "heap/start.h"
 #include "pager/pager.h"
 #include "server_heap.h"
@@ -52,6 +53,7 @@ bool tier_preloaded() {
 
 void tier_adopt() {
   (void)look_up_all(&g_tier);
+  (void)look_up(g_tier.purge, "lunar_heap_purge");
   const GateCalls* (*gate)() = nullptr;
   if (look_up(gate, kGateCallsSymbol)) g_tier.gate = gate();
   if (g_tier.gate != nullptr &&
@@ -72,7 +74,7 @@ int tier_start(const Options& options, ErrorText* why) {
     return rc;
   }
   g_tier = {TierOwner::kModule, lunar_get_stats, lunar_set_dram,  lunar_advise, lunar_prefetch,
-            lunar_pin,          lunar_unpin,     lunar_is_tiered, &g_own_gate};
+            lunar_pin,          lunar_unpin,     lunar_is_tiered, heap_purge,   &g_own_gate};
   return 0;
 }
 

@@ -21,6 +21,7 @@ struct Tier {
   int (*pin)(const void*, size_t) = nullptr;
   int (*unpin)(const void*, size_t) = nullptr;
   int (*is_tiered)(const void*) = nullptr;
+  void (*purge)() = nullptr;        // gives back what the allocator holds free; nullptr: an older preload library
   const GateCalls* gate = nullptr;  // nullptr: none was started
   bool started() const { return owner != TierOwner::kNone; }
 };

@@ -10,6 +10,7 @@ that deleted values of another size have left.
   pack        when space is short values are moved together: maxmemory comes back, and nothing changes
   child       a script and many clients while a forked child holds its half
   large       one value larger than what is left: SET, SETRANGE, APPEND, a reply that nobody reads, a script
+  purge       what deleted values leave near the limit is given back, by the module and by the preload library under it
   rewrite     CONFIG REWRITE, then a start with a larger size: maxmemory follows; an own maxmemory stays
 """
 import os
@@ -43,13 +44,14 @@ class Client(Connection):
 
 
 class Server:
-    def __init__(self, directory, module, *further, size="96mb", forks="yes", config=None, lun=None):
+    def __init__(self, directory, module, *further, size="96mb", forks="yes", config=None, lun=None, wrapper=(), environment=()):
         self.directory, self.log = directory, os.path.join(directory, "log")
         self.port = free_port()
-        command = [SERVER] + ([config] if config else []) + ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, *further,
-                   "--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", lun or directory, "size", size, "forks", forks]
+        tier = ["forks", forks] if wrapper else ["dram", "16mb", "lun", lun or directory, "size", size, "forks", forks]
+        command = [*wrapper, SERVER] + ([config] if config else []) + ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, *further,
+                   "--loadmodule", os.path.abspath(module), *tier]
         self.out = open(self.log, "ab")
-        self.process = subprocess.Popen(command, stdout=self.out, stderr=self.out)
+        self.process = subprocess.Popen(command, stdout=self.out, stderr=self.out, env={**os.environ, **dict(environment)})
         for _ in range(600):
             if self.process.poll() is not None:
                 explain_start(self.text())
@@ -209,6 +211,27 @@ def pack_values(server):
 
 def evict(directory, module):
     with_server(directory, module, lambda s: fragmented(s, s.client(), True, True), "--save", "3600 1", "--maxmemory-policy", "allkeys-random")
+
+
+def purge(directory, module, lunar):
+    for wrapper in ((), (lunar, "run", "--dram", "16m", "--lun", directory, "--size", "96m", "--")):
+        with_server(directory, module, purged, "--save", "", wrapper=wrapper, environment={"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"})
+
+
+def purged(server):
+    """Nothing but a purge takes free memory from the allocator here."""
+    client = server.client()
+    stored = store(server, client, "fill", 0, 110 * MIB // 1000, 1000)
+    full = client.figure("committed_bytes")
+    for first in range(0, stored, 500):
+        client.ask("DEL", *(f"fill:{key}" for key in range(first, first + 500)))
+    until = time.monotonic() + PATIENCE_S
+    enough = 42 * MIB * 15 // 16    # of the limit: from there on what is free stays with the allocator
+    while client.figure("committed_bytes") > enough and time.monotonic() < until:
+        time.sleep(0.1)
+    left = client.figure("committed_bytes")
+    print(f"committed: {full >> 20} MiB full, {left >> 20} MiB when empty")
+    assert full > enough >= left, f"{left} bytes of {full} are still committed, {enough} at the most expected"
 
 
 def refused(client, *command):
