@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_replica_test MODULE stream|faults: a tiered replica follows a tiered master, both with a quarter of the data in DRAM.
+"""redis_replica_test MODULE stream|chain|faults: a tiered replica follows a tiered master, both with a quarter of the data in DRAM.
 
   stream   uniform SETRANGE and SET from several clients: the replica has all of it soon after the master, and its main thread seldom
            waited for the LUN itself; its own clients are answered meanwhile
+  chain    the same with a replica of the replica, whose stream is the one that the first reads
   faults   the same with links killed on either side, commands larger than what is read ahead, transactions, other databases, and kill -9 of
            the replica and of the master: equal digests, and a partial resync where a plain server makes one
 """
@@ -20,6 +21,7 @@ from resp import Connection, Refused
 PATIENCE_S = 120
 STARTED = time.monotonic()
 KEYS = 60_000 if sys.argv[2:] == ["stream"] else 40_000
+OPERATIONS = 40_000 if sys.argv[2:] == ["stream"] else 16_000
 SIZE = 1000
 FAULTS_MAX = 0.3       # of the replica's main thread, an operation
 SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
@@ -66,7 +68,8 @@ def caught_up(master, replica):
         there, here = master.info("replication"), replica.info("replication")
         return here["master_link_status"] == "up" and here.get("slave_repl_offset") == there["master_repl_offset"]
     wait_until("the replica is behind", same)
-    assert master.client.ask("WAIT", "1", str(PATIENCE_S * 1000)) == 1
+    if master.info("replication")["role"] == "master":   # a replica refuses it
+        assert master.client.ask("WAIT", "1", str(PATIENCE_S * 1000)) == 1
 
 
 class Writer(threading.Thread):
@@ -137,19 +140,20 @@ def equal(master, replica, what):
     say(what + ": equal")
 
 
-def stream(master, replica):
+def stream(master, *replicas):
+    """Each replica follows the one before it; the last one is measured."""
     fill(master)
-    replica.client.ask("REPLICAOF", "127.0.0.1", str(master.port))
     say("filled")
-    wait_until("the link", lambda: linked(replica))
+    for above, replica in zip((master, *replicas), replicas):
+        replica.client.ask("REPLICAOF", "127.0.0.1", str(above.port))
+        wait_until("the link", lambda one=replica: linked(one))
+        caught_up(above, replica)
     say("linked")
-    caught_up(master, replica)
     results = []
     for kinds in (["SETRANGE"], ["SET"]):
-        operations = 40_000
         faults, cold, start = replica.faults(), replica.cold_faults(), time.monotonic()
         longest = 0
-        writers = write(master, operations, kinds)
+        writers = write(master, OPERATIONS, kinds)
         while any(writer.is_alive() for writer in writers):
             asked = time.monotonic()
             assert replica.client.ask("PING") == b"PONG"
@@ -157,16 +161,18 @@ def stream(master, replica):
             time.sleep(0.01)
         joined(writers)
         there = time.monotonic() - start
-        caught_up(master, replica)
+        for above, below in zip((master, *replicas), replicas):
+            caught_up(above, below)
         here = time.monotonic() - start
-        faults, cold = (replica.faults() - faults) / operations, (replica.cold_faults() - cold) / operations
-        print(f"{kinds[0]:9} master {operations / there:7.0f} op/s, replica {operations / here:7.0f} op/s; {faults:.3f} faults of its main thread an operation, "
+        faults, cold = (replica.faults() - faults) / OPERATIONS, (replica.cold_faults() - cold) / OPERATIONS
+        print(f"{kinds[0]:9} master {OPERATIONS / there:7.0f} op/s, replica {OPERATIONS / here:7.0f} op/s; {faults:.3f} faults of its main thread an operation, "
               f"{cold:.3f} cold ones; PING {longest * 1000:.1f} ms at the most")
-        results.append((kinds[0], cold, faults))
-    equal(master, replica, "after the stream")
+        results.append((kinds[0], cold))
+    for replica in replicas:
+        equal(master, replica, "after the stream")
     lunar = replica.info("lunar")
     print({name: lunar["lunar_" + name] for name in ("gate_commands", "gate_held", "gate_rounds", "overlapped_reads", "gate_timeouts", "prefetched_pages")})
-    for kind, cold, _ in results:
+    for kind, cold in results:
         assert cold <= FAULTS_MAX, f"{kind}: {cold:.3f} cold faults an operation"
 
 
@@ -222,9 +228,9 @@ def main(module, scenario):
     root = tempfile.mkdtemp(prefix="lunar-replica-", dir=os.environ.get("TMPDIR", "/var/tmp"))
     servers = []
     try:
-        for name in ("master", "replica"):
+        for name in ("master", "replica", *(["replica-of-it"] if scenario == "chain" else [])):
             servers.append(Member(os.path.join(root, name), "" if os.environ.get("LUNAR_PLAIN") else module))
-        {"stream": stream, "faults": faults}[scenario](*servers)
+        {"stream": stream, "chain": stream, "faults": faults}[scenario](*servers)
     finally:
         for server in servers:
             server.end()
