@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "collection_probe.h"
+#include "gate_inside.h"
 #include "pager/pager.h"
 
 namespace lunar::redis {
@@ -103,7 +104,9 @@ Wants wants_of_key(const CommandKeys& keys, const Command& command, unsigned nth
     case Wants::kStores:
       return nth == 0 ? Wants::kFreed : Wants::kValue;
     case Wants::kMoves:
-      return nth == 0 ? Wants::kObject : Wants::kFreed;
+      // Redis 8 counts keys by the size of their value, and reads that of what it moves.
+      if (nth == 0) return gate().layout.keyspace() == Keyspace::kDicts ? Wants::kValue : Wants::kObject;
+      return Wants::kFreed;
     default:
       return keys.wants;
   }
