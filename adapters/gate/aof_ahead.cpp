@@ -82,8 +82,7 @@ void read_window(int fd, uint64_t at) {
   for (const unsigned most = window(); w.count < most;) {
     place = skip_notes(l.buffer, place, bytes);
     if (place == bytes || parse_command(l.buffer + place, bytes - place, &command) != Parse::kCommand) break;
-    const int chosen =
-        command.kept == 2 && same_word(command.argument[0], "SELECT") ? small_number(command.argument[1]) : -1;
+    const int chosen = chosen_database(command);
     w.items[w.count++] = {static_cast<uint32_t>(place), static_cast<uint32_t>(place + command.bytes),
                           static_cast<uint16_t>(l.database), chosen >= 0};
     if (chosen >= 0) l.database = chosen;

@@ -364,6 +364,11 @@ int small_number(Slice text) {
   return number;
 }
 
+int chosen_database(const Command& command) {
+  const bool select = command.kept == 2 && same_word(command.argument[0], "SELECT");
+  return select ? small_number(command.argument[1]) : -1;
+}
+
 bool signed_number(Slice text, int64_t* out) {
   const bool minus = text.bytes != 0 && text.data[0] == '-';
   int64_t number = 0;

@@ -73,6 +73,8 @@ void for_each_key(const CommandKeys& keys, const Command& command, See see);
 
 // "17" -> 17; -1: not a small number.
 int small_number(Slice text);
+// What a SELECT chooses; -1: another command.
+int chosen_database(const Command& command);
 // "-17" -> -17. False: not a number of up to 18 characters.
 bool signed_number(Slice text, int64_t* out);
 bool same_word(Slice text, const char* upper_case);

@@ -12,10 +12,11 @@
 // The server still decides whether, when and how many. A candidate is a few milliseconds old; one that is gone
 // meanwhile is skipped.
 //
-// Policies that choose at random (allkeys-random, volatile-random) have no pool. Their victims are chosen by the server's
-// dictGetRandomKey, fetched likewise, and evicted a little before they must be: by the server's performEvictions, which for
-// the length of that call is told of a pool policy and of a limit one byte below what is used, and so takes one key from
-// the end of the pool. Between the calls 256 KiB (less of a small maxmemory) stay free for commands to come.
+// Policies that choose at random (allkeys-random, volatile-random) have no pool. Their victims are chosen by the
+// server's dictGetRandomKey, fetched likewise, and evicted a little before they must be: by the server's
+// performEvictions, which for the length of that call is told of a pool policy and of a limit one byte below what is
+// used, and so takes one key from the end of the pool. Between the calls 256 KiB (less of a small maxmemory) stay free
+// for commands to come.
 //
 // Threading: as ahead.h. The server's pool is found by its shape (server_fields.h); where it is not, nothing is done.
 #pragma once

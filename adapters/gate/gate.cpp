@@ -40,21 +40,6 @@ void bypass(const char* what, const ErrorText& why) {
   log_warning("input gate stays open, cold keys wait one by one: %s%s", what, why.text);
 }
 
-// Threads and the event descriptor, when there is a pager to fetch from and data that is known.
-bool start_fetching() {
-  Gate& g = g_gate;
-  if (g.fetching) return true;
-  ErrorText why;
-  int rc = g.connections.start() ? g.fetcher.start(g.options.threads) : -ENOMEM;
-  if (rc == 0) rc = sys::epoll_set(g.epoll, g.fetcher.event_fd(), EPOLLIN, true);
-  if (rc < 0) {
-    (void)why.set(rc, "%s", errno_name(rc));
-    bypass("its threads cannot be started: ", why);
-    return false;
-  }
-  return g.fetching = true;
-}
-
 // Redis 8 and Valkey with io-threads: reads may come from these at any time, and what is held here would be passed by.
 bool opened_for_io_threads() {
   if (!g_gate.layout.io_threads_may_read()) return false;
@@ -104,21 +89,6 @@ void park(Connection* c, bool hung_up) {
     c->parked = sys::epoll_set(g_gate.epoll, c->fd, mask & 2 ? EPOLLOUT : 0u, false) == 0;
   else
     c->taken_out = sys::epoll_remove(g_gate.epoll, c->fd) == 0;
-}
-
-void take_what_is_done() {
-  Gate& g = g_gate;
-  for (Request* r = g.fetcher.take_done(); r != nullptr;) {
-    Request* next = r->next;
-    Connection* c = g.connections.find(r->fd);
-    if (c != nullptr && c->hold == r->hold && (!c->link || link_request_done(c)) && c->state == Hold::kHeld)
-      release(c, false);
-    if (r->ahead != nullptr) ahead_fetched(r->ahead);
-    r->share->bytes -= r->pages.bytes;
-    --r->share->requests;
-    g.fetcher.recycle(r);
-    r = next;
-  }
 }
 
 // Clients of users that have less under way again, in order: what they wait for is looked at anew. A few more than
@@ -268,7 +238,7 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
   const uint64_t started = sys::now_ns();
   int left = timeout_ms;
   for (bool first = true;; first = false) {
-    take_what_is_done();
+    gate_take_what_is_done();
     give_turns();
     const uint64_t now = first ? started : sys::now_ns();
     begin_fetching(now);
@@ -282,7 +252,7 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
     if (n < 0) return n;
     bool woken = false;
     n = sift(events, n, &woken);
-    take_what_is_done();
+    gate_take_what_is_done();
     give_turns();
     n = add_ready(events, n, max);
     const uint64_t after = sys::now_ns();
@@ -418,8 +388,35 @@ int redirect_tls(ErrorText* why) {
 
 Gate& gate() { return g_gate; }
 
-bool gate_start_fetching() { return start_fetching(); }
-void gate_take_what_is_done() { take_what_is_done(); }
+// Threads and the event descriptor, when there is a pager to fetch from and data that is known.
+bool gate_start_fetching() {
+  Gate& g = g_gate;
+  if (g.fetching) return true;
+  ErrorText why;
+  int rc = g.connections.start() ? g.fetcher.start(g.options.threads) : -ENOMEM;
+  if (rc == 0) rc = sys::epoll_set(g.epoll, g.fetcher.event_fd(), EPOLLIN, true);
+  if (rc < 0) {
+    (void)why.set(rc, "%s", errno_name(rc));
+    bypass("its threads cannot be started: ", why);
+    return false;
+  }
+  return g.fetching = true;
+}
+
+void gate_take_what_is_done() {
+  Gate& g = g_gate;
+  for (Request* r = g.fetcher.take_done(); r != nullptr;) {
+    Request* next = r->next;
+    Connection* c = g.connections.find(r->fd);
+    if (c != nullptr && c->hold == r->hold && (!c->link || link_request_done(c)) && c->state == Hold::kHeld)
+      release(c, false);
+    if (r->ahead != nullptr) ahead_fetched(r->ahead);
+    r->share->bytes -= r->pages.bytes;
+    --r->share->requests;
+    g.fetcher.recycle(r);
+    r = next;
+  }
+}
 
 void look_at_keys(int fd) {
   Gate& g = g_gate;
@@ -441,7 +438,7 @@ void look_at_keys(int fd) {
     g.rehash.start(g.layout);
   }
   if (rc < 0) return bypass(kUnknownLayout, why);
-  if (rc <= 0 || opened_for_io_threads() || !start_fetching()) return;
+  if (rc <= 0 || opened_for_io_threads() || !gate_start_fetching()) return;
   g.state.store(GateState::kWatching, std::memory_order_release);
   ahead_start();
 }

@@ -59,8 +59,7 @@ bool look_up(const Command& command, const CommandKeys* keys, int* database, Rig
   if (command.kept == 0) return true;
   g.work.commands.add();
   if (keys == nullptr) {
-    const int chosen =
-        command.kept == 2 && same_word(command.argument[0], "SELECT") ? small_number(command.argument[1]) : -1;
+    const int chosen = chosen_database(command);
     if (chosen >= 0)
       *database = chosen;
     else

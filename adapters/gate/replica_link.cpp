@@ -103,8 +103,7 @@ void parse_items(const Connection& c) {
     const Parse parse = parse_command(c.data + l.parsed, c.end - l.parsed, &command);
     if (parse == Parse::kMore && command.bytes <= kCommandBytesMax && !l.ended && l.count != 0) return;
     if (parse != Parse::kCommand) return pass_the_rest(c);  // the start of a command, too, when it is all there is
-    const int chosen =
-        command.kept == 2 && same_word(command.argument[0], "SELECT") ? small_number(command.argument[1]) : -1;
+    const int chosen = chosen_database(command);
     push(l.parsed + command.bytes, command.kept == 0 || chosen >= 0);
     if (chosen >= 0) l.database = chosen;
   }
