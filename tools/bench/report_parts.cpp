@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "tools/bench/setup_journal.h"
 #include "tools/support/procfs.h"
 #include "tools/support/text_file.h"
 #include "tools/support/version.h"
@@ -69,8 +70,8 @@ void write_host(JsonWriter& json) {
   json.field("cpu", cpu_model()).field("cpus", sysconf(_SC_NPROCESSORS_ONLN));
   json.field("memory_bytes", machine_memory("MemTotal")).field("page_bytes", sysconf(_SC_PAGESIZE));
   json.field("lunar", version_text()).field("date", today());
-  json.field("thp", trimmed(read_text("/sys/kernel/mm/transparent_hugepage/enabled").value_or("")));
-  json.field("zswap", trimmed(read_text("/sys/module/zswap/parameters/enabled").value_or("")) + " " +
+  json.field("thp", trimmed(read_text(kThpPath).value_or("")));
+  json.field("zswap", trimmed(read_text(kZswapPath).value_or("")) + " " +
                           trimmed(read_text("/sys/module/zswap/parameters/compressor").value_or("")));
   json.field("swappiness", trimmed(read_text("/proc/sys/vm/swappiness").value_or(""))).close('}');
 }

@@ -34,7 +34,7 @@ struct Setting {
 };
 constexpr Setting kSettings[] = {{"page-cluster", kPageClusterPath, "vm.page-cluster"},
                                  {"zswap", kZswapPath, "zswap"},
-                                 {"thp", "/sys/kernel/mm/transparent_hugepage/enabled", "transparent huge pages"}};
+                                 {"thp", kThpPath, "transparent huge pages"}};
 
 // The last part of the path is a name that benches give.
 bool is_ours(const std::string& path) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a bench set up on the machine, written down before it exists, so that the next run can sweep away what a killed
 // one left. One line each:
-//   cgroup DIRECTORY | swapfile PATH | file PATH | directory PATH | page-cluster, zswap or thp VALUE BOOT_ID | zram NUMBER BOOT_ID
+//   cgroup DIRECTORY | swapfile PATH | file PATH | directory PATH | zram NUMBER BOOT_ID
+//   page-cluster, zswap or thp VALUE BOOT_ID
 // Also the lock that lets only one bench run on a machine at a time.
 //
 // The state file lies in /var/lib/lunar (root) or /var/tmp (others; only a file owned by the caller is believed).
@@ -11,6 +12,11 @@
 #include <vector>
 
 namespace lunar::tools {
+
+// What a bench sets for the whole machine, and sets back.
+inline constexpr const char *kPageClusterPath = "/proc/sys/vm/page-cluster",
+                            *kZswapPath = "/sys/module/zswap/parameters/enabled",
+                            *kThpPath = "/sys/kernel/mm/transparent_hugepage/enabled";
 
 // Held for the life of the object. Throws std::runtime_error naming the holder.
 class BenchLock {

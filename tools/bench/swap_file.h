@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Swap of one's own, first in line while it lives: on a file, on a file with zswap before it, or on a zram device; and
-// files whose every block was written before a clock
-// starts (a disk that never stored a block may answer for it without any work).
+// files whose every block was written before a clock starts (a disk that never stored a block may answer for it without
+// any work).
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>
@@ -11,8 +11,6 @@
 #include "tools/bench/setup_journal.h"
 
 namespace lunar::tools {
-
-inline constexpr const char* kPageClusterPath = "/proc/sys/vm/page-cluster";
 
 // Makes `path` of `bytes`, reserved and written whole with incompressible data past the page cache; its first
 // `zero_bytes` are zeros (what a LUN file that may be taken looks like). Throws std::runtime_error; removes the file
@@ -24,7 +22,6 @@ void write_whole_file(const std::string& path, uint64_t bytes, size_t zero_bytes
 std::string swap_header(uint64_t bytes, size_t page_bytes);
 
 enum class SwapKind { kFile, kZswap, kZram };
-inline constexpr const char* kZswapPath = "/sys/module/zswap/parameters/enabled";
 // Turns /dev/zramNUMBER's swap off and removes the device. False: it stays.
 bool remove_zram(const std::string& number);
 

@@ -49,7 +49,6 @@ namespace lunar::tools {
 
 namespace {
 
-constexpr const char* kThpPath = "/sys/kernel/mm/transparent_hugepage/enabled";
 constexpr uint64_t kMiBytes = 1 << 20;
 const std::vector<std::string> kSystems{"plain", "below", "armed"};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of workloads of `lunar bench redis`: what a row's servers hold, which keys its clients ask for, and what the
-// servers do meanwhile. A new row is a line in workloads.cpp.
+// The table of workloads of `lunar bench redis`: what a row's servers hold, which keys its clients ask for, and what
+// the servers do meanwhile. A new row is a line in workloads.cpp.
 // Threading: plain data. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>
@@ -23,31 +23,22 @@ inline constexpr RedisStage kPlainStage{"", DataKind::kStrings, false}, kHashSta
     kCollectionStage{"-collections", DataKind::kBigHashes, false}, kExpiryStage{"-expire", DataKind::kStrings, false},
     kEvictionStage{"-evict", DataKind::kStrings, false}, kReplicaStage{"-replica", DataKind::kStrings, true};
 
-enum class KeyChoice : uint8_t {
-  kUniform,
-  kZipf,
-  kHot,
-  kHotAndCold,
-  kKept,
-  kNew
-};  // kHotAndCold: half of the clients each
-enum class SideJob : uint8_t {
-  kNone,
-  kSave,
-  kExpiry
-};  // of the server, during which the clients go on; it ends the run
+// kHotAndCold: half of the clients each.
+enum class KeyChoice : uint8_t { kUniform, kZipf, kHot, kHotAndCold, kKept, kNew };
+// Of the server, during which the clients go on; it ends the run.
+enum class SideJob : uint8_t { kNone, kSave, kExpiry };
 
 // One row of the table of workloads.
 struct RedisBase {
   const char* name;
-  const RedisStage* stage;
-  KeyChoice keys;
-  unsigned write_percent;
-  unsigned hot_share;  // hot keys hold this part of --dram (a 16th, ...)
-  bool by_clock;       // the clients (of hot keys) send at --rate
-  bool whole;          // the clients of cold keys read all parts of a key
-  SideJob job;
   const char* help;
+  const RedisStage* stage = &kPlainStage;
+  KeyChoice keys = KeyChoice::kUniform;
+  unsigned write_percent = 0;
+  unsigned hot_share = 0;  // hot keys hold this part of --dram (a 16th, ...)
+  bool by_clock = false;   // the clients (of hot keys) send at --rate
+  bool whole = false;      // the clients of cold keys read all parts of a key
+  SideJob job = SideJob::kNone;
 };
 std::span<const RedisBase> redis_bases();
 
