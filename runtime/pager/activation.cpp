@@ -216,7 +216,7 @@ int64_t adopt_present(PagerState& state, Region& region) {
   // Present pages are not split: the flag concerns later ones.
   (void)sys::advise(region.base, bytes, MADV_NOHUGEPAGE);
   (void)sys::advise(region.base, bytes, MADV_DONTFORK);
-  if (int rc = region_register(region, state.uffd, region.base, bytes); rc < 0) return rc;
+  if (int rc = region_register(state, region, region.base, bytes); rc < 0) return rc;
   state.account.take_fixed(table_dram_pages(region));
   uint8_t present[kChunkPages];
   int64_t found = 0;
@@ -277,7 +277,7 @@ void split_huge(PagerState& state, Region& region, uint64_t chunk) {
       continue;
     }
     (void)sys::advise(region.address_of(PageIndex(from)), (p - from) << state.page_shift, MADV_POPULATE_WRITE);
-    for (uint64_t done = from; done < p; ++done) put_back(region, done, was[done - from]);
+    for (uint64_t done = from; done < p; ++done) put_back(state, region, done, was[done - from]);
   }
   // Advice for a part of a huge page splits it: to its end but for one page.
   (void)sys::advise(region.address_of(PageIndex(first)), (end - first - 1) << state.page_shift, MADV_COLD);

@@ -23,9 +23,9 @@ int protect(PagerState& state, void* address, size_t bytes) {
 }
 
 // Lifts the protection and wakes the waiters. False: the place is not ours any more.
-bool lift(void* address, uint64_t bytes) {
+bool lift(PagerState& state, void* address, uint64_t bytes) {
   int64_t rc;
-  while ((rc = unprotect_pages(address, bytes)) == -EAGAIN) wait_out_stall();
+  while ((rc = unprotect_pages(state, address, bytes)) == -EAGAIN) wait_out_stall();
   return rc == 0;
 }
 
@@ -75,8 +75,7 @@ void gate_close(PagerState& state) {
   }
 }
 
-Lift gate_lift(Region& region, PageIndex page, int pagemap, bool force) {
-  auto& state = pager_state();
+Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, bool force) {
   AtomicPageWord& word = region.words[page.value];
   PageWord was[kLiftMax];
   for (;;) {
@@ -111,10 +110,11 @@ Lift gate_lift(Region& region, PageIndex page, int pagemap, bool force) {
     }
   }
   // The protection goes before the words do: the next eviction of the page finds its true state.
-  bool lifted = room && lift(region.address_of(page), count << state.page_shift);
+  bool lifted = room && lift(state, region.address_of(page), count << state.page_shift);
   if (room && !lifted) {
-    lifted = lift(region.address_of(page), state.page_size);
-    for (unsigned i = 1; i < count; ++i) (void)lift(region.address_of(PageIndex(page.value + i)), state.page_size);
+    lifted = lift(state, region.address_of(page), state.page_size);
+    for (unsigned i = 1; i < count; ++i)
+      (void)lift(state, region.address_of(PageIndex(page.value + i)), state.page_size);
   }
   for (unsigned i = 0; i < count; ++i) unlock_page(state, region, page.value + i, was[i]);
   return !room ? Lift::kNoRoom : lifted ? Lift::kLifted : Lift::kNotThere;

@@ -22,6 +22,6 @@ void gate_close(PagerState& state);
 enum class Lift { kLifted, kBusy, kNoRoom, kNotThere };
 // Lifts the protection of `page`, and of some behind it as room allows. force: without taking room. kBusy: now has a
 // waiter. pagemap: sys::open_own_file, or negative: then every page counts as shared.
-Lift gate_lift(Region& region, PageIndex page, int pagemap, bool force);
+Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, bool force);
 
 }  // namespace lunar

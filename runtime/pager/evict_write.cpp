@@ -114,8 +114,8 @@ void Evictor::decide(Victim& victim) {
 bool Evictor::install_for_waiter(Victim& victim, PageWord was) {
   if (!state_.account.take(1, 0)) return false;
   void* address = victim.region->address_of(victim.page);
-  uint16_t epoch = exclusive_epoch();
-  int64_t rc = install_pages(address, frames_.memory(victim.frame), state_.page_size);
+  uint16_t epoch = exclusive_epoch(state_);
+  int64_t rc = install_pages(state_, address, frames_.memory(victim.frame), state_.page_size);
   if (rc != static_cast<int64_t>(state_.page_size)) {
     state_.account.give(1);
     return false;
@@ -303,8 +303,8 @@ void Evictor::rewrite_failed(bool must) {
     PageIndex page(0);
     Region* region = state_.regions.find_word(&word, &page);  // it stays: the page is ours
     LUNAR_CHECK(region != nullptr, "a frame's page is in no region");
-    uint16_t epoch = exclusive_epoch();
-    int64_t rc = install_pages(region->address_of(page), frames_.memory(ids[i]), state_.page_size);
+    uint16_t epoch = exclusive_epoch(state_);
+    int64_t rc = install_pages(state_, region->address_of(page), frames_.memory(ids[i]), state_.page_size);
     if (rc != static_cast<int64_t>(state_.page_size)) {
       state_.account.give(1);
       if (page_unlock(word, seen)) (void)sys::uffd_wake(state_.uffd, region->address_of(page), state_.page_size);

@@ -400,7 +400,7 @@ int64_t settle_words(PagerState& state) {
 }
 
 int child_restart(PagerState& state, ErrorText* why) {
-  thread_resolver_forget();
+  thread_resolver_forget(state);
   sys::advise_vector_forget();
   fork_descriptors_child(state, g_fork.descriptors);
   program_end_forget();
@@ -409,7 +409,7 @@ int child_restart(PagerState& state, ErrorText* why) {
   if (int rc = open_uffd(state, why); rc < 0) return rc;
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
     Region* region = state.regions.sorted[i].load();
-    int rc = region_register(*region, state.uffd, region->base, region->pages << state.page_shift);
+    int rc = region_register(state, *region, region->base, region->pages << state.page_shift);
     if (rc < 0) return why->set(rc, "fork: a region cannot be registered in the child (%s)", errno_name(rc));
   }
   state.gate_closing.store(false);
@@ -491,7 +491,7 @@ void child() {
   state.fork_epoch.fetch_add(1);
   counters().resident.store(resident);
   state.resident_peak.store(resident);
-  unmaps_enter_child();
+  unmaps_enter_child(state);
   state.event_gate.enter_child();
   state.helpers_resting.store(0);
   for (auto& reservation : state.fork_reservations) reservation = {};

@@ -20,19 +20,17 @@ PageWord take_any(Region& region, uint64_t page) {
   }
 }
 
-PageWord empty_word(Region& region, uint64_t page, PageWord was, PageState next) {
+PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord was, PageState next) {
   if (was.state() == PageState::kResident && pager_active()) {
     count_resident(region, PageIndex(page), -1);
-    Account& account = pager_state().account;
-    still_exclusive(was.epoch(), exclusive_epoch()) ? account.give(1) : account.give_maybe_shared(1);
+    still_exclusive(was.epoch(), exclusive_epoch(state)) ? state.account.give(1) : state.account.give_maybe_shared(1);
   }
-  if (seized(was)) drop_content(was);
+  if (seized(was)) drop_content(state, was);
   uncharge_touched(region, was);
   return was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false);
 }
 
-int guard_pages(Region& region, uint64_t first, uint64_t end, bool install) {
-  auto& state = pager_state();
+int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, bool install) {
   PageWord was[kChunkPages];
   bool done[kChunkPages];
   int rc = 0;
@@ -53,9 +51,9 @@ int guard_pages(Region& region, uint64_t first, uint64_t end, bool install) {
     PageWord w = was[p - first];
     if (w.state() == PageState::kGone) continue;
     PageWord next = w;
-    if (done[p - first] && install) next = empty_word(region, p, w, PageState::kGuard);
+    if (done[p - first] && install) next = empty_word(state, region, p, w, PageState::kGuard);
     if (done[p - first] && !install && w.state() == PageState::kGuard) next = w.with_state(PageState::kEmpty);
-    put_back(region, p, next);
+    put_back(state, region, p, next);
   }
   return rc;
 }

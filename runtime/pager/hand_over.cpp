@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kAtOnce = 64;
 
 // All of them are on the LUN no more: taken. Else none is.
-bool take_present(Region& region, uint64_t first, uint64_t end, PageWord* was) {
+bool take_present(const PagerState& state, Region& region, uint64_t first, uint64_t end, PageWord* was) {
   bool all = true;
   uint64_t p = first;
   for (; p < end && all; ++p) {
@@ -30,12 +30,11 @@ bool take_present(Region& region, uint64_t first, uint64_t end, PageWord* was) {
   }
   if (all) return true;
   while (p-- > first)
-    if (was[p - first].state() != PageState::kGone) put_back(region, p, was[p - first]);
+    if (was[p - first].state() != PageState::kGone) put_back(state, region, p, was[p - first]);
   return false;
 }
 
-int hand_over_pages(Region& region, uint64_t first, uint64_t end) {
-  auto& state = pager_state();
+int hand_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   PageWord was[kAtOnce];
   char* address = region.address_of(PageIndex(first));
   const lunar_range range{address, (end - first) << state.page_shift};
@@ -43,26 +42,27 @@ int hand_over_pages(Region& region, uint64_t first, uint64_t end) {
     int rc = pager_prefetch(&range, 1);
     if (rc < 0 && rc != -EIO && rc != -EFAULT) return rc;  // a poisoned page stays one
     MutatorScope scope;
-    if (!take_present(region, first, end, was)) continue;
+    if (!take_present(state, region, first, end, was)) continue;
     rc = sys::uffd_unregister(state.uffd, address, range.bytes);
     for (uint64_t p = first; p < end; ++p) {
       PageWord w = was[p - first];
       if (w.state() == PageState::kGone) continue;
       if (rc == 0 && w.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(region.words[p]));
-      put_back(region, p, rc == 0 ? empty_word(region, p, w, PageState::kGone).with_index(PageWord::kHandedOver) : w);
+      put_back(state, region, p,
+               rc == 0 ? empty_word(state, region, p, w, PageState::kGone).with_index(PageWord::kHandedOver) : w);
     }
     return rc;
   }
 }
 
 // The kernel has it, or will: contents are nobody's. pre: not active.
-void give_up(Region& region, uint64_t first, uint64_t end) {
+void give_up(const PagerState& state, Region& region, uint64_t first, uint64_t end) {
   table_reach(region, first, end);
   region.has_handed_over.store(true, std::memory_order_release);
   for (uint64_t p = first; p < end; ++p) {
     PageWord was = take_any(region, p);
     if (was.state() != PageState::kGone)
-      put_back(region, p, was.with_state(PageState::kGone).with_index(PageWord::kHandedOver));
+      put_back(state, region, p, was.with_state(PageState::kGone).with_index(PageWord::kHandedOver));
   }
 }
 
@@ -72,14 +72,13 @@ int map_in_place(char* at, size_t bytes, const OtherMap& map) {
 }
 
 // All words are in our hands while the map changes: who faults in between waits and then finds the new one.
-int map_over_pages(Region& region, uint64_t first, uint64_t end, const OtherMap& map) {
-  auto& state = pager_state();
+int map_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, const OtherMap& map) {
   table_reach(region, first, end);
   region.has_handed_over.store(true, std::memory_order_release);
   char* at = region.address_of(PageIndex(first));
   MutatorScope scope;
   for (uint64_t p = first; p < end; ++p) (void)take_any(region, p);
-  OwnUnmap own(at, (end - first) << state.page_shift);
+  OwnUnmap own(state, at, (end - first) << state.page_shift);
   const int rc = map_in_place(at, (end - first) << state.page_shift, map);
   own.end();
   for (uint64_t p = first; p < end; ++p) {
@@ -87,7 +86,8 @@ int map_over_pages(Region& region, uint64_t first, uint64_t end, const OtherMap&
     const PageWord busy = word.load(std::memory_order_relaxed), was = busy.with_state(busy.settled());
     if (was.state() == PageState::kGone) continue;
     if (rc == 0 && was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
-    put_back(region, p, rc == 0 ? empty_word(region, p, was, PageState::kGone).with_index(PageWord::kHandedOver) : was);
+    put_back(state, region, p,
+             rc == 0 ? empty_word(state, region, p, was, PageState::kGone).with_index(PageWord::kHandedOver) : was);
   }
   if (rc < 0) own.tell();  // it has been unmapped all the same
   return rc;
@@ -104,11 +104,11 @@ int region_map_over(Region* region, size_t offset, size_t bytes, const OtherMap&
     sys::Locked<sys::Mutex> lock(state.activation_lock);
     if (!pager_active()) {
       const int rc = map_in_place(at, bytes, map);
-      if (rc == 0) give_up(*region, first, end);
+      if (rc == 0) give_up(state, *region, first, end);
       return rc;
     }
   }
-  return map_over_pages(*region, first, end, map);
+  return map_over_pages(state, *region, first, end, map);
 }
 
 int region_hand_over(Region* region, size_t offset, size_t bytes, size_t* done) {
@@ -117,7 +117,7 @@ int region_hand_over(Region* region, size_t offset, size_t bytes, size_t* done) 
   if (!pager_active()) {
     sys::Locked<sys::Mutex> lock(state.activation_lock);
     if (!pager_active()) {
-      give_up(*region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
+      give_up(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
       *done = bytes;
       return 0;
     }
@@ -128,7 +128,7 @@ int region_hand_over(Region* region, size_t offset, size_t bytes, size_t* done) 
   region->has_handed_over.store(true, std::memory_order_release);
   for (uint64_t p = first; p < end;) {
     uint64_t next = p + kAtOnce < end ? p + kAtOnce : end;
-    if (int rc = hand_over_pages(*region, p, next); rc < 0) return rc;
+    if (int rc = hand_over_pages(state, *region, p, next); rc < 0) return rc;
     *done += (next - p) << state.page_shift;
     p = next;
   }

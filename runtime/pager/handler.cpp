@@ -46,8 +46,7 @@ constexpr uint64_t kTagMessages = 0, kTagMailbox = 1, kTagRoom = 2, kTagProgram 
 
 thread_local Handler* t_handler __attribute__((tls_model("initial-exec"))) = nullptr;
 
-bool is_service_thread(int tid) {
-  auto& state = pager_state();
+bool is_service_thread(const PagerState& state, int tid) {
   if (tid == 0) return false;
   if (tid == state.housekeeping_tid.load(std::memory_order_relaxed)) return true;
   for (unsigned i = 0; i < state.handler_count; ++i)
@@ -95,13 +94,12 @@ int Handler::start() {
   char name[16];
   format_to(name, sizeof name, "lunar-fault%u", index_);
   pthread_t thread;
-  return sys::thread_start({name, run_thread, this, false, false, &pager_state().housekeeping_word}, &thread);
+  return sys::thread_start({name, run_thread, this, false, false, &state_.housekeeping_word}, &thread);
 }
 
 void Handler::run_thread(void* self) { static_cast<Handler*>(self)->run(); }
 
 void Handler::run() {
-  auto& state = pager_state();
   tid_.store(sys::thread_id(), std::memory_order_relaxed);
   t_handler = this;
   if (!resolver_.attach_own()) fatal("handler: no command ring to the LUN can be had");
@@ -109,10 +107,10 @@ void Handler::run() {
   room_event_ = sys::make_eventfd();  // in the service threads' table
   if (room_event_ < 0) fatal("handler: no descriptor to be woken by (%s)", errno_name(room_event_));
   if (mailbox_event_ >= 0) (void)sys::set_affinity_node(node_);
-  can_follow_ = state.options.follow && !helper_ && sys::idle_policy_can_be_left();
+  can_follow_ = state_.options.follow && !helper_ && sys::idle_policy_can_be_left();
   if (index_ == 0 && resolver_.watch(program_end_descriptor(), kTagProgram) < 0)
     fatal("handler: cannot wait for the program's end");
-  state.handlers_running.fetch_add(1, std::memory_order_acq_rel);
+  state_.handlers_running.fetch_add(1, std::memory_order_acq_rel);
   for (;;) {
     round_.fetch_add(1, std::memory_order_seq_cst);
     // While a watch is armed the queue was empty; its completion says when it is not.
@@ -124,7 +122,7 @@ void Handler::run() {
     helper_ ? rest_when_calm(load) : call_helpers(load);
     // Armed before the reads go out, so that one system call submits both.
     if (!watching_ && messages < kMessagesAtOnce) {
-      if (resolver_.watch(state.uffd, kTagMessages) < 0) fatal("handler: cannot wait for fault messages");
+      if (resolver_.watch(state_.uffd, kTagMessages) < 0) fatal("handler: cannot wait for fault messages");
       watching_ = true;
     }
     if (mailbox_event_ >= 0 && !watching_mailbox_) {
@@ -155,30 +153,28 @@ void Handler::run() {
 }
 
 void Handler::call_helpers(unsigned load) {
-  auto& state = pager_state();
   if (load < kHotLoad) {
     hot_rounds_ = hot_rounds_ > 0 ? hot_rounds_ - 1 : 0;
     return;
   }
-  if (++hot_rounds_ < kHotRounds || state.helpers_resting.load(std::memory_order_relaxed) == 0) return;
+  if (++hot_rounds_ < kHotRounds || state_.helpers_resting.load(std::memory_order_relaxed) == 0) return;
   hot_rounds_ = 0;
-  state.helpers_called.fetch_add(1, std::memory_order_acq_rel);
-  sys::futex_wake(&state.helpers_called, 1, false);
+  state_.helpers_called.fetch_add(1, std::memory_order_acq_rel);
+  sys::futex_wake(&state_.helpers_called, 1, false);
 }
 
 // With nothing in hand and no watch armed, so that nothing waits for it.
 void Handler::rest_when_calm(unsigned load) {
-  auto& state = pager_state();
   calm_rounds_ = load <= 1 ? calm_rounds_ + 1 : 0;
   if (calm_rounds_ < kCalmRounds || load != 0 || watching_) return;
   unfollow();
-  uint32_t seen = state.helpers_called.load(std::memory_order_acquire);
-  state.helpers_resting.fetch_add(1, std::memory_order_acq_rel);
+  uint32_t seen = state_.helpers_called.load(std::memory_order_acquire);
+  state_.helpers_resting.fetch_add(1, std::memory_order_acq_rel);
   round_.fetch_add(1, std::memory_order_release);
-  while (state.helpers_called.load(std::memory_order_acquire) == seen)
-    (void)sys::futex_wait(&state.helpers_called, seen, -1, false);
+  while (state_.helpers_called.load(std::memory_order_acquire) == seen)
+    (void)sys::futex_wait(&state_.helpers_called, seen, -1, false);
   round_.fetch_add(1, std::memory_order_seq_cst);
-  state.helpers_resting.fetch_sub(1, std::memory_order_acq_rel);
+  state_.helpers_resting.fetch_sub(1, std::memory_order_acq_rel);
   calm_rounds_ = 0;
 }
 
@@ -191,17 +187,17 @@ void Handler::wait_for_round() const {
 // Notes the events among them at once: what they tell is true of the faults as well. 0 also while another handler
 // reads.
 int Handler::read_messages(sys::UffdMessage* messages, unsigned max) {
-  auto& state = pager_state();
-  if (!state.event_gate.begin_read(state.uffd)) return 0;
-  const int n = sys::uffd_read(state.uffd, messages, max);
+  if (!state_.event_gate.begin_read(state_.uffd)) return 0;
+  const int n = sys::uffd_read(state_.uffd, messages, max);
   for (int i = 0; i < n; ++i) {
     const sys::UffdMessage& message = messages[i];
     if (test_switches.event_delay_us != 0 && message.kind != sys::UffdMessage::Kind::kFault)
       sys::sleep_ns(test_switches.event_delay_us * 1000);
-    if (message.kind == sys::UffdMessage::Kind::kUnmap) unmapped_note(message.address, message.address + message.bytes);
-    if (message.kind == sys::UffdMessage::Kind::kRemap) moved_note(message.address, message.to, message.bytes);
+    if (message.kind == sys::UffdMessage::Kind::kUnmap)
+      unmapped_note(state_, message.address, message.address + message.bytes);
+    if (message.kind == sys::UffdMessage::Kind::kRemap) moved_note(state_, message.address, message.to, message.bytes);
   }
-  state.event_gate.end_read();
+  state_.event_gate.end_read();
   return n;
 }
 
@@ -215,8 +211,8 @@ void Handler::stalled() {
     if (late_count_ < kLateMax)
       late_[late_count_++] = messages[i];
     else
-      (void)sys::uffd_wake(pager_state().uffd, reinterpret_cast<void*>(messages[i].address),
-                           pager_state().page_size);  // it faults again
+      (void)sys::uffd_wake(state_.uffd, reinterpret_cast<void*>(messages[i].address),
+                           state_.page_size);  // it faults again
   }
   if (n <= 0) sys::yield_cpu();
 }
@@ -261,14 +257,13 @@ int Handler::node_of(int thread_id) {
 
 // To the first handler of the faulting thread's node.
 void Handler::route(const sys::UffdMessage& message) {
-  auto& state = pager_state();
   unsigned nodes = static_cast<unsigned>(sys::numa_nodes());
   int node = message.thread_id == 0 ? node_ : node_of(message.thread_id);
   if (node == node_ || static_cast<unsigned>(node) >= nodes) {
     answer(message);
     return;
   }
-  state.handlers[node]->post(message);  // the first of the node: it is never at rest
+  state_.handlers[node]->post(message);  // the first of the node: it is never at rest
 }
 
 void Handler::post(const sys::UffdMessage& message) {
@@ -301,19 +296,18 @@ unsigned Handler::take_mailbox() {
 }
 
 void Handler::answer(const sys::UffdMessage& message) {
-  auto& state = pager_state();
   void* address = reinterpret_cast<void*>(message.address);
-  if (message.thread_id != 0 && message.thread_id == state.evictor_tid.load(std::memory_order_relaxed)) {
+  if (message.thread_id != 0 && message.thread_id == state_.evictor_tid.load(std::memory_order_relaxed)) {
     answer_evictor(message);
     return;
   }
-  if (!retrying_) state.watched.begins(message.thread_id, message.address);
-  if (is_service_thread(message.thread_id)) {
+  if (!retrying_) state_.watched.begins(message.thread_id, message.address);
+  if (is_service_thread(state_, message.thread_id)) {
     counters().service_faults.add();
     LUNAR_DCHECK(!"a thread of the pager touched tiered memory");
   }
-  if (being_moved_to(message.address, 1)) return;  // whatever was there before
-  Region* region = state.regions.find(address);
+  if (being_moved_to(state_, message.address, 1)) return;  // whatever was there before
+  Region* region = state_.regions.find(address);
   const PageIndex page = region ? region->page_of(address) : PageIndex(0);
   PageWord seen = region ? region->words[page.value].load(std::memory_order_acquire) : PageWord{};
   if (region == nullptr || seen.state() == PageState::kGone) {
@@ -341,7 +335,7 @@ void Handler::answer(const sys::UffdMessage& message) {
       if (region->words[page.value].compare_exchange_strong(seen, empty))
         bring_in(*region, page, empty, message);
       else
-        (void)sys::uffd_wake(state.uffd, address, state.page_size);
+        (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
       return;
     }
     case PageState::kPoisoned:
@@ -356,31 +350,29 @@ void Handler::answer(const sys::UffdMessage& message) {
 // is late. Or such a call has grown a map of ours, and what it added is zeros. (To end the watch there would be no
 // change that an event refuses: change_pages.)
 void Handler::answer_outside(const sys::UffdMessage& message) {
-  auto& state = pager_state();
   void* address = reinterpret_cast<void*>(message.address);
   int64_t rc;
   do {
-    rc = message.write_protected ? unprotect_pages(address, state.page_size)
-                                 : install_pages(address, zero_run(), state.page_size);
+    rc = message.write_protected ? unprotect_pages(state_, address, state_.page_size)
+                                 : install_pages(state_, address, zero_run(), state_.page_size);
     if (rc == -EAGAIN) stalled();
   } while (rc == -EAGAIN);
-  if (rc < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+  if (rc < 0) (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
 
 // A write to a page that a fork has left shared. While a fork goes on, nothing is let through that would then be shared
 // unprotected, but for the forking thread itself, and for a thread whose lock it may be waiting for.
 void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message) {
-  auto& state = pager_state();
   bool force = false;
-  if (state.forking.load(std::memory_order_seq_cst)) {
-    force = message.thread_id == state.forking_tid.load(std::memory_order_relaxed) ||
-            sys::now_ns() - state.forking_since_ns.load() > kForkMaxNs;
+  if (state_.forking.load(std::memory_order_seq_cst)) {
+    force = message.thread_id == state_.forking_tid.load(std::memory_order_relaxed) ||
+            sys::now_ns() - state_.forking_since_ns.load() > kForkMaxNs;
     if (!force) {
       park(message);
       return;
     }
   }
-  switch (gate_lift(region, page, pagemap_, force)) {
+  switch (gate_lift(state_, region, page, pagemap_, force)) {
     case Lift::kLifted:
       counters().copies_allowed.add();
       break;
@@ -390,29 +382,28 @@ void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMe
       park(message);
       return;
     case Lift::kNotThere:
-      (void)sys::uffd_wake(state.uffd, region.address_of(page), state.page_size);
+      (void)sys::uffd_wake(state_.uffd, region.address_of(page), state_.page_size);
       return;
   }
-  if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->wake();
+  if (state_.account.free_pages() < static_cast<int64_t>(state_.evictor->low_water())) state_.evictor->wake();
 }
 
 // A lost page that is not marked yet: it was moved, or marking it was refused before.
 void Handler::mark_lost(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message) {
-  auto& state = pager_state();
   void* address = region.address_of(page);
   AtomicPageWord& word = region.words[page.value];
-  const auto beside_fork = [&] { return !state.features.poison && state.forking.load(std::memory_order_seq_cst); };
+  const auto beside_fork = [&] { return !state_.features.poison && state_.forking.load(std::memory_order_seq_cst); };
   if (beside_fork()) {  // maps change after it only, and it may wait for this thread
     const bool itself =
-        message.thread_id != 0 && message.thread_id == state.forking_tid.load(std::memory_order_relaxed);
-    if (itself || sys::now_ns() - state.forking_since_ns.load() > kForkStuckNs)
+        message.thread_id != 0 && message.thread_id == state_.forking_tid.load(std::memory_order_relaxed);
+    if (itself || sys::now_ns() - state_.forking_since_ns.load() > kForkStuckNs)
       fatal("page %p was lost to a read error, and %s needs it (this kernel has no UFFDIO_POISON, 6.6)", address,
             itself ? "the thread that forks" : "a thread that the fork seems to wait for");
     park(message);
     return;
   }
   if (page_lock(word, seen)) {
-    const int rc = lost_page_mark(region, page);
+    const int rc = lost_page_mark(state_, region, page);
     if (rc == -EINPROGRESS) {
       (void)page_unlock(word, seen);
       if (beside_fork()) park(message);  // it has begun just now
@@ -423,18 +414,17 @@ void Handler::mark_lost(Region& region, PageIndex page, PageWord seen, const sys
       fatal("page %p was lost to a read error, and cannot be made to say so (%s)", address, errno_name(rc));
     (void)page_unlock(word, seen);
   }
-  (void)sys::uffd_wake(state.uffd, address, state.page_size);
+  (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
 
 // Nothing is evicted while a fork goes on, and the fork may wait for one of the faulting threads: for a lock, in a fork
 // handler that runs after ours. The forking thread itself touches a few pages; the others may pass a few at a time, so
 // that the thread in question gets on.
 bool Handler::may_pass_budget(const sys::UffdMessage& message) {
-  auto& state = pager_state();
-  if (!state.forking.load(std::memory_order_seq_cst)) return false;
-  if (message.thread_id != 0 && message.thread_id == state.forking_tid.load(std::memory_order_relaxed)) return true;
+  if (!state_.forking.load(std::memory_order_seq_cst)) return false;
+  if (message.thread_id != 0 && message.thread_id == state_.forking_tid.load(std::memory_order_relaxed)) return true;
   const uint64_t now = sys::now_ns();
-  if (now - state.forking_since_ns.load() < kForkStandsNs) return false;
+  if (now - state_.forking_since_ns.load() < kForkStandsNs) return false;
   if (now - passed_since_ >= static_cast<uint64_t>(kParkedWaitNs)) passed_since_ = now, passed_ = 0;
   return passed_++ < kPassMax;
 }
@@ -444,7 +434,7 @@ void Handler::bring_in(Region& region, PageIndex page, PageWord seen, const sys:
   const Access access = region.access_of(page);
   const Ahead ahead = access == Access::kNormal ? streams_.on_fault(message.thread_id, &region, page.value, first_touch)
                                                 : Ahead{1, access == Access::kSequential ? kReadRunMax : 1};
-  if (access == Access::kSequential) pager_state().evictor->leave_behind(region, page);
+  if (access == Access::kSequential) state_.evictor->leave_behind(region, page);
   unsigned taken = 0;
   Outcome outcome = resolver_.begin(region, page, seen, ahead.stride == 1 ? ahead.window : 1, kHeatFault, true, &taken);
   if (outcome == Outcome::kNoRoom && may_pass_budget(message)) {
@@ -457,14 +447,13 @@ void Handler::bring_in(Region& region, PageIndex page, PageWord seen, const sys:
     return;
   }
   if (outcome == Outcome::kResident)
-    pager_state().watched.ends(pager_state().watched.take(region.address_of(page), pager_state().page_size), false);
-  if (outcome == Outcome::kBusy) pager_state().watched.is_in_other_hands();
+    state_.watched.ends(state_.watched.take(region.address_of(page), state_.page_size), false);
+  if (outcome == Outcome::kBusy) state_.watched.is_in_other_hands();
   if (outcome == Outcome::kPoisoned || outcome == Outcome::kGone) {
     answer(message);
     return;
   }
-  if (pager_state().account.free_pages() < static_cast<int64_t>(pager_state().evictor->low_water()))
-    pager_state().evictor->wake();
+  if (state_.account.free_pages() < static_cast<int64_t>(state_.evictor->low_water())) state_.evictor->wake();
   // The rest of the window: further runs of a sequence, or the next steps of a stride.
   if (first_touch || ahead.window <= 1 || taken >= ahead.window || outcome == Outcome::kBusy) return;
   int64_t step = ahead.stride == 1 ? 0 : ahead.stride;
@@ -487,28 +476,28 @@ void Handler::bring_in(Region& region, PageIndex page, PageWord seen, const sys:
 
 // The evictor itself met a missing page (the program discarded it by a raw system call): zeros, whatever the word says.
 void Handler::answer_evictor(const sys::UffdMessage& message) {
-  auto& state = pager_state();
   alignas(64) static const char zeros[65536] = {};
   void* address = reinterpret_cast<void*>(message.address);
   if (message.write_protected) {  // it is making the page exclusive
-    state.account.unshare_always(1);
-    if (unprotect_pages(address, state.page_size) < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+    state_.account.unshare_always(1);
+    if (unprotect_pages(state_, address, state_.page_size) < 0)
+      (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
     return;
   }
-  if (install_pages(address, zeros, state.page_size) < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+  if (install_pages(state_, address, zeros, state_.page_size) < 0)
+    (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
 
 // A message for a page that is marked resident: late (another message of it was answered), or the program dropped the
 // page by a raw system call; then it reads as zeros, as the kernel would have it. A copy of zeros tells the two apart,
 // as it fails on a page that is there.
 void Handler::check_resident(Region& region, PageIndex page) {
-  auto& state = pager_state();
   counters().duplicates.add();
   void* address = region.address_of(page);
   AtomicPageWord& word = region.words[page.value];
   PageWord seen = word.load(std::memory_order_acquire);
   if (seen.state() == PageState::kResident && page_lock(word, seen)) {
-    const int64_t rc = install_pages(address, zero_run(), state.page_size);
+    const int64_t rc = install_pages(state_, address, zero_run(), state_.page_size);
     if (rc > 0) {  // it stays charged, and resident: with zeros
       if (seen.has_slot()) slot_release(seen.lun(), seen.slot());
       seen = seen.with_slot(kNoSlot);
@@ -516,25 +505,24 @@ void Handler::check_resident(Region& region, PageIndex page) {
     // As not known to be exclusive: fork takes marks away that are too old, and skips a page in our hands.
     (void)page_unlock(word, seen.with_epoch(kEpochUnknown));
   }
-  (void)sys::uffd_wake(state.uffd, address, state.page_size);
+  (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
 
 void Handler::park(const sys::UffdMessage& message) {
   if (!retrying_) counters().budget_waits.add();
   parked_[parked_count_++] = message;
-  pager_state().evictor->wake();
+  state_.evictor->wake();
 }
 
 // Room given back from now on wakes us; one more try covers what was given back before.
 void Handler::wait_for_room() {
-  auto& state = pager_state();
   if (!watching_room_) {
     if (resolver_.watch(room_event_, kTagRoom) < 0) fatal("handler: cannot wait for room");
     watching_room_ = true;
   }
   wants_room_.store(true, std::memory_order_seq_cst);
-  state.room_wanted.store(true, std::memory_order_seq_cst);
-  state.account.want_room();
+  state_.room_wanted.store(true, std::memory_order_seq_cst);
+  state_.account.want_room();
   retry_parked();
 }
 
@@ -562,19 +550,18 @@ void Handler::retry_parked() {
   if (stuck_since_ == 0) stuck_since_ = now;
   if (now - stuck_since_ < kStuckNs) return;
   stuck_said_ = true;
-  auto& state = pager_state();
   log_warning(
       "%u threads wait for DRAM since %u s: %lld of %lld pages of the budget are taken, %lld pinned; give a larger "
       "--dram, or pin less",
       parked_count_, static_cast<unsigned>(kStuckNs / 1000000000),
-      static_cast<long long>(state.account.cap_pages() - state.account.free_pages()),
-      static_cast<long long>(state.account.cap_pages()), static_cast<long long>(state.pinned_pages.load()));
+      static_cast<long long>(state_.account.cap_pages() - state_.account.free_pages()),
+      static_cast<long long>(state_.account.cap_pages()), static_cast<long long>(state_.pinned_pages.load()));
 }
 
 // A CPU that runs an idle-class handler looks free to the scheduler; a batch of evictions there would hold up the very
 // fault it makes room for. Sent away before it wakes there, because the faulting thread would be moved for it.
 void Handler::keep_evictor_off(int cpu) {
-  int evictor = pager_state().evictor_tid.load(std::memory_order_relaxed);
+  int evictor = state_.evictor_tid.load(std::memory_order_relaxed);
   if (evictor != 0) (void)sys::set_affinity_but(evictor, cpu);
 }
 
@@ -596,7 +583,7 @@ void Handler::follow(int thread_id, unsigned load) {
     if (until_look_ != 0) --until_look_;
     if (until_look_ != 0 && !lost_) return;
     // trading places with it would mean waiting for the end of its batches
-    if (!pager_state().evictor->asleep()) return;
+    if (!state_.evictor->asleep()) return;
   }
   lost_ = false;
   until_look_ = kLookEvery;

@@ -26,6 +26,7 @@
 namespace lunar {
 
 struct Handler {
+  explicit Handler(PagerState& state) : state_(state), resolver_(state) {}
   [[nodiscard]] int open(unsigned index, unsigned window_pages, int node);
   [[nodiscard]] int start();
   // Waits until the handler holds nothing that it looked up before the call. Program threads only.
@@ -68,6 +69,7 @@ struct Handler {
 
   static constexpr unsigned kParkedMax = 4096, kMailboxMax = 256, kLateMax = 256;
 
+  PagerState& state_;
   Resolver resolver_;
   Streams streams_;
   sys::UffdMessage* parked_ = nullptr;

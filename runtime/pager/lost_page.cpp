@@ -11,18 +11,16 @@
 
 namespace lunar {
 
-int lost_page_mark(Region& region, PageIndex page) {
-  auto& state = pager_state();
+int lost_page_mark(PagerState& state, Region& region, PageIndex page) {
   char* address = region.address_of(page);
   if (state.features.poison)
-    return static_cast<int>(
-        change_pages(address, state.page_size, [&] { return sys::uffd_poison(state.uffd, address, state.page_size); }));
-  lost_note(region, page);
+    return static_cast<int>(change_pages(state, address, state.page_size,
+                                         [&] { return sys::uffd_poison(state.uffd, address, state.page_size); }));
+  lost_note(state, region, page);
   return -EINPROGRESS;
 }
 
-void lost_page_clear(const Region& region, PageIndex page) {
-  auto& state = pager_state();
+void lost_page_clear(PagerState& state, const Region& region, PageIndex page) {
   void* address = region.address_of(page);
   if (state.features.poison) {
     (void)sys::advise(address, state.page_size, MADV_DONTNEED);

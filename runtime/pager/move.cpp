@@ -143,14 +143,14 @@ void take_run(Run& run) {
         run.was[i] = take_any(run.from, run.source + i);
 }
 
-void put_back_words(Region& region, uint64_t first, const PageWord* words, unsigned count) {
+void put_back_words(PagerState& state, Region& region, uint64_t first, const PageWord* words, unsigned count) {
   for (unsigned i = 0; i < count; ++i)
-    if (words[i].state() != PageState::kGone) put_back(region, first + i, words[i]);
+    if (words[i].state() != PageState::kGone) put_back(state, region, first + i, words[i]);
 }
 
 // Drops what is there: all of it, or an error and it may be a part.
-int drop_there(Region& region, uint64_t first, const PageWord* words, unsigned count) {
-  const size_t bytes = pager_state().page_size;
+int drop_there(PagerState& state, Region& region, uint64_t first, const PageWord* words, unsigned count) {
+  const size_t bytes = state.page_size;
   iovec pages[kRunPages];
   bool dropped[kRunPages] = {};
   unsigned n = 0;
@@ -163,18 +163,17 @@ int drop_there(Region& region, uint64_t first, const PageWord* words, unsigned c
 }
 
 // What was at the target is gone, and locks with it; the protection is the source's.
-int clear_target(Run& run, const Move& how) {
-  auto& state = pager_state();
+int clear_target(PagerState& state, Run& run, const Move& how) {
   for (unsigned i = 0; i < run.count; ++i)
     if (run.there[i].state() == PageState::kGone) return -EEXIST;
-  if (int rc = drop_there(run.to, run.target, run.there, run.count); rc < 0) return rc;
+  if (int rc = drop_there(state, run.to, run.target, run.there, run.count); rc < 0) return rc;
   for (unsigned i = 0; i < run.count; ++i) {
     PageWord& there = run.there[i];
     AtomicPageWord& word = run.to.words[run.target + i];
     if (there.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
     if (there.state() == PageState::kGuard) (void)sys::advise(run.target_at(i), state.page_size, MADV_GUARD_REMOVE);
-    if (there.state() == PageState::kPoisoned) lost_page_clear(run.to, PageIndex(run.target + i));
-    there = empty_word(run.to, run.target + i, there, PageState::kEmpty);
+    if (there.state() == PageState::kPoisoned) lost_page_clear(state, run.to, PageIndex(run.target + i));
+    there = empty_word(state, run.to, run.target + i, there, PageState::kEmpty);
   }
   if (!how.replaces) return 0;
   const size_t bytes = run.count * state.page_size;
@@ -182,23 +181,22 @@ int clear_target(Run& run, const Move& how) {
 }
 
 // Writes to it wait. (By halves where the kernel has several maps. What is not ours any more needs none.)
-void hold_writes(char* at, size_t bytes) {
-  auto& state = pager_state();
+void hold_writes(PagerState& state, char* at, size_t bytes) {
   int rc;
   while ((rc = sys::uffd_protect(state.uffd, at, bytes, true)) == -EAGAIN) sys::yield_cpu();
   if (rc == 0 || bytes <= state.page_size) return;
   const size_t half = round_up(bytes / 2, state.page_size);
-  hold_writes(at, half);
-  hold_writes(at + half, bytes - half);
+  hold_writes(state, at, half);
+  hold_writes(state, at + half, bytes - half);
 }
 
-void copy_pages(const Run& run, unsigned first, unsigned end, Unreadable& unreadable) {
-  const size_t page = pager_state().page_size;
+void copy_pages(PagerState& state, const Run& run, unsigned first, unsigned end, Unreadable& unreadable) {
+  const size_t page = state.page_size;
   unsigned most = unreadable.opened() ? 1 : end - first;
   for (unsigned i = first; i < end;) {
     const unsigned n = most < end - i ? most : end - i;
     const char* content = unreadable.opened() ? unreadable.read(run.source_at(i)) : run.source_at(i);
-    const int64_t rc = install_pages(run.target_at(i), content, n * page);
+    const int64_t rc = install_pages(state, run.target_at(i), content, n * page);
     if (rc > 0)
       i += static_cast<unsigned>(static_cast<size_t>(rc) / page);
     else if (rc == -EAGAIN || rc == -ENOMEM)
@@ -214,28 +212,27 @@ void copy_pages(const Run& run, unsigned first, unsigned end, Unreadable& unread
 }
 
 // The program has dropped some by a raw system call: zeros, and to copy them would be a fault that waits for ourselves.
-void note_dropped(Run& run) {
+void note_dropped(PagerState& state, Run& run) {
   uint8_t present[kRunPages];
   if (sys::present_pages(run.source_at(0), run.count, present) < 0) return;
   for (unsigned i = 0; i < run.count; ++i)
     if (run.was[i].state() == PageState::kResident && present[i] == 0)
-      run.was[i] = empty_word(run.from, run.source + i, run.was[i], PageState::kEmpty);
+      run.was[i] = empty_word(state, run.from, run.source + i, run.was[i], PageState::kEmpty);
 }
 
 // Contents are in both places, or in the word, then in the new one alone.
-void carry_over(Run& run, const Move& how, Unreadable& unreadable) {
-  auto& state = pager_state();
+void carry_over(PagerState& state, Run& run, const Move& how, Unreadable& unreadable) {
   bool resident = false;
   for (unsigned i = 0; i < run.count; ++i) resident |= run.was[i].state() == PageState::kResident;
-  if (resident) note_dropped(run);
+  if (resident) note_dropped(state, run);
   if (resident && (how.prot & PROT_WRITE) != 0 && state.features.write_protect)
-    hold_writes(run.source_at(0), run.count * state.page_size);
+    hold_writes(state, run.source_at(0), run.count * state.page_size);
   for (unsigned i = 0, end; resident && i < run.count; i = end) {
     for (end = i; end < run.count && run.was[end].state() == PageState::kResident; ++end) {}
     if (end == i)
       ++end;
     else
-      copy_pages(run, i, end, unreadable);
+      copy_pages(state, run, i, end, unreadable);
   }
   for (unsigned i = 0; i < run.count; ++i) {
     if (run.was[i].state() != PageState::kGuard) continue;
@@ -245,15 +242,14 @@ void carry_over(Run& run, const Move& how, Unreadable& unreadable) {
       fatal("move: page %p cannot be made a guard page (%s)", static_cast<void*>(run.target_at(i)), errno_name(rc));
     (void)sys::advise(run.source_at(i), state.page_size, MADV_GUARD_REMOVE);
   }
-  if (int rc = drop_there(run.from, run.source, run.was, run.count); rc < 0)
+  if (int rc = drop_there(state, run.from, run.source, run.was, run.count); rc < 0)
     fatal("move: page %p or one behind it cannot be dropped (%s); its old content would come back",
           static_cast<void*>(run.source_at(0)), errno_name(rc));
   if (how.ends) (void)sys::protect(run.source_at(0), run.count * state.page_size, PROT_NONE);
 }
 
 // The words of one page. Its content is where it is to be.
-void move_word(Run& run, unsigned i) {
-  auto& state = pager_state();
+void move_word(PagerState& state, Run& run, unsigned i) {
   const PageWord was = run.was[i];
   const uint64_t s = run.source + i, d = run.target + i;
   AtomicPageWord &old_word = run.from.words[s], &new_word = run.to.words[d];
@@ -265,15 +261,15 @@ void move_word(Run& run, unsigned i) {
   }
   if (was.state() == PageState::kResident) {
     // a relative may have the old one still
-    if (!still_exclusive(was.epoch(), exclusive_epoch())) state.account.unshare_always(1);
+    if (!still_exclusive(was.epoch(), exclusive_epoch(state))) state.account.unshare_always(1);
     count_resident(run.from, PageIndex(s), -1);
     count_resident(run.to, PageIndex(d), 1);
     // no fork goes on beside a mutator
-    moved = resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch());
+    moved = resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch(state));
   }
   if (was.state() == PageState::kInFrame) state.frames.at(was.index()).word.store(&new_word, std::memory_order_release);
   // the new place is marked at its first fault
-  if (was.state() == PageState::kPoisoned) lost_page_clear(run.from, PageIndex(s));
+  if (was.state() == PageState::kPoisoned) lost_page_clear(state, run.from, PageIndex(s));
   if (seized(was) && was.charged()) {
     run.from.committed_pages.fetch_sub(1, std::memory_order_relaxed);
     run.to.committed_pages.fetch_add(1, std::memory_order_relaxed);
@@ -283,22 +279,22 @@ void move_word(Run& run, unsigned i) {
     state.pinned_pages.fetch_add(1 - page_set_pinned(new_word));
     state.pinned_pages.fetch_sub(page_clear_pinned(old_word));
   }
-  put_back(run.to, d, moved);
+  put_back(state, run.to, d, moved);
   if (was.state() != PageState::kGone)
-    put_back(run.from, s, was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false));
+    put_back(state, run.from, s, was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false));
 }
 
-int move_run(Run& run, const Move& how, Unreadable& unreadable) {
+int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadable) {
   MutatorScope scope;
   table_reach(run.to, run.target, run.target + run.count);
   take_run(run);
-  if (int rc = clear_target(run, how); rc < 0) {
-    put_back_words(run.to, run.target, run.there, run.count);
-    put_back_words(run.from, run.source, run.was, run.count);
+  if (int rc = clear_target(state, run, how); rc < 0) {
+    put_back_words(state, run.to, run.target, run.there, run.count);
+    put_back_words(state, run.from, run.source, run.was, run.count);
     return rc;
   }
-  carry_over(run, how, unreadable);
-  for (unsigned i = 0; i < run.count; ++i) move_word(run, i);
+  carry_over(state, run, how, unreadable);
+  for (unsigned i = 0; i < run.count; ++i) move_word(state, run, i);
   return 0;
 }
 
@@ -310,7 +306,7 @@ int move_nothing(char* target, size_t bytes, const Move& how) {
 }
 
 // *done: pages of `from` that are at `to`.
-int move_runs(const PageRange& to, const PageRange& from, const Move& how, uint64_t* done) {
+int move_runs(PagerState& state, const PageRange& to, const PageRange& from, const Move& how, uint64_t* done) {
   const uint64_t count = from.end - from.first;
   Unreadable unreadable;
   if (((how.prot & PROT_READ) == 0 || how.key != 0) && !unreadable.open()) return -ENOMEM;
@@ -322,7 +318,7 @@ int move_runs(const PageRange& to, const PageRange& from, const Move& how, uint6
     if (n > count - *done) n = count - *done;
     Run run{*to.region, *from.region, target, source, static_cast<unsigned>(n)};
     const int rc =
-        used ? move_run(run, how, unreadable) : move_nothing(run.target_at(0), n << pager_state().page_shift, how);
+        used ? move_run(state, run, how, unreadable) : move_nothing(run.target_at(0), n << state.page_shift, how);
     if (rc < 0) return rc;
     *done += n;
   }
@@ -334,8 +330,8 @@ int move_runs(const PageRange& to, const PageRange& from, const Move& how, uint6
 int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
   auto& state = pager_state();
   PageRange to, from;
-  int rc = pages_of(dst, bytes, true, &to);
-  if (rc == 0) rc = pages_of(src, bytes, true, &from);
+  int rc = pages_of(state, dst, bytes, true, &to);
+  if (rc == 0) rc = pages_of(state, src, bytes, true, &from);
   if (rc == 0 && how.replaces && to.region->has_patterns.load(std::memory_order_relaxed))
     rc = pager_advise(dst, bytes, LUNAR_NORMAL);
   if (rc == 0 && how.replaces && wipe_any()) rc = pager_wipe_on_fork(dst, bytes, false);
@@ -351,11 +347,11 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
   }
   if (!descriptors_in_place(state)) return -ENOMEM;
   uint64_t done = 0;
-  rc = move_runs(to, from, how, &done);
+  rc = move_runs(state, to, from, how, &done);
   if (rc == 0 || done == 0) return rc;
   const PageRange old{from.region, from.first, from.first + done}, now{to.region, to.first, to.first + done};
   uint64_t back = 0;
-  if (int undone = move_runs(old, now, {how.prot, how.key, false, true}, &back); undone < 0)
+  if (int undone = move_runs(state, old, now, {how.prot, how.key, false, true}, &back); undone < 0)
     fatal("move: memory at %p could be moved in part only, and not back (%s)", src, errno_name(undone));
   return rc;
 }

@@ -182,7 +182,7 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
   const unsigned window = need.window, nodes = static_cast<unsigned>(sys::numa_nodes());
   state.handler_count = 0;
   for (unsigned i = 0; i < need.handlers; ++i) {
-    if (state.handlers[i] == nullptr) state.handlers[i] = arena_new<Handler>();
+    if (state.handlers[i] == nullptr) state.handlers[i] = arena_new<Handler>(state);
     if (state.handlers[i] == nullptr) return why->set(-ENOMEM, "pager: out of memory");
     rc = state.handlers[i]->open(i, i < nodes || window < 128 ? window : window / 2, static_cast<int>(i % nodes));
     if (rc < 0)

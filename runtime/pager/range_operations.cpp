@@ -49,8 +49,7 @@ void resolver_end_of_thread(void* resolver) {
 
 }  // namespace
 
-int pages_of(const void* address, size_t bytes, bool inward, PageRange* out) {
-  auto& state = pager_state();
+int pages_of(const PagerState& state, const void* address, size_t bytes, bool inward, PageRange* out) {
   Region* region = state.regions.find(address);
   if (region == nullptr) return -EINVAL;
   uint64_t start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base), end = start + bytes;
@@ -68,9 +67,8 @@ enum class Want { kRead, kTouch };
 // One pass over a range. *busy: a page was in another thread's hand. *left_out: no room, given up. A thread with reads
 // in flight has their pages busy, and only it can finish them: no signal handler may run meanwhile, as it could touch
 // such a page, or wait for a thread that does.
-int bring_in(Resolver& r, const PageRange& range, Want want, sys::ScopedSignalBlock& signals, bool* busy,
-             unsigned* begun) {
-  auto& state = pager_state();
+int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, sys::ScopedSignalBlock& signals,
+             bool* busy, unsigned* begun) {
   int rc = 0;
   unsigned waits = 0;
   for (uint64_t page = range.first; page < range.end;) {
@@ -121,29 +119,28 @@ int bring_in(Resolver& r, const PageRange& range, Want want, sys::ScopedSignalBl
   return rc;
 }
 
-void wake_evictor_if_low() {
-  auto& state = pager_state();
+void wake_evictor_if_low(PagerState& state) {
   if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->wake();
 }
 
 // The program has closed our descriptors (a daemon closes all): the handlers, which have their own table, do the work.
-int bring_in_by_faults(const lunar_range* ranges, size_t count, Want want) {
+int bring_in_by_faults(PagerState& state, const lunar_range* ranges, size_t count, Want want) {
   if (want == Want::kRead) return 0;  // a hint
   for (size_t i = 0; i < count; ++i) {
     PageRange range;
-    int rc = pages_of(ranges[i].address, ranges[i].bytes, false, &range);
+    int rc = pages_of(state, ranges[i].address, ranges[i].bytes, false, &range);
     if (rc == 0)
-      rc = sys::advise(range.region->address_of(PageIndex(range.first)),
-                       (range.end - range.first) << pager_state().page_shift, MADV_POPULATE_READ);
+      rc = sys::advise(range.region->address_of(PageIndex(range.first)), (range.end - range.first) << state.page_shift,
+                       MADV_POPULATE_READ);
     if (rc < 0) return rc;
   }
   return 0;
 }
 
-int bring_in_ranges(const lunar_range* ranges, size_t count, Want want) {
-  if (!descriptors_in_place(pager_state())) return bring_in_by_faults(ranges, count, want);
+int bring_in_ranges(PagerState& state, const lunar_range* ranges, size_t count, Want want) {
+  if (!descriptors_in_place(state)) return bring_in_by_faults(state, ranges, count, want);
   int error = 0;
-  Resolver* r = thread_resolver(&error);
+  Resolver* r = thread_resolver(state, &error);
   if (r == nullptr) return error;
   int rc = 0;
   for (unsigned round = 0;; ++round) {
@@ -152,12 +149,12 @@ int bring_in_ranges(const lunar_range* ranges, size_t count, Want want) {
     unsigned begun = 0;
     for (size_t i = 0; i < count; ++i) {
       PageRange range;
-      int one = pages_of(ranges[i].address, ranges[i].bytes, false, &range);
-      if (one == 0) one = bring_in(*r, range, want, signals, &busy, &begun);
+      int one = pages_of(state, ranges[i].address, ranges[i].bytes, false, &range);
+      if (one == 0) one = bring_in(state, *r, range, want, signals, &busy, &begun);
       if (one < 0 && rc == 0) rc = one;
     }
     while (r->in_flight() != 0) (void)r->progress(true, 10000000);
-    wake_evictor_if_low();
+    wake_evictor_if_low(state);
     if (r->failed()) {
       r->clear_failed();
       rc = -EIO;
@@ -180,10 +177,10 @@ PageWord seize(Region& region, uint64_t page) {
   }
 }
 
-void drop_content(PageWord was) {
+void drop_content(PagerState& state, PageWord was) {
   if (was.state() == PageState::kInFrame || was.state() == PageState::kEvicted) count_evicted(-1);
   if (was.state() == PageState::kInFrame) {
-    FramePool& frames = pager_state().frames;
+    FramePool& frames = state.frames;
     Slot slot = kNoSlot;
     unsigned lun = 0;
     if (frames.release(was.index(), &slot, &lun)) slot_release(lun, slot);
@@ -192,8 +189,7 @@ void drop_content(PageWord was) {
   }
 }
 
-void put_back(Region& region, uint64_t page, PageWord next) {
-  auto& state = pager_state();
+void put_back(const PagerState& state, Region& region, uint64_t page, PageWord next) {
   if (page_unlock(region.words[page], next) &&
       sys::uffd_wake(state.uffd, region.address_of(PageIndex(page)), state.page_size) < 0)
     housekeeping_wake(kHousekeepingWake);  // the program has closed our descriptors
@@ -207,8 +203,8 @@ bool present_state(PageWord word) {
 
 // Drops the pages of [first, end) that `was` says are present: those and no other, as any thread may fill an empty one
 // meanwhile. Marks in `stays` what cannot be dropped. 0, or the first error.
-int drop_present(Region& region, uint64_t first, uint64_t end, const PageWord* was, Discard what, bool* stays) {
-  auto& state = pager_state();
+int drop_present(PagerState& state, Region& region, uint64_t first, uint64_t end, const PageWord* was, Discard what,
+                 bool* stays) {
   iovec runs[kChunkPages / 2];
   unsigned n = 0;
   int64_t bytes = 0;
@@ -236,36 +232,35 @@ int drop_present(Region& region, uint64_t first, uint64_t end, const PageWord* w
   return rc;
 }
 
-int discard_chunk(Region& region, uint64_t first, uint64_t end, Discard what) {
-  auto& state = pager_state();
+int discard_chunk(PagerState& state, Region& region, uint64_t first, uint64_t end, Discard what) {
   PageWord was[kChunkPages];
   bool stays[kChunkPages] = {};
   int rc = 0;
   for (uint64_t p = first; p < end; ++p) {
     PageWord w = was[p - first] = seize(region, p);
     if (what != Discard::kContents || !w.pinned()) continue;
-    if (seized(w)) put_back(region, p, w);
+    if (seized(w)) put_back(state, region, p, w);
     end = p;
     rc = -EINVAL;
   }
-  if (int left = drop_present(region, first, end, was, what, stays); left < 0) rc = left;
+  if (int left = drop_present(state, region, first, end, was, what, stays); left < 0) rc = left;
   int64_t resident = 0, maybe_shared = 0;
   for (uint64_t p = first; p < end; ++p) {
     PageWord w = was[p - first];
     if (what == Discard::kMapping && w.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(region.words[p]));
     if (!seized(w)) continue;
     if (stays[p - first]) {
-      put_back(region, p, w);
+      put_back(state, region, p, w);
       continue;
     }
     if (w.state() == PageState::kResident) {
       count_resident(region, PageIndex(p), -1);
-      ++(still_exclusive(w.epoch(), exclusive_epoch()) ? resident : maybe_shared);
+      ++(still_exclusive(w.epoch(), exclusive_epoch(state)) ? resident : maybe_shared);
     }
-    if (w.state() == PageState::kPoisoned) lost_page_clear(region, PageIndex(p));
-    drop_content(w);
+    if (w.state() == PageState::kPoisoned) lost_page_clear(state, region, PageIndex(p));
+    drop_content(state, w);
     uncharge_touched(region, w);
-    put_back(region, p, w.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false));
+    put_back(state, region, p, w.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false));
   }
   state.account.give(resident);
   state.account.give_maybe_shared(maybe_shared);
@@ -274,8 +269,7 @@ int discard_chunk(Region& region, uint64_t first, uint64_t end, Discard what) {
 
 }  // namespace
 
-Resolver* thread_resolver(int* error) {
-  auto& state = pager_state();
+Resolver* thread_resolver(PagerState& state, int* error) {
   if (t_resolver != nullptr && t_generation == state.generation) return t_resolver;
   HostGuard guard;
   Resolver* r = nullptr;
@@ -285,7 +279,7 @@ Resolver* thread_resolver(int* error) {
       state.resolver_key_made = pthread_key_create(&state.resolver_key, resolver_end_of_thread) == 0;
     if (g_pool.count != 0) r = g_pool.spare[--g_pool.count];
   }
-  if (r == nullptr) r = arena_new<Resolver>();
+  if (r == nullptr) r = arena_new<Resolver>(state);
   *error = r == nullptr ? -ENOMEM : -EAGAIN;
   for (int i = 0; r != nullptr && *error == -EAGAIN && i < 1000; ++i) {
     int rc = r->open({kReadRunMax, kKeepFreePages, false});
@@ -303,8 +297,8 @@ Resolver* thread_resolver(int* error) {
   return r;
 }
 
-void thread_resolver_forget() {
-  if (t_resolver != nullptr) pthread_setspecific(pager_state().resolver_key, nullptr);
+void thread_resolver_forget(const PagerState& state) {
+  if (t_resolver != nullptr) pthread_setspecific(state.resolver_key, nullptr);
   t_resolver = nullptr;
   g_pool.lock.unlock();
   g_pool.count = 0;
@@ -313,11 +307,11 @@ void thread_resolver_forget() {
 int pager_touch(const void* address, size_t bytes) {
   if (!pager_active()) return region_find(address) != nullptr ? 0 : -EINVAL;
   lunar_range range{address, bytes};
-  return bring_in_ranges(&range, 1, Want::kTouch);
+  return bring_in_ranges(pager_state(), &range, 1, Want::kTouch);
 }
 
 int pager_prefetch(const lunar_range* ranges, size_t count) {
-  return pager_active() ? bring_in_ranges(ranges, count, Want::kRead) : 0;
+  return pager_active() ? bring_in_ranges(pager_state(), ranges, count, Want::kRead) : 0;
 }
 
 namespace {
@@ -336,8 +330,7 @@ void set_pattern(const PageRange& range, Access access) {
   }
 }
 
-int guard_range(const PageRange& range, bool install, bool wait) {
-  auto& state = pager_state();
+int guard_range(PagerState& state, const PageRange& range, bool install, bool wait) {
   for (uint64_t p = range.first; p < range.end;) {
     uint64_t next = (p / kChunkPages + 1) * kChunkPages;
     if (next > range.end) next = range.end;
@@ -346,12 +339,12 @@ int guard_range(const PageRange& range, bool install, bool wait) {
     if (!pager_active()) {
       sys::Locked<sys::Mutex> lock(state.activation_lock);
       before_activation = !pager_active();
-      if (before_activation) rc = guard_pages(*range.region, p, next, install);
+      if (before_activation) rc = guard_pages(state, *range.region, p, next, install);
     }
     if (!before_activation) {
       MutatorScope scope(wait);
       if (!scope.entered()) return -EAGAIN;
-      rc = guard_pages(*range.region, p, next, install);
+      rc = guard_pages(state, *range.region, p, next, install);
     }
     if (rc < 0) return rc;
     p = next;
@@ -360,14 +353,13 @@ int guard_range(const PageRange& range, bool install, bool wait) {
 }
 
 // The loop of the discards. `wait`: for a fork under way; else -EAGAIN, with everything before it discarded.
-int discard(void* address, size_t bytes, Discard what, bool wait) {
-  auto& state = pager_state();
+int discard(PagerState& state, void* address, size_t bytes, Discard what, bool wait) {
   PageRange range;
-  int rc = pages_of(address, bytes, true, &range);
+  int rc = pages_of(state, address, bytes, true, &range);
   if (rc == 0 && what == Discard::kMapping) set_pattern(range, Access::kNormal);
   if (rc == 0 && what == Discard::kMapping && wait && wipe_any()) rc = pager_wipe_on_fork(address, bytes, false);
   if (rc == 0 && what == Discard::kMapping && range.region->has_guards.load(std::memory_order_acquire))
-    rc = guard_range(range, false, wait);
+    rc = guard_range(state, range, false, wait);
   if (rc < 0) return rc;
   if (!pager_active()) {
     CommitLock lock(state);
@@ -389,7 +381,7 @@ int discard(void* address, size_t bytes, Discard what, bool wait) {
     }
     MutatorScope scope(wait);
     if (!scope.entered()) return -EAGAIN;
-    int one = discard_chunk(*range.region, p, next, what);
+    int one = discard_chunk(state, *range.region, p, next, what);
     if (one < 0 && what == Discard::kContents) return one;
     if (one < 0 && rc == 0) rc = one;
     p = next;
@@ -400,27 +392,34 @@ int discard(void* address, size_t bytes, Discard what, bool wait) {
 }  // namespace
 
 int pager_guard(void* address, size_t bytes, bool install) {
+  auto& state = pager_state();
   PageRange range;
-  int rc = pages_of(address, bytes, true, &range);
+  int rc = pages_of(state, address, bytes, true, &range);
   if (rc < 0 || range.first == range.end) return rc;
   if (install) range.region->has_guards.store(true, std::memory_order_release);
-  return install || range.region->has_guards.load(std::memory_order_acquire) ? guard_range(range, install, true) : 0;
+  return install || range.region->has_guards.load(std::memory_order_acquire) ? guard_range(state, range, install, true)
+                                                                             : 0;
 }
 
 int pager_wipe_on_fork(void* address, size_t bytes, bool wipe) {
+  auto& state = pager_state();
   PageRange range;
-  int rc = pages_of(address, bytes, false, &range);
+  int rc = pages_of(state, address, bytes, false, &range);
   if (rc < 0 || (!wipe && !wipe_any())) return rc;
-  return wipe_set(range.region->address_of(PageIndex(range.first)),
-                  (range.end - range.first) << pager_state().page_shift, wipe);
+  return wipe_set(range.region->address_of(PageIndex(range.first)), (range.end - range.first) << state.page_shift,
+                  wipe);
 }
 
-int pager_discard(void* address, size_t bytes, Discard what) { return discard(address, bytes, what, true); }
-int pager_try_discard(void* address, size_t bytes) { return discard(address, bytes, Discard::kMapping, false); }
+int pager_discard(void* address, size_t bytes, Discard what) {
+  return discard(pager_state(), address, bytes, what, true);
+}
+int pager_try_discard(void* address, size_t bytes) {
+  return discard(pager_state(), address, bytes, Discard::kMapping, false);
+}
 
 int pager_advise(const void* address, size_t bytes, lunar_advice advice) {
   PageRange range;
-  int rc = pages_of(address, bytes, false, &range);
+  int rc = pages_of(pager_state(), address, bytes, false, &range);
   if (rc < 0) return rc;
   if (advice < LUNAR_NORMAL || advice > LUNAR_RANDOM) return -EINVAL;
   if (advice == LUNAR_NORMAL) set_pattern(range, Access::kNormal);
@@ -455,7 +454,7 @@ int pager_advise_huge(void* address, size_t bytes, int advice) {
 int pager_pin(const void* address, size_t bytes) {
   auto& state = pager_state();
   PageRange range;
-  int rc = pages_of(address, bytes, false, &range);
+  int rc = pages_of(state, address, bytes, false, &range);
   if (rc < 0) return rc;
   if (!pager_active()) {
     ErrorText why;
@@ -487,19 +486,20 @@ bool pager_pinned(const void* address) {
 }
 
 int pager_unpin(const void* address, size_t bytes) {
+  auto& state = pager_state();
   PageRange range;
-  int rc = pages_of(address, bytes, false, &range);
+  int rc = pages_of(state, address, bytes, false, &range);
   if (rc < 0) return rc;
-  pager_state().pinned_pages.fetch_sub(program_pins(*range.region, range.first, range.end, false));
+  state.pinned_pages.fetch_sub(program_pins(*range.region, range.first, range.end, false));
   return 0;
 }
 
 int64_t pager_evict(const void* address, size_t bytes) {
+  auto& state = pager_state();
   PageRange range;
-  int rc = pages_of(address, bytes, false, &range);
+  int rc = pages_of(state, address, bytes, false, &range);
   if (rc < 0) return rc;
-  return pager_active() ? pager_state().evictor->evict_range(range.region, PageIndex(range.first), PageIndex(range.end))
-                        : 0;
+  return pager_active() ? state.evictor->evict_range(range.region, PageIndex(range.first), PageIndex(range.end)) : 0;
 }
 
 int pager_set_dram(uint64_t bytes) {

@@ -82,21 +82,21 @@ Region* RegionTable::find_word(const AtomicPageWord* word, PageIndex* page) cons
   return nullptr;
 }
 
-static int register_range(const Region& region, int uffd, char* from, uint64_t bytes) {
-  int rc = sys::uffd_register(uffd, from, bytes, pager_state().features.write_protect);
+static int register_range(const PagerState& state, const Region& region, char* from, uint64_t bytes) {
+  int rc = sys::uffd_register(state.uffd, from, bytes, state.features.write_protect);
   const bool of_maps = (region.flags & (kRegionStrict | kRegionChargeOnTouch)) != 0;
   if (rc != -EINVAL || (!of_maps && counters().poisoned == 0)) return rc;
   // The program's file or shared memory, or the stand-in for a lost page (lost_page.h).
   if (bytes == sys::page_bytes())
     return of_maps || region.words[region.page_of(from).value].load().settled() == PageState::kPoisoned ? 0 : rc;
   uint64_t half = round_up(bytes / 2, sys::page_bytes());
-  rc = register_range(region, uffd, from, half);
-  return rc < 0 ? rc : register_range(region, uffd, from + half, bytes - half);
+  rc = register_range(state, region, from, half);
+  return rc < 0 ? rc : register_range(state, region, from + half, bytes - half);
 }
 
 // Around memory that was handed over to the kernel.
-int region_register(const Region& region, int uffd, char* from, uint64_t bytes) {
-  if (!region.has_handed_over.load(std::memory_order_acquire)) return register_range(region, uffd, from, bytes);
+int region_register(const PagerState& state, const Region& region, char* from, uint64_t bytes) {
+  if (!region.has_handed_over.load(std::memory_order_acquire)) return register_range(state, region, from, bytes);
   const uint64_t page = sys::page_bytes(), end = region.page_of(from).value + bytes / page;
   for (uint64_t p = region.page_of(from).value; p < end;) {
     uint64_t table = region.table_pages.load(std::memory_order_acquire), stop = p;
@@ -106,7 +106,7 @@ int region_register(const Region& region, int uffd, char* from, uint64_t bytes) 
     while (stop < end && stop < table && !theirs(stop)) ++stop;
     if (stop >= table) stop = end;
     if (stop > p)
-      if (int rc = register_range(region, uffd, region.address_of(PageIndex(p)), (stop - p) * page); rc < 0) return rc;
+      if (int rc = register_range(state, region, region.address_of(PageIndex(p)), (stop - p) * page); rc < 0) return rc;
     for (p = stop; p < end && theirs(p); ++p) {}
   }
   return 0;
@@ -142,8 +142,8 @@ void RegionTable::remove(Region* region) {
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 // Address space on a chunk's boundary, so that a chunk can be a huge page. Small regions lie anywhere.
-static int reserve_aligned(size_t bytes, void** out) {
-  const size_t chunk = kChunkPages << pager_state().page_shift, spare = bytes >= chunk ? chunk : 0;
+static int reserve_aligned(const PagerState& state, size_t bytes, void** out) {
+  const size_t chunk = kChunkPages << state.page_shift, spare = bytes >= chunk ? chunk : 0;
   void* at = nullptr;
   int rc = sys::map(nullptr, bytes + spare, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &at);
   if (rc < 0) return rc;
@@ -159,10 +159,10 @@ static int reserve_aligned(size_t bytes, void** out) {
 // Disjoint from all other regions: a call past us may have taken a place away from a region, which still owns its
 // addresses. The free part of such a place stays reserved (as in unmapped.cpp), so that the kernel does not offer it
 // again.
-static int reserve_apart(size_t bytes, void** out) {
+static int reserve_apart(const PagerState& state, size_t bytes, void** out) {
   constexpr unsigned kTriesMax = 1000;
   for (unsigned i = 0; i < kTriesMax; ++i)
-    if (const int rc = reserve_aligned(bytes, out); rc < 0 || !pager_state().regions.overlaps(*out, bytes)) return rc;
+    if (const int rc = reserve_aligned(state, bytes, out); rc < 0 || !state.regions.overlaps(*out, bytes)) return rc;
   return -ENOMEM;
 }
 
@@ -175,7 +175,7 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   region->flags = flags;
   uint64_t chunks = (region->pages + kChunkPages - 1) / kChunkPages;
   void* base = nullptr;
-  int rc = reserve_apart(bytes, &base);
+  int rc = reserve_apart(state, bytes, &base);
   if (rc < 0) return rc;
   region->base = static_cast<char*>(base);
   (void)sys::advise(base, bytes, MADV_UNMERGEABLE);  // see Evictor::forbid_merging
@@ -214,14 +214,13 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
 }
 
 // What a call past us has taken is not ours to unmap.
-static void unmap_region(const Region& region) {
+static void unmap_region(const PagerState& state, const Region& region) {
   for_taken(region, 0, region.pages, [&](uint64_t first, uint64_t end, bool taken) {
     if (taken) return;
     char* begin = region.address_of(PageIndex(first));
-    const uint64_t bytes = (end - first) << pager_state().page_shift;
+    const uint64_t bytes = (end - first) << state.page_shift;
     // else there would be an event
-    if (pager_active() && sys::is_userfaultfd(pager_state().uffd))
-      (void)sys::uffd_unregister(pager_state().uffd, begin, bytes);
+    if (pager_active() && sys::is_userfaultfd(state.uffd)) (void)sys::uffd_unregister(state.uffd, begin, bytes);
     (void)sys::unmap(begin, bytes);
   });
 }
@@ -240,8 +239,8 @@ int region_destroy(Region* region) {
     state.evictor->resume();
     for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_round();
   }
-  unmap_region(*region);
-  unmaps_forget(region);
+  unmap_region(state, *region);
+  unmaps_forget(state, region);
   unmap_private(region->words, region->pages * sizeof(PageWord));
   unmap_private(region->hashes, region->pages * sizeof(uint64_t));
   unmap_private(region->chunk_resident, (region->pages + kChunkPages - 1) / kChunkPages * sizeof(int32_t));
@@ -256,8 +255,7 @@ char* region_base(const Region* region) { return region->base; }
 size_t region_size(const Region* region) { return region->pages << pager_state().page_shift; }
 Region* region_find(const void* address) { return pager_state().regions.find(address); }
 
-static int make_usable(Region* region, size_t offset, size_t bytes, int protection) {
-  auto& state = pager_state();
+static int make_usable(PagerState& state, Region* region, size_t offset, size_t bytes, int protection) {
   sys::Locked<sys::Mutex> lock(region->grow_lock);
   if ((region->flags & kRegionStrict) != 0)
     return sys::protect(region->base + offset, bytes, protection == -1 ? PROT_READ | PROT_WRITE : protection);
@@ -301,7 +299,7 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
     passed = lock.passed();
     const uint64_t first = offset >> state.page_shift, end = first + pages;
     if (lock.plain() && plain_commit(state, *region, first, end) == 0) {
-      if (make_usable(region, offset, bytes, protection) < 0) {
+      if (make_usable(state, region, offset, bytes, protection) < 0) {
         plain_uncommit(state, *region, first, end);
         say_limited(bytes);
         return -ENOMEM;
@@ -319,7 +317,7 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
       state.refused_bytes.store(bytes, std::memory_order_relaxed);
     return -ENOMEM;
   }
-  if (make_usable(region, offset, bytes, protection) < 0) {
+  if (make_usable(state, region, offset, bytes, protection) < 0) {
     space_uncharge(pages);
     say_limited(bytes);
     return -ENOMEM;

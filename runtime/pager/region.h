@@ -23,6 +23,8 @@
 
 namespace lunar {
 
+struct PagerState;
+
 constexpr uint64_t kChunkPages = 512;
 constexpr unsigned kRegionsMax = 2048;
 constexpr uint64_t kPatternPages = 64;  // what one advice on the access pattern covers at least
@@ -83,7 +85,7 @@ struct RegionTable {
 
 // Registers a region, or a part, in missing mode. Where the program has put a file or shared memory into one of its
 // maps (MAP_FIXED; regions of maps only), registers everything around it, by halves: a few calls for each such place.
-[[nodiscard]] int region_register(const Region& region, int uffd, char* from, uint64_t bytes);
+[[nodiscard]] int region_register(const PagerState& state, const Region& region, char* from, uint64_t bytes);
 
 // Visit(first, end, taken): the runs of pages that a call past us has taken (kGone), and the runs between them.
 template <class Visit>

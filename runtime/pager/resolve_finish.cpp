@@ -26,23 +26,22 @@ void Resolver::release_op(unsigned op_index) {
 }
 
 void Resolver::finish(unsigned op_index, int64_t result) {
-  auto& state = pager_state();
   ReadOp& op = ops_[op_index];
   uint64_t bad = 0;
   if (result == -ECANCELED) {  // deferred by the kernel, which then had no thread for it (RLIMIT_NPROC)
-    const Command again{Op::kRead, state.luns[op.lun].offset_of(op.slot), &op.iov, 1, 0, 0};
-    result = state.devices[op.lun]->transfer(again);
+    const Command again{Op::kRead, state_.luns[op.lun].offset_of(op.slot), &op.iov, 1, 0, 0};
+    result = state_.devices[op.lun]->transfer(again);
   }
-  if (result != static_cast<int64_t>(op.count * state.page_size)) {
+  if (result != static_cast<int64_t>(op.count * state_.page_size)) {
     bad = op.count == 64 ? ~uint64_t{0} : (uint64_t{1} << op.count) - 1;
   } else if (!test_switches.no_hash_check) {
     for (unsigned i = 0; i < op.count; ++i)
-      if (page_hash(window_ + (op.window + i) * state.page_size) != op.region->hashes[op.first + i])
+      if (page_hash(window_ + (op.window + i) * state_.page_size) != op.region->hashes[op.first + i])
         bad |= uint64_t{1} << i;
   }
-  const uint64_t since =
-      op.fault && bad == 0 ? state.watched.take(op.region->address_of(PageIndex(op.first)), op.count * state.page_size)
-                           : 0;
+  const uint64_t since = op.fault && bad == 0 ? state_.watched.take(op.region->address_of(PageIndex(op.first)),
+                                                                    op.count * state_.page_size)
+                                              : 0;
   for (unsigned i = 0; i < op.count;) {
     if (bad >> i & 1) {
       ++i;
@@ -53,25 +52,24 @@ void Resolver::finish(unsigned op_index, int64_t result) {
     install(op, i, n);
     i += n;
   }
-  state.watched.ends(since, true);
+  state_.watched.ends(since, true);
   (op.fault ? counters().major_faults : counters().prefetched).add(op.fault ? 1 : op.count);
   if (op.fault && op.count > 1) counters().prefetched.add(op.count - 1u);
-  counters().read_bytes.add(op.count * state.page_size);
+  counters().read_bytes.add(op.count * state_.page_size);
   if (bad == 0) {
     window_give(op.window, op.count);
     release_op(op_index);
     return;
   }
   finish_failed(op_index, bad,
-                result < 0                                                   ? static_cast<int>(result)
-                : result == static_cast<int64_t>(op.count * state.page_size) ? -EBADMSG
-                                                                             : -EIO);
+                result < 0                                                    ? static_cast<int>(result)
+                : result == static_cast<int64_t>(op.count * state_.page_size) ? -EBADMSG
+                                                                              : -EIO);
 }
 
 // The first bad page is read again by this op (or poisoned); the others go back to kEvicted, so that a fault on one of
 // them makes it the first of its own read.
 void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
-  auto& state = pager_state();
   ReadOp& op = ops_[op_index];
   unsigned first = static_cast<unsigned>(__builtin_ctzll(bad));
   counters().read_errors.add(static_cast<unsigned>(__builtin_popcountll(bad)));
@@ -83,14 +81,14 @@ void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
   op.window = static_cast<uint16_t>(op.window + first);
   op.slot = Slot(op.slot.value + first);
   op.count = 1;
-  op.iov = {window_ + op.window * state.page_size, state.page_size};
+  op.iov = {window_ + op.window * state_.page_size, state_.page_size};
   if (op.retries++ < kReadRetries) {
     enqueue(op_index);
     return;
   }
   log_error("page %p cannot be read back: slot %u of %s: %s; it is poisoned (touching it raises SIGBUS)",
             static_cast<void*>(op.region->address_of(PageIndex(op.first))), op.slot.value,
-            state.devices[op.lun]->name(), error == -EBADMSG ? "content does not match its hash" : errno_text(error));
+            state_.devices[op.lun]->name(), error == -EBADMSG ? "content does not match its hash" : errno_text(error));
   counters().poisoned.add();
   ++failed_reads_;
   give_back(op, 0, PageState::kPoisoned);
@@ -100,34 +98,32 @@ void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
 
 // Releases a page that was not installed.
 void Resolver::give_back(ReadOp& op, unsigned index, PageState next_state) {
-  auto& state = pager_state();
   PageIndex page(op.first + index);
   void* address = op.region->address_of(page);
-  state.account.give(1);
+  state_.account.give(1);
   if (next_state != PageState::kEvicted) count_evicted(-1);
   // refused: at its next fault, by a handler
-  if (next_state == PageState::kPoisoned) (void)lost_page_mark(*op.region, page);
+  if (next_state == PageState::kPoisoned) (void)lost_page_mark(state_, *op.region, page);
   AtomicPageWord& word = op.region->words[page.value];
   bool waiter = page_unlock(word, word.load(std::memory_order_relaxed).with_state(next_state));
   if (waiter || op.fault || next_state == PageState::kPoisoned)
-    (void)sys::uffd_wake(state.uffd, address, state.page_size);
+    (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
 
 void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
-  auto& state = pager_state();
   unsigned step = count;
   for (unsigned done = 0; done < count;) {
     unsigned at = from + done;
     if (step > count - done) step = count - done;
     void* address = op.region->address_of(PageIndex(op.first + at));
-    uint16_t epoch = exclusive_epoch();
-    int64_t rc = install_pages(address, window_ + (op.window + at) * state.page_size, step * state.page_size);
+    uint16_t epoch = exclusive_epoch(state_);
+    int64_t rc = install_pages(state_, address, window_ + (op.window + at) * state_.page_size, step * state_.page_size);
     if (rc == -ENOENT && step > 1) {  // the run crosses a protection boundary (mprotect): a copy may not
       step = 1;
       continue;
     }
     if (rc > 0) {
-      unsigned filled = static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size);
+      unsigned filled = static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size);
       for (unsigned i = 0; i < filled; ++i) unlock_installed(op, at + i, false, epoch);
       count_evicted(-static_cast<int64_t>(filled));
       done += filled;
@@ -145,7 +141,6 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
 }
 
 void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there, uint16_t epoch) {
-  auto& state = pager_state();
   PageIndex page(op.first + index);
   AtomicPageWord& word = op.region->words[page.value];
   count_resident(*op.region, page, 1);
@@ -156,9 +151,9 @@ void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there, 
     slot = kNoSlot;
   }
   unsigned heat = op.fault && index != 0 ? kHeatReadAhead : op.heat;
-  if (heat == kHeatFault) heat = refault_heat(busy, state.eviction_time.load(std::memory_order_relaxed), !op.fault);
+  if (heat == kHeatFault) heat = refault_heat(busy, state_.eviction_time.load(std::memory_order_relaxed), !op.fault);
   bool waiter = page_unlock(word, resident_word(busy, slot, op.lun, heat, epoch));
-  if (waiter || already_there) (void)sys::uffd_wake(state.uffd, op.region->address_of(page), state.page_size);
+  if (waiter || already_there) (void)sys::uffd_wake(state_.uffd, op.region->address_of(page), state_.page_size);
 }
 
 }  // namespace lunar

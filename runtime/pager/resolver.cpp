@@ -65,20 +65,19 @@ const char* zero_run() {
 }
 
 int Resolver::open(const ResolverOptions& options) {
-  auto& state = pager_state();
   options_ = options;
   window_pages_ = options.window_pages > 512 ? 512 : options.window_pages;
   if (options.required)
-    state.account.take_fixed(window_pages_);
-  else if (!state.account.take_fixed_within(window_pages_, options.keep_free))
+    state_.account.take_fixed(window_pages_);
+  else if (!state_.account.take_fixed_within(window_pages_, options.keep_free))
     return -ENOMEM;
-  window_ = static_cast<char*>(map_private(window_pages_ * state.page_size, ForkPolicy::kDontFork));
+  window_ = static_cast<char*>(map_private(window_pages_ * state_.page_size, ForkPolicy::kDontFork));
   if (ops_ == nullptr) ops_ = static_cast<ReadOp*>(arena_alloc(kOpsMax * sizeof(ReadOp)));
   if (window_ == nullptr || ops_ == nullptr || zero_run() == nullptr) {
-    state.account.give_fixed(window_pages_);
+    state_.account.give_fixed(window_pages_);
     return -ENOMEM;
   }
-  if (options.node >= 0) sys::bind_to_node(window_, window_pages_ * state.page_size, options.node);
+  if (options.node >= 0) sys::bind_to_node(window_, window_pages_ * state_.page_size, options.node);
   for (uint64_t& word : window_used_) word = ~uint64_t{0};
   for (unsigned i = 0; i < window_pages_; ++i) window_used_[i / 64] &= ~(uint64_t{1} << (i % 64));
   free_op_count_ = 0;
@@ -89,32 +88,29 @@ int Resolver::open(const ResolverOptions& options) {
 }
 
 void Resolver::close() {
-  auto& state = pager_state();
   while (ops_in_flight_ != 0) (void)progress(true, 1000000);
   for (unsigned i = 0; i < kLunIds; ++i)
-    if (contexts_[i] != nullptr) state.devices[i]->detach(contexts_[i]);
-  unmap_private(window_, window_pages_ * state.page_size);
-  state.account.give_fixed(window_pages_);
+    if (contexts_[i] != nullptr) state_.devices[i]->detach(contexts_[i]);
+  unmap_private(window_, window_pages_ * state_.page_size);
+  state_.account.give_fixed(window_pages_);
 }
 
 Context* Resolver::context_for(unsigned lun) {
-  auto& state = pager_state();
-  if (contexts_[lun] == nullptr && state.devices[lun] != nullptr) {
+  if (contexts_[lun] == nullptr && state_.devices[lun] != nullptr) {
     ContextOptions options;
     options.depth = kOpsMax;
     options.buffer = window_;
-    options.buffer_bytes = window_pages_ * state.page_size;
-    options.spin = state.options.spin;
-    options.sqpoll = state.options.sqpoll;
-    if (state.devices[lun]->attach(options, &contexts_[lun]) < 0) contexts_[lun] = nullptr;
+    options.buffer_bytes = window_pages_ * state_.page_size;
+    options.spin = state_.options.spin;
+    options.sqpoll = state_.options.sqpoll;
+    if (state_.devices[lun]->attach(options, &contexts_[lun]) < 0) contexts_[lun] = nullptr;
   }
   return contexts_[lun];
 }
 
 bool Resolver::attach_own() {
-  auto& state = pager_state();
   watch_lun_ =
-      state.lun_ready.load(std::memory_order_acquire) || state.generation == 0 ? state.own_lun : state.parent_lun;
+      state_.lun_ready.load(std::memory_order_acquire) || state_.generation == 0 ? state_.own_lun : state_.parent_lun;
   return context_for(watch_lun_) != nullptr;
 }
 
@@ -149,22 +145,21 @@ void Resolver::window_give(unsigned first, unsigned pages) {
 
 // The page's content is still in a frame: copy it back.
 Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
-  auto& state = pager_state();
-  Reservation room(state.account);
+  Reservation room(state_.account);
   if (!room.take(1, options_.keep_free)) return Outcome::kNoRoom;
   AtomicPageWord& word = region.words[page.value];
   if (!page_lock(word, seen)) return Outcome::kStarted;  // it changed: the caller tries again
-  FramePool& frames = state.frames;
+  FramePool& frames = state_.frames;
   uint32_t id = seen.index();
   void* address = region.address_of(page);
-  uint16_t epoch = exclusive_epoch();
+  uint16_t epoch = exclusive_epoch(state_);
   int64_t rc;
-  while ((rc = install_pages(address, frames.memory(id), state.page_size)) == -EAGAIN) wait_out_stall();
+  while ((rc = install_pages(state_, address, frames.memory(id), state_.page_size)) == -EAGAIN) wait_out_stall();
   bool there = rc == -EEXIST;
-  if (rc != static_cast<int64_t>(state.page_size) && !there) {
+  if (rc != static_cast<int64_t>(state_.page_size) && !there) {
     bool gone = is_gone(rc);
     // gone: see unmapped.h
-    if (page_unlock(word, seen) || gone) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+    if (page_unlock(word, seen) || gone) (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
     return Outcome::kNoRoom;
   }
   room.keep(1);
@@ -179,7 +174,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   count_evicted(-1);
   counters().second_chances.add();
   bool waiter = page_unlock(word, resident_word(seen, slot, lun, kHeatSecondChance, there ? shared_epoch() : epoch));
-  if (waiter || there) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+  if (waiter || there) (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
   return Outcome::kResident;
 }
 
@@ -187,7 +182,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
 // is filled in doubling runs whichever thread touches it, however many places grow at once. Where there are holes, by
 // density: memory touched here and there, a page each, is filled as the kernel would.
 unsigned Resolver::fill_run(const Region& region, PageIndex page, unsigned asked) const {
-  const Account& account = pager_state().account;
+  const Account& account = state_.account;
   if ((region.flags & kRegionChargeOnTouch) != 0 || account.free_pages() < account.cap_pages() / 4) return asked;
   const uint64_t first = page.value < kZeroPages ? 0 : page.value - kZeroPages;
   unsigned used = 0, before = 0;
@@ -240,16 +235,14 @@ bool Resolver::settle_filled(Region& region, PageIndex page, uint16_t epoch) {
   count_resident(region, page, 1);
   if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);
   const PageWord busy = word.load(std::memory_order_relaxed);
-  return page_unlock(word,
-                     resident_word(busy, kNoSlot, pager_state().own_lun, kHeatFault, epoch).with_charged(on_touch));
+  return page_unlock(word, resident_word(busy, kNoSlot, state_.own_lun, kHeatFault, epoch).with_charged(on_touch));
 }
 
 unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
-  auto& state = pager_state();
   if (run > kZeroPages) run = kZeroPages;
   if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
-  Reservation room(state.account);
-  while (run > 1 && !room.take(run, options_.keep_free + state.evictor->low_water() / 2)) run /= 2;
+  Reservation room(state_.account);
+  while (run > 1 && !room.take(run, options_.keep_free + state_.evictor->low_water() / 2)) run /= 2;
   if (run <= 1 && !room.take(run = 1, options_.keep_free)) return 0;
   unsigned locked = lock_empty(region, page, run);
   room.shrink(locked);
@@ -258,8 +251,8 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
   for (unsigned done = 0; done < locked;) {
     const PageIndex at(page.value + done);
     char* address = region.address_of(at);
-    uint16_t epoch = exclusive_epoch();
-    int64_t rc = install_pages(address, zero_run(), (locked - done) * state.page_size);
+    uint16_t epoch = exclusive_epoch(state_);
+    int64_t rc = install_pages(state_, address, zero_run(), (locked - done) * state_.page_size);
     if (rc == -EAGAIN) {
       wait_out_stall();
       continue;
@@ -269,23 +262,23 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
     if (refused || (rc == -ENOENT && locked - done > 1)) {
       for (; locked > done + (refused ? 0 : 1); --locked) {
         const PageIndex last(page.value + locked - 1);
-        if (leave_empty(region, last)) (void)sys::uffd_wake(state.uffd, region.address_of(last), state.page_size);
+        if (leave_empty(region, last)) (void)sys::uffd_wake(state_.uffd, region.address_of(last), state_.page_size);
       }
       continue;
     }
     if (test_switches.release_delay_us != 0) sys::sleep_ns(test_switches.release_delay_us * 1000);
-    const unsigned filled = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size) : 1;
+    const unsigned filled = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size) : 1;
     if (rc < 0 && rc != -EEXIST) {  // gone
       (void)leave_empty(region, at);
     } else {
       for (unsigned i = 0; i < filled; ++i) {
         const PageIndex there(at.value + i);
         if (settle_filled(region, there, rc == -EEXIST ? shared_epoch() : epoch))
-          (void)sys::uffd_wake(state.uffd, region.address_of(there), state.page_size);
+          (void)sys::uffd_wake(state_.uffd, region.address_of(there), state_.page_size);
       }
       room.keep(filled);
     }
-    if (rc < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+    if (rc < 0) (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
     done += filled;
   }
   counters().zero_fills.add(locked);
@@ -307,7 +300,6 @@ unsigned Resolver::lock_run(Region& region, PageIndex page, PageWord first, unsi
 // kStarted, kNoRoom, or kBusy: the word has changed.
 Outcome Resolver::start_read(Region& region, PageIndex page, PageWord seen, unsigned run, unsigned heat, bool fault,
                              unsigned* taken) {
-  auto& state = pager_state();
   if (free_op_count_ == 0 || context_for(seen.lun()) == nullptr) return Outcome::kNoRoom;
   if (run > kReadRunMax) run = kReadRunMax;
   if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
@@ -315,8 +307,8 @@ Outcome Resolver::start_read(Region& region, PageIndex page, PageWord seen, unsi
   while (run > 1 && (first = window_take(run)) < 0) run /= 2;
   if (first < 0 && (run = 1, first = window_take(1)) < 0) return Outcome::kNoRoom;
   const auto window = static_cast<unsigned>(first);
-  Reservation room(state.account);
-  if (run > 1 && !room.take(run, options_.keep_free + state.evictor->low_water() / 2)) {
+  Reservation room(state_.account);
+  if (run > 1 && !room.take(run, options_.keep_free + state_.evictor->low_water() / 2)) {
     window_give(window + 1, run - 1);
     run = 1;
   }
@@ -338,7 +330,7 @@ Outcome Resolver::start_read(Region& region, PageIndex page, PageWord seen, unsi
                  fault,
                  0,
                  seen.slot(),
-                 {window_ + window * state.page_size, locked * state.page_size}};
+                 {window_ + window * state_.page_size, locked * state_.page_size}};
   ++ops_in_flight_;
   enqueue(index);
   *taken = locked;
@@ -389,7 +381,6 @@ void Resolver::enqueue(unsigned op_index) {
 
 // Submits everything begun since the last flush, in one call a LUN.
 void Resolver::flush() {
-  auto& state = pager_state();
   unsigned at = 0;
   while (at < queued_count_) {
     Command commands[64];
@@ -397,7 +388,7 @@ void Resolver::flush() {
     unsigned lun = ops_[queued_[at]].lun;
     for (; at + n < queued_count_ && n < 64 && ops_[queued_[at + n]].lun == lun; ++n) {
       ReadOp& op = ops_[queued_[at + n]];
-      commands[n] = {Op::kRead, state.luns[lun].offset_of(op.slot), &op.iov, 1, 0, queued_[at + n]};
+      commands[n] = {Op::kRead, state_.luns[lun].offset_of(op.slot), &op.iov, 1, 0, queued_[at + n]};
     }
     int rc = context_for(lun)->submit(commands, n);
     if (rc > 0) {

@@ -18,6 +18,8 @@
 
 namespace lunar {
 
+struct PagerState;
+
 enum class Outcome : uint8_t { kResident, kStarted, kBusy, kNoRoom, kPoisoned, kGone };
 
 constexpr unsigned kReadRunMax = 64;
@@ -35,6 +37,7 @@ const char* zero_run();
 
 class Resolver {
  public:
+  explicit Resolver(PagerState& state) : state_(state) {}
   // Window and tables; contexts are attached when a LUN is first read. Charged to the account. 0 or -errno.
   [[nodiscard]] int open(const ResolverOptions& options);
   void close();  // waits for what is in flight
@@ -89,7 +92,7 @@ class Resolver {
                      unsigned* taken);
   static unsigned lock_empty(Region& region, PageIndex page, unsigned run);
   static bool leave_empty(Region& region, PageIndex page);
-  static bool settle_filled(Region& region, PageIndex page, uint16_t epoch);
+  bool settle_filled(Region& region, PageIndex page, uint16_t epoch);
   void enqueue(unsigned op_index);
   void finish(unsigned op_index, int64_t result);
   void finish_failed(unsigned op_index, uint64_t bad, int error);
@@ -98,6 +101,7 @@ class Resolver {
   void give_back(ReadOp& op, unsigned index, PageState state);
   void release_op(unsigned op_index);
 
+  PagerState& state_;
   ResolverOptions options_;
   char* window_ = nullptr;
   unsigned window_pages_ = 0;
@@ -116,7 +120,7 @@ class Resolver {
 };
 
 // The calling program thread's resolver (made at first use; closed when the thread ends). nullptr with *error.
-Resolver* thread_resolver(int* error);
-void thread_resolver_forget();  // in a forked child: the parent's rings are not ours
+Resolver* thread_resolver(PagerState& state, int* error);
+void thread_resolver_forget(const PagerState& state);  // in a forked child: the parent's rings are not ours
 
 }  // namespace lunar

@@ -10,13 +10,15 @@
 
 namespace lunar {
 
+struct PagerState;
+
 struct PageRange {
   Region* region;
   uint64_t first, end;
 };
 
 // Whole pages touched by the range (outward) or inside it (inward). -EINVAL: not in one region.
-[[nodiscard]] int pages_of(const void* address, size_t bytes, bool inward, PageRange* out);
+[[nodiscard]] int pages_of(const PagerState& state, const void* address, size_t bytes, bool inward, PageRange* out);
 
 // Seizes a page; waits for the thread that has it busy. Returns its word. Empty pages, guard pages and those that are
 // gone are not locked: seized() is false.
@@ -28,14 +30,14 @@ inline bool seized(PageWord was) {
 // locked.
 PageWord take_any(Region& region, uint64_t page);
 // Frees and uncharges all that the pager has of the page's content. Returns the word for put_back.
-PageWord empty_word(Region& region, uint64_t page, PageWord was, PageState next);
+PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord was, PageState next);
 // Releases a locked page, into `next`.
-void put_back(Region& region, uint64_t page, PageWord next);
+void put_back(const PagerState& state, Region& region, uint64_t page, PageWord next);
 // Frees the slot of an evicted, framed or resident page.
-void drop_content(PageWord was);
+void drop_content(PagerState& state, PageWord was);
 
 // Guard pages of one chunk at most, inside a MutatorScope (or before activation, under activation_lock). See
 // pager_guard.
-[[nodiscard]] int guard_pages(Region& region, uint64_t first, uint64_t end, bool install);
+[[nodiscard]] int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, bool install);
 
 }  // namespace lunar

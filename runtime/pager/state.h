@@ -227,40 +227,37 @@ void count_resident(Region& region, PageIndex page, int delta);
 // The fork epoch to mark a page with. Taken *before* the page is installed: the installing thread may be preempted, and
 // a page installed before a fork is shared after it. shared_epoch: another thread's page was found in place, which may
 // be shared now.
-inline uint16_t exclusive_epoch() {
-  return static_cast<uint16_t>(pager_state().fork_epoch.load(std::memory_order_seq_cst));
+inline uint16_t exclusive_epoch(const PagerState& state) {
+  return static_cast<uint16_t>(state.fork_epoch.load(std::memory_order_seq_cst));
 }
 inline uint16_t shared_epoch() { return kEpochUnknown; }
 
-bool being_moved_to(uint64_t address, uint64_t bytes);  // unmapped.h
+bool being_moved_to(const PagerState& state, uint64_t address, uint64_t bytes);  // unmapped.h
 
 // Changes what lies at an address, after the caller has looked up its region: UFFDIO_COPY, _POISON or _WRITEPROTECT.
 // The kernel refuses these while an event is unread, and no event is read from here to their end: earlier events are
 // known, later ones refuse the change.
 // -ENOENT also where a call past us has moved another map: it is not ours to change. -EAGAIN: try again.
 template <class Change>
-int64_t change_pages(void* address, size_t bytes, Change change) {
-  auto& state = pager_state();
+int64_t change_pages(PagerState& state, void* address, size_t bytes, Change change) {
   const int shard = state.event_gate.enter();
   if (shard < 0) return -EAGAIN;
   const int64_t rc =
-      being_moved_to(reinterpret_cast<uintptr_t>(address), bytes) ? -ENOENT : static_cast<int64_t>(change());
+      being_moved_to(state, reinterpret_cast<uintptr_t>(address), bytes) ? -ENOENT : static_cast<int64_t>(change());
   state.event_gate.leave(shard);
   return rc;
 }
 
 // UFFDIO_COPY into a region.
-inline int64_t install_pages(void* address, const void* content, size_t bytes) {
-  auto& state = pager_state();
-  return change_pages(address, bytes, [&] {
+inline int64_t install_pages(PagerState& state, void* address, const void* content, size_t bytes) {
+  return change_pages(state, address, bytes, [&] {
     return sys::uffd_copy(state.uffd, address, content, bytes, state.gate_closing.load(std::memory_order_seq_cst));
   });
 }
 
 // Lifts a write protection and wakes the threads that wait for it.
-inline int64_t unprotect_pages(void* address, size_t bytes) {
-  auto& state = pager_state();
-  return change_pages(address, bytes, [&] { return sys::uffd_protect(state.uffd, address, bytes, false); });
+inline int64_t unprotect_pages(PagerState& state, void* address, size_t bytes) {
+  return change_pages(state, address, bytes, [&] { return sys::uffd_protect(state.uffd, address, bytes, false); });
 }
 
 // The word of a page that was installed. heat: see policy in evictor.h.

@@ -61,11 +61,11 @@ void write_note(uint64_t index, const Note& note) {
   __atomic_store_n(&place.number, index + 1, __ATOMIC_RELEASE);
 }
 
-void push(const Note& note) {
+void push(PagerState& state, const Note& note) {
   {
     sys::Locked<sys::SpinLock> lock(g_notes.lock);
     if (note.kind == Note::Kind::kMoved) {
-      const uint64_t to = note.moved_to, stop = to + ((note.end - note.first) << pager_state().page_shift),
+      const uint64_t to = note.moved_to, stop = to + ((note.end - note.first) << state.page_shift),
                      begin = g_notes.to_begin.load();
       if (begin == 0 || to < begin) g_notes.to_begin.store(to);
       if (stop > g_notes.to_end.load()) g_notes.to_end.store(stop);
@@ -75,7 +75,7 @@ void push(const Note& note) {
     if (same_kind && last->region == note.region && last->end == note.first) {
       last->end = note.end;
     } else {
-      pager_state().mutators.fetch_add(1, std::memory_order_seq_cst);  // a fork waits until it is settled
+      state.mutators.fetch_add(1, std::memory_order_seq_cst);  // a fork waits until it is settled
       g_notes.words.fetch_add(1, std::memory_order_seq_cst);
       g_notes.tables.fetch_add(1, std::memory_order_seq_cst);
       LUNAR_CHECK(g_notes.end - g_notes.told < kNotesMax, "more unmapped ranges of tiered memory than can be noted");
@@ -98,8 +98,7 @@ bool take_note(Note* note) {
 
 // The part of each region that lies in the range.
 template <class Visit>
-void for_regions(uint64_t start, uint64_t end, Visit visit) {
-  auto& state = pager_state();
+void for_regions(const PagerState& state, uint64_t start, uint64_t end, Visit visit) {
   for (uint64_t at = start; at < end;) {
     Region* region = state.regions.find(reinterpret_cast<void*>(at));
     if (region == nullptr) {  // no region begins or ends within a gap of less than a page
@@ -114,8 +113,7 @@ void for_regions(uint64_t start, uint64_t end, Visit visit) {
 }
 
 // What a page that left has held; `next` is its state from now on.
-void release_page(Region& region, uint64_t page, PageState next) {
-  auto& state = pager_state();
+void release_page(PagerState& state, Region& region, uint64_t page, PageState next) {
   AtomicPageWord& word = region.words[page];
   PageWord was = take_any(region, page);
   if (was.state() == PageState::kGone) {
@@ -124,22 +122,22 @@ void release_page(Region& region, uint64_t page, PageState next) {
   }
   if (was.state() == PageState::kResident) {
     count_resident(region, PageIndex(page), -1);
-    still_exclusive(was.epoch(), exclusive_epoch()) ? state.account.give(1) : state.account.give_maybe_shared(1);
+    still_exclusive(was.epoch(), exclusive_epoch(state)) ? state.account.give(1) : state.account.give_maybe_shared(1);
   }
-  if (seized(was)) drop_content(was);
+  if (seized(was)) drop_content(state, was);
   uncharge_touched(region, was);
   if (was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
-  put_back(region, page, was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false));
+  put_back(state, region, page, was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false));
 }
 
-void release_pages(Region& region, uint64_t first, uint64_t end, PageState next) {
+void release_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, PageState next) {
   const uint64_t limit = region.table_pages.load(std::memory_order_acquire);
   for (uint64_t page = first; page < end && page < limit; ++page) {
     if (page % kChunkPages == 0 && region.chunk_used[page / kChunkPages].load(std::memory_order_acquire) == 0) {
       page += kChunkPages - 1;
       continue;
     }
-    release_page(region, page, next);
+    release_page(state, region, page, next);
   }
 }
 
@@ -150,12 +148,12 @@ void take_place(PagerState& state, Region& region, uint64_t first, uint64_t end)
     if (rc == 0 && watch_fresh_range(state, region.address_of(PageIndex(from)), (to - from) << state.page_shift) == 0)
       return;
     table_reach(region, from, to);  // the words tell what the maps' owner will be told
-    release_pages(region, from, to, PageState::kGone);
+    release_pages(state, region, from, to, PageState::kGone);
   });
 }
 
 void settle_unmapped(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  release_pages(region, first, end, PageState::kEmpty);
+  release_pages(state, region, first, end, PageState::kEmpty);
   take_place(state, region, first, end);
 }
 
@@ -203,7 +201,7 @@ void settle_lost(PagerState& state, Region& region, uint64_t first, uint64_t end
         fatal("page %p was lost to a read error, and cannot be made to say so (%s)", static_cast<void*>(at),
               errno_name(rc));
     }
-    put_back(region, page, was);
+    put_back(state, region, page, was);
     (void)sys::uffd_wake(state.uffd, at, state.page_size);
   }
 }
@@ -212,9 +210,8 @@ void settle_lost(PagerState& state, Region& region, uint64_t first, uint64_t end
 // only.
 struct Destination {
   uint64_t first;  // page
-  char* address_of(uint64_t page) const {
-    return reinterpret_cast<char*>(start() + ((page - first) << pager_state().page_shift));
-  }
+  unsigned page_shift;
+  char* address_of(uint64_t page) const { return reinterpret_cast<char*>(start() + ((page - first) << page_shift)); }
   static uint64_t start() {
     sys::Locked<sys::SpinLock> lock(g_notes.lock);
     return note_at(g_notes.settled - 1).moved_to;
@@ -289,17 +286,16 @@ class MovedReads {
         log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned",
                   static_cast<void*>(to_.address_of(one.page)));
         counters().poisoned.add();
-        poison(to_, one.page);
+        poison(state_, to_, one.page);
       }
-      put_back(region_, one.page, one.was);
-      release_page(region_, one.page, PageState::kEmpty);
+      put_back(state_, region_, one.page, one.was);
+      release_page(state_, region_, one.page, PageState::kEmpty);
     }
     count_ = 0;
   }
 
   // Once more does no harm.
-  static void poison(const Destination& to, uint64_t page) {
-    auto& state = pager_state();
+  static void poison(PagerState& state, const Destination& to, uint64_t page) {
     const int64_t rc =
         state.features.poison
             ? change_moved(state, to, page, [&](char* at) { return sys::uffd_poison(state.uffd, at, state.page_size); })
@@ -366,7 +362,7 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
                                                                                      : table < note.end ? table
                                                                                                         : note.end;
   const uint64_t bytes = (note.end - note.first) << state.page_shift;
-  const Destination to{note.first};
+  const Destination to{note.first, state.page_shift};
   const auto* place = reinterpret_cast<char*>(note.moved_to);
   const bool over_tiered = state.regions.find(place) != nullptr || state.regions.find(place + bytes - 1) != nullptr;
   if (over_tiered) drop_stale(state, to, limit, note.end);  // never touched
@@ -383,10 +379,10 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
       reads.add(page, was);
       continue;
     }
-    if (was.state() == PageState::kPoisoned) MovedReads::poison(to, page);  // it may not be marked yet
+    if (was.state() == PageState::kPoisoned) MovedReads::poison(state, to, page);  // it may not be marked yet
     if (was.state() == PageState::kInFrame) bring(state, to, page, state.frames.memory(was.index()), over_tiered);
-    put_back(region, page, was);
-    release_page(region, page, PageState::kEmpty);
+    put_back(state, region, page, was);
+    release_page(state, region, page, PageState::kEmpty);
   }
   reads.finish();
   // From then on a move of it is no event. One that comes just before leaves it watched where it goes: what it has not
@@ -456,59 +452,61 @@ void pager_tell_unmaps() {
 
 // Moves whose pages are not all brought yet, and their lengths in bytes. pre: the lock over the queue.
 template <class Visit>
-static void for_moves(Visit visit) {
+static void for_moves(const PagerState& state, Visit visit) {
   for (uint64_t i = g_notes.settled - (g_notes.in_hand ? 1 : 0); i < g_notes.end; ++i)
     if (Note& note = note_at(i); note.kind == Note::Kind::kMoved)
-      visit(note, (note.end - note.first) << pager_state().page_shift);
+      visit(note, (note.end - note.first) << state.page_shift);
 }
 
 // Nothing is brought to a place that is gone; its waiters are woken. (Another map, or a region, may have it next.)
-static void bring_no_more(uint64_t start, uint64_t end) {
-  auto& state = pager_state();
+static void bring_no_more(const PagerState& state, uint64_t start, uint64_t end) {
   {
     sys::Locked<sys::SpinLock> lock(g_notes.lock);
-    for_moves([=](Note& note, uint64_t length) {
+    for_moves(state, [=](Note& note, uint64_t length) {
       if (note.moved_to >= start && note.moved_to + length <= end) note.moved_to = kNowhere;
     });
   }
   (void)sys::uffd_wake(state.uffd, reinterpret_cast<void*>(start), end - start);
 }
 
-void unmapped_note(uint64_t start, uint64_t end) {
-  if (start == g_notes.marking.load() && end == start + pager_state().page_size) return;  // our own: map_lost_page
+void unmapped_note(PagerState& state, uint64_t start, uint64_t end) {
+  if (start == g_notes.marking.load() && end == start + state.page_size) return;  // our own: map_lost_page
   if (start == g_notes.own_begin.load() && end == g_notes.own_end.load()) {
     g_notes.own_came.store(true);
     return;
   }
-  if (being_moved_to(start, end - start)) bring_no_more(start, end);
-  for_regions(start, end, [](Region* region, uint64_t first, uint64_t last, uint64_t) {
-    push({Note::Kind::kUnmapped, region, first, last});
+  if (being_moved_to(state, start, end - start)) bring_no_more(state, start, end);
+  for_regions(state, start, end, [&state](Region* region, uint64_t first, uint64_t last, uint64_t) {
+    push(state, {Note::Kind::kUnmapped, region, first, last});
   });
 }
 
-OwnUnmap::OwnUnmap(char* begin, size_t bytes) : begin_(reinterpret_cast<uintptr_t>(begin)), end_(begin_ + bytes) {
+OwnUnmap::OwnUnmap(PagerState& state, char* begin, size_t bytes)
+    : state_(state), begin_(reinterpret_cast<uintptr_t>(begin)), end_(begin_ + bytes) {
   g_notes.own_came.store(false);
   g_notes.own_begin.store(begin_);
   g_notes.own_end.store(end_);
 }
 
 void OwnUnmap::end() {
-  pager_state().event_gate.wait_for_readers();  // who has read the event may not have looked at it yet
+  state_.event_gate.wait_for_readers();  // who has read the event may not have looked at it yet
   g_notes.own_end.store(0);
 }
 
 void OwnUnmap::tell() const {
-  if (g_notes.own_came.load()) unmapped_note(begin_, end_);
+  if (g_notes.own_came.load()) unmapped_note(state_, begin_, end_);
 }
 
-void lost_note(Region& region, PageIndex page) { push({Note::Kind::kLost, &region, page.value, page.value + 1}); }
+void lost_note(PagerState& state, Region& region, PageIndex page) {
+  push(state, {Note::Kind::kLost, &region, page.value, page.value + 1});
+}
 
 // What is still to be brought to [from, from + bytes) is to go on from there. False: there is nothing. (A region that
 // has lain there has lost the place.)
-static bool send_on(uint64_t from, uint64_t to, uint64_t bytes) {
+static bool send_on(const PagerState& state, uint64_t from, uint64_t to, uint64_t bytes) {
   bool found = false;
   sys::Locked<sys::SpinLock> lock(g_notes.lock);
-  for_moves([&](Note& note, uint64_t length) {
+  for_moves(state, [&](Note& note, uint64_t length) {
     if (note.moved_to >= from + bytes || note.moved_to + length <= from) return;
     if (note.moved_to < from || note.moved_to + length > from + bytes)
       fatal("a part of tiered memory that was moved by a raw mremap was moved on before its evicted pages were there");
@@ -520,24 +518,24 @@ static bool send_on(uint64_t from, uint64_t to, uint64_t bytes) {
   return found;
 }
 
-void moved_note(uint64_t from, uint64_t to, uint64_t bytes) {
-  if (unmaps_pending() && send_on(from, to, bytes)) {
+void moved_note(PagerState& state, uint64_t from, uint64_t to, uint64_t bytes) {
+  if (unmaps_pending() && send_on(state, from, to, bytes)) {
     // the waiters at the place that the pages have left
-    (void)sys::uffd_wake(pager_state().uffd, reinterpret_cast<void*>(from), bytes);
+    (void)sys::uffd_wake(state.uffd, reinterpret_cast<void*>(from), bytes);
     return;
   }
-  for_regions(from, from + bytes, [=](Region* region, uint64_t first, uint64_t last, uint64_t at) {
-    push({Note::Kind::kMoved, region, first, last, to + (at - from)});
+  for_regions(state, from, from + bytes, [=, &state](Region* region, uint64_t first, uint64_t last, uint64_t at) {
+    push(state, {Note::Kind::kMoved, region, first, last, to + (at - from)});
   });
 }
 
-bool being_moved_to(uint64_t address, uint64_t bytes) {
+bool being_moved_to(const PagerState& state, uint64_t address, uint64_t bytes) {
   if (g_notes.words.load(std::memory_order_acquire) == 0 || address + bytes <= g_notes.to_begin.load() ||
       address >= g_notes.to_end.load())
     return false;
   bool found = false;
   sys::Locked<sys::SpinLock> lock(g_notes.lock);
-  for_moves([&](const Note& note, uint64_t length) {
+  for_moves(state, [&](const Note& note, uint64_t length) {
     found |= address < note.moved_to + length && address + bytes > note.moved_to;
   });
   return found;
@@ -583,8 +581,7 @@ bool unmaps_settle(PagerState& state) {
   return true;
 }
 
-void unmaps_forget(const Region* region) {
-  auto& state = pager_state();
+void unmaps_forget(PagerState& state, const Region* region) {
   sys::Locked<sys::Mutex> lock(g_notes.settling);
   sys::Locked<sys::SpinLock> queue(g_notes.lock);
   uint64_t kept = g_notes.told, settled = 0;
@@ -609,7 +606,7 @@ void unmaps_forget(const Region* region) {
 // Notes that came while the fork was under way hold in the child as well: its housekeeping thread settles them. The
 // kernel may have copied their page before they were written, and the counters after: without them the child keeps
 // address space and LUN space for what is unmapped; but memory that was moved would read as zeros.
-void unmaps_enter_child() {
+void unmaps_enter_child(PagerState& state) {
   g_notes.lock.unlock();
   g_notes.settling.reset_in_child();
   g_notes.marking.store(0);
@@ -628,7 +625,7 @@ void unmaps_enter_child() {
   g_notes.in_hand = false;
   g_notes.words.store(words);
   g_notes.tables.store(static_cast<uint32_t>(g_notes.end - g_notes.told));
-  pager_state().mutators.store(words);
+  state.mutators.store(words);
 }
 
 }  // namespace lunar

@@ -30,21 +30,22 @@ namespace lunar {
 struct PagerState;
 
 // By handlers, when they read an event. Never wait.
-void unmapped_note(uint64_t start, uint64_t end);
-void moved_note(uint64_t from, uint64_t to, uint64_t bytes);
-void lost_note(Region& region, PageIndex page);
+void unmapped_note(PagerState& state, uint64_t start, uint64_t end);
+void moved_note(PagerState& state, uint64_t from, uint64_t to, uint64_t bytes);
+void lost_note(PagerState& state, Region& region, PageIndex page);
 // A missing page there is being brought: its waiters are woken at the end.
-[[nodiscard]] bool being_moved_to(uint64_t address, uint64_t bytes);
+[[nodiscard]] bool being_moved_to(const PagerState& state, uint64_t address, uint64_t bytes);
 
 // Around a call of our own that maps over a range of a region, all words of which are in our hands: its event is no
 // note. One at a time.
 class OwnUnmap {
  public:
-  OwnUnmap(char* begin, size_t bytes);
-  static void end();  // the call is over, and its event has been passed over
+  OwnUnmap(PagerState& state, char* begin, size_t bytes);
+  void end();         // the call is over, and its event has been passed over
   void tell() const;  // if it has unmapped the range: as if others had. After end(), with the words let go of
 
  private:
+  PagerState& state_;
   uint64_t begin_, end_;
 };
 
@@ -54,8 +55,8 @@ class OwnUnmap {
 [[nodiscard]] bool unmaps_settle(PagerState& state);
 // Before the region's tables go away: when this returns, no note of the region is left or under way. By program
 // threads.
-void unmaps_forget(const Region* region);
-void unmaps_enter_child();
+void unmaps_forget(PagerState& state, const Region* region);
+void unmaps_enter_child(PagerState& state);
 [[nodiscard]] int unmaps_prepare();  // before the first handler; 0 or -ENOMEM
 
 }  // namespace lunar

@@ -71,6 +71,10 @@ CASES = [
     ("runtime/pager/evict_write.cpp", "auto& state = pager_state();\n", "which it is given"),
     ("runtime/pager/evictor.cpp", "state_.account.give(1);  // not pager_state()\n", None),
     ("runtime/pager/fork.cpp", "auto& state = pager_state();\n", None),
+    ("runtime/pager/region.cpp", "int pager_touch(void* p) {\n  return find(pager_state(), p);\n}\n", None),
+    ("runtime/pager/region.cpp", "int pager_touch(void* p) {}\nstatic int find(void* p) {\n  return pager_state().n;\n}\n",
+     "which it is given"),
+    ("runtime/pager/handler.cpp", "void Handler::park() {\n  pager_state().evictor->wake();\n}\n", "which it is given"),
     ("runtime/heap/heap.cpp", f'// built in {HOME}\n', "somebody's machine"),
     ("tests/fault/slow.cpp", "void f() { alarm(10); }\n", "a time limit of its own"),
     ("tests/fault/slow.cpp", "void g() { on_alarm(10); clock->alarm(3); }\n", None),
@@ -84,10 +88,12 @@ PRESENT = ["runtime/lun/compose.h", "runtime/include/lunar/lunar.h", "runtime/sy
            "runtime/heap/heap.h", "runtime/stats/counters.h", "runtime/pager/pager.h", "runtime/base/units.h",
            "tools/table.h", "adapters/gate/gate.h", "tools/bench/turn.h", "tools/bench/fault/page_sweep.h", "tools/run/run_flags.h", "tools/help.h"]
 
+ENTRIES = ("runtime/pager/pager.h", HEAD + "int pager_touch(void* p);\n")
+
 
 def complaints(path, text):
     with tempfile.TemporaryDirectory() as root:
-        for name, body in [*((p, HEAD) for p in PRESENT), (path, text)]:
+        for name, body in [*((p, HEAD) for p in PRESENT), ENTRIES, (path, text)]:
             full = os.path.join(root, name)
             os.makedirs(os.path.dirname(full), exist_ok=True)
             with open(full, "w", encoding="utf-8") as file:
