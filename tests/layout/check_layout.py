@@ -19,6 +19,7 @@ import sys
 
 LINES_MAX, LINES_WARN = 800, 400
 COLUMNS_MAX = 180   # aim for 120, as .clang-format does
+BUILD_COLUMNS_MAX = 120   # build files keep it: a list of names can be wrapped anywhere
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 SOURCE = (".c", ".cpp", ".h", ".hpp")
 WRAPPED = SOURCE + (".py", ".sh", ".build")
@@ -215,8 +216,9 @@ def check_form(path, text):
         if os.path.splitext(path)[1] in (".hpp", ".hh", ".hxx", ".H") and path not in OTHER_HEADERS:
             yield f"{path}: headers end in {HEADER}"
     for number, line in enumerate(lines, 1):
-        if path.endswith(WRAPPED) and len(line) > COLUMNS_MAX:
-            yield f"{path}:{number}: {len(line)} columns; at most {COLUMNS_MAX}"
+        columns = BUILD_COLUMNS_MAX if path.endswith(".build") else COLUMNS_MAX
+        if path.endswith(WRAPPED) and len(line) > columns:
+            yield f"{path}:{number}: {len(line)} columns; at most {columns}"
         match = MACHINE_PATH.search(line)
         if match:
             yield f"{path}:{number}: names a directory of somebody's machine: {match[0]}"

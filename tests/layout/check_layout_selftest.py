@@ -8,7 +8,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
-from check_layout import COLUMNS_MAX, LINES_MAX, check_tree  # noqa: E402
+from check_layout import BUILD_COLUMNS_MAX, COLUMNS_MAX, LINES_MAX, check_tree  # noqa: E402
 
 HEAD = "// SPDX-License-Identifier: Apache-2.0\n"
 HOME = "/ho" + "me/somebody/lunar"
@@ -60,6 +60,8 @@ CASES = [
     ("runtime/include/lunar/lunar.hpp", "int x;\n", None),
     ("runtime/pager/evict.cpp", "//" + "x" * (COLUMNS_MAX - 2) + "\n", None),
     ("runtime/pager/evict.cpp", "//" + "x" * (COLUMNS_MAX - 1) + "\n", "columns; at most"),
+    ("runtime/pager/meson.build", "#" + "x" * (BUILD_COLUMNS_MAX - 1) + "\n", None),
+    ("runtime/pager/meson.build", "#" + "x" * BUILD_COLUMNS_MAX + "\n", "columns; at most"),
     ("runtime/superpipe/attic/old.cpp", '#include "superpipe/device.h"\n', "is no room of superpipe"),
     ("runtime/pager/evict.cpp", "int f() { return madvise(p, n, 4); }\n", "calls madvise()"),
     ("runtime/pager/evict.cpp", "if (::ioctl(fd, 1, &x) != 0) return;\n", "calls ioctl()"),
