@@ -422,7 +422,8 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   ahead_of_commands(from.fd);
   const ssize_t got = input(from, buffer, bytes);
   // Files, too, are read, by the server's cron among others.
-  if (got > 0 && !g.few_keys && (g.layout.client_of(from.fd) != nullptr || g.layout.master_of(from.fd) != nullptr))
+  if (g.rehash.pauses() && got > 0 && !g.few_keys &&
+      (g.layout.client_of(from.fd) != nullptr || g.layout.master_of(from.fd) != nullptr))
     g.rehash.lift(g.layout);
   return got;
 }

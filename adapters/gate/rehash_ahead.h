@@ -36,6 +36,7 @@ class RehashAhead {
   void lift(const ServerLayout& layout, bool all = false);
   void pause_again(const ServerLayout& layout);
   bool moves() const { return moving_ >= 0; }
+  bool pauses() const { return paused_count_ != 0; }
 
  private:
   struct Paused {
