@@ -341,7 +341,7 @@ void Log::end_replayed(uint64_t number, uint64_t life, uint32_t used) {
 }
 
 int Log::restore_run(const LargePlace& place) {
-  if (place.count == 0 || place.first >= count_ || place.count > count_ - place.first) return -EBADMSG;
+  if (!possible(place)) return -EBADMSG;
   for (uint64_t i = place.first; i < place.first + place.count; ++i)
     if (state(i) != SegmentState::kFree) return -EBADMSG;
   for (uint64_t i = place.first; i < place.first + place.count; ++i) restore(i, SegmentState::kLarge, place.life, 0, 0);

@@ -59,7 +59,7 @@ std::atomic<uint64_t>* Store::find_moved(Shard& shard, uint64_t hash, const Reco
   });
 }
 
-// 0; -EBADMSG: it does not fit what was before it; -ENOMEM: the index.
+// 0; -EBADMSG: it does not fit what was before it, nothing was changed; -ENOMEM: the index.
 int Store::apply(Record* record, Address address) {
   if (record->type() == RecordType::kMark) return 0;
   const bool deleted = record->type() == RecordType::kDeleted, large = record->type() == RecordType::kLarge;
@@ -81,6 +81,7 @@ int Store::apply(Record* record, Address address) {
     before.place = shard.index.find_entry(hash, [&](Address at) { return at == before.address; });
   }
   if ((record->moved() || replaces || deleted) && !before.place) return -EBADMSG;
+  if (before.run_count && !log_.are_of_runs(before.run, before.run_count)) return -EBADMSG;
   if (large && !record->moved()) {
     if (const int status = log_.restore_run(record->large()); status < 0) return status;
   }
@@ -96,7 +97,6 @@ int Store::apply(Record* record, Address address) {
   if (before.place) {
     log_.drop_live(before.address, before.units);
     pair_bytes -= key_bytes + before.value_bytes;
-    if (before.run_count && !log_.are_of_runs(before.run, before.run_count)) return -EBADMSG;
     if (before.run_count) log_.retire(before.run, before.run_count);
   }
   shard.pair_bytes.fetch_add(pair_bytes, std::memory_order_relaxed);

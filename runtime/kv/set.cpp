@@ -71,6 +71,13 @@ int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out) {
   return out->place ? 0 : error;
 }
 
+// As find_locked. A run that is not the pair's alone is none: neither `drop` nor a replay of the log may free it.
+int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, Found* out) {
+  const int status = find_locked(shard, hash, key, out);
+  if (out->run.count && !log_.is_run(out->run)) out->run = {};
+  return status;
+}
+
 int Store::set(Bytes key, Bytes value) {
   if (read_only_) return -EROFS;
   if (key.size > kPairBytesMax || value.size > kPairBytesMax) return -EINVAL;
@@ -116,7 +123,7 @@ void Store::forget_record(Address address, uint64_t units) {
 // What an entry led to lives no more. Pre: it is gone or leads elsewhere.
 void Store::drop(const Found& found) {
   log_.drop_live(found.address, found.units);
-  if (found.run.count && log_.is_run(found.run)) log_.retire(found.run.first, found.run.count);
+  if (found.run.count) log_.retire(found.run.first, found.run.count);
 }
 
 // The key's entry leads to the record at `address` from now on. Pre: the lock. -ENOMEM: no room for an entry, nothing
@@ -155,7 +162,7 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       const ShardLock lock(*this, shard);
       shard.writes.fetch_add(1, std::memory_order_relaxed);
       Found found;
-      if (const int status = find_locked(shard, hash, key, &found); status < 0) return status;
+      if (const int status = find_replaceable(shard, hash, key, &found); status < 0) return status;
       if (found.place && set_in_place(shard, found, value, full)) return 0;
       replaces = found.place != nullptr;
       const uint64_t units = record_units(key.size, value.size) + units_of_notes(found);
@@ -195,7 +202,7 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
     {
       const ShardLock lock(*this, shard);
       Found found;
-      if (status = find_locked(shard, hash, key, &found); status < 0) break;
+      if (status = find_replaceable(shard, hash, key, &found); status < 0) break;
       const uint64_t units = record_units(sizeof(LargePlace), 0) + units_of_notes(found);
       Address address;
       if (log_.allocate(units, false, &address) == 0) {
@@ -237,7 +244,7 @@ int Store::log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_r
 // Pre: the lock. Length of the value that was there; -ENOENT; -EAGAIN: no room for the record of it.
 int64_t Store::del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve) {
   Found found;
-  if (const int status = find_locked(shard, hash, key, &found); status < 0) return status;
+  if (const int status = find_replaceable(shard, hash, key, &found); status < 0) return status;
   int status = found.place ? 0 : -ENOENT;
   if (status == 0 && log_.commits()) status = log_deleted(hash, key, found, from_reserve);
   if (status != -EAGAIN) shard.writes.fetch_add(1, std::memory_order_relaxed);

@@ -251,6 +251,7 @@ class Store {
   int64_t copy_key(const Record* record, void* buffer, uint64_t bytes) const;
   int64_t copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes);
   int find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out);
+  int find_replaceable(Shard& shard, uint64_t hash, Bytes key, Found* out);
   int examine(Address address, uint64_t hash, Bytes key, Found* out);
   int set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait);
   int set_large(uint64_t hash, Bytes key, Bytes value);

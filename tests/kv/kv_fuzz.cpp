@@ -336,6 +336,30 @@ void change_all(Store* store) {
   expect(store->validate(&why), "validate");
 }
 
+// Durable sets and deletes over what an image holds, then a crash: what one open took, the next one opens.
+void crash_durably(std::vector<char>* memory) {
+  lunar_test::MemoryDevice device(memory->data(), kBytes);
+  StoreOptions options = options_for(&device, Contents::kKept);
+  options.durability = Durability::kEach;
+  ErrorText why;
+  Store* store = nullptr;
+  if (Store::open(options, &store, &why) < 0) return;
+  std::string value;
+  for (uint64_t key = kKeys + 6; key-- > kKeys - 40;) {
+    kv_test::fill(&value, key, 3, key % 3 == 0 ? 8000 : 100);
+    expect(key % 2 == 0 ? store->del({&key, sizeof key}) : store->set({&key, sizeof key}, kv_test::bytes_of(value)),
+           "durable change");
+  }
+  std::vector<char> crashed = *memory;
+  store->close();
+  lunar_test::MemoryDevice left(crashed.data(), kBytes);
+  options.device = &left;
+  if (const int status = Store::open(options, &store, &why); status < 0)
+    fail(std::string("after durable changes and a crash: ") + why.text);
+  read_all(store);
+  store->close();
+}
+
 // Whether it could be opened.
 bool use(std::vector<char>* memory, bool read_only, Counts* counts) {
   lunar_test::MemoryDevice device(memory->data(), kBytes);
@@ -393,6 +417,8 @@ int main(int argc, char** argv) {
     image.mutate();
     const std::vector<char> before = image.memory;
     const bool opened = use(&image.memory, true, &counts);
+    std::vector<char> copy = before;
+    crash_durably(&copy);
     if (image.memory != before) fail("a store that was opened for reading was written to");
     ++(use(&image.memory, false, &counts) ? counts.opened : counts.refused);
     // What it left may be damaged, but is no worse to open.
