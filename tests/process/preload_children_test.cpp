@@ -230,8 +230,17 @@ void other_threads_keys_are_evicted() {
 constexpr int kHandlers = 100;
 int g_before = 0, g_in_child = 0;
 
-void* evict_around(void* near) {
-  while (__atomic_load_n(&g_stage, __ATOMIC_ACQUIRE) == 3) CHECK(lunar_evict(near, 512 * 1024) >= 0);
+// Of the tiered memory up to 256 KiB to both sides: how far it goes is the kernel's choice of places.
+void* evict_around(void* middle) {
+  constexpr size_t kStep = 4096, kReach = 256 * 1024;
+  const char *begin = static_cast<char*>(middle), *end = begin;
+  while (begin > static_cast<char*>(middle) - kReach && tiered(begin - kStep)) begin -= kStep;
+  while (end < static_cast<char*>(middle) + kReach && tiered(end)) end += kStep;
+  while (__atomic_load_n(&g_stage, __ATOMIC_ACQUIRE) == 3) {
+    const int64_t evicted = lunar_evict(begin, static_cast<size_t>(end - begin));
+    if (evicted < 0) fprintf(stderr, "eviction around %p: %s\n", middle, strerror(static_cast<int>(-evicted)));
+    CHECK(evicted >= 0);
+  }
   return nullptr;
 }
 
@@ -245,7 +254,7 @@ void many_fork_handlers() {
   }
   g_stage = 3;
   pthread_t thread;
-  CHECK(pthread_create(&thread, nullptr, evict_around, near - 256 * 1024) == 0);
+  CHECK(pthread_create(&thread, nullptr, evict_around, near) == 0);
   for (int round = 0; round < 30; ++round) {
     g_before = 0;
     const pid_t pid = fork();
