@@ -6,8 +6,8 @@
 // A block says of which LUN it is, and where in it: a foreign stamp is an extent owned twice, zeros where a stamp was
 // are one lost. What a named LUN grows by must be zeros. At the end the metadata must check clean, the scratch LUNs of
 // the dead be gone, and those of living daemons be there and right.
-//   lun_churn [--seconds N] [--processes N] [--path DEVICE]; what DEVICE holds is overwritten; LUNAR_SEED= replays the
-//   choices (not the timing).
+//   lun_churn [--seconds N] [--processes N] [--stripe MEMBERS | --path DEVICE]; what DEVICE holds is overwritten;
+//   LUNAR_SEED= replays the choices (not the timing).
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -18,9 +18,11 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "lun/compose.h"
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/virtual_lun.h"
 #include "sys/thread.h"
@@ -42,11 +44,18 @@ struct Shared {
   char text[512];
 };
 Shared* shared;
+std::vector<std::unique_ptr<LunFile>> files;
 std::string path;
 uint64_t random_state;
 char* block;
 
 uint64_t below(uint64_t n) { return next_random(&random_state) % n; }
+
+int open_virtual(const VirtualOptions& options, VirtualLun** out, ErrorText* why) {
+  PhysicalLun* physical = nullptr;
+  const int status = physical_open(path.c_str(), Format::kNever, &physical, why);
+  return status < 0 ? status : VirtualLun::open(physical, options, out, why);
+}
 
 void failure(const char* what, const char* detail) {
   if (shared->failures.fetch_add(1) == 0) snprintf(shared->text, sizeof shared->text, "%s: %s", what, detail);
@@ -107,7 +116,7 @@ void named_work() {
   options.create = below(3) == 0;
   options.size_bytes = below(12) * kStep;
   VirtualLun* lun = nullptr;
-  int status = open_virtual(path.c_str(), options, &lun, &why, Format::kNever);
+  int status = open_virtual(options, &lun, &why);
   if (status < 0) {
     if (status != -EEXIST && status != -ENOENT && status != -EBUSY && status != -ENOSPC) failure("open", why.text);
     return;
@@ -130,7 +139,7 @@ void named_work() {
   lun->close();
   if (below(3)) return;
   PhysicalLun* physical = nullptr;
-  status = open_physical(path.c_str(), Format::kNever, &physical, &why);
+  status = physical_open(path.c_str(), Format::kNever, &physical, &why);
   if (status < 0) return failure("open", why.text);
   status = physical->remove(name, &why);
   if (status < 0 && status != -ENOENT && status != -EBUSY) failure("remove", why.text);
@@ -169,7 +178,7 @@ void scratch_work() {
   VirtualLun* lun = nullptr;
   VirtualOptions options;
   options.zeroed = below(2) == 0;
-  const int status = open_virtual(path.c_str(), options, &lun, &why, Format::kNever);
+  const int status = open_virtual(options, &lun, &why);
   if (status < 0) {
     if (status != -ENOSPC) failure("open scratch", why.text);
     return;
@@ -214,9 +223,8 @@ unsigned scratch_count(PhysicalLun* lun, bool* all_in_use) {
 PhysicalLun* look(const char* when) {
   PhysicalLun* lun = nullptr;
   ErrorText why;
-  if (open_physical(path.c_str(), Format::kNever, &lun, &why) < 0) {
+  if (physical_open(path.c_str(), Format::kNever, &lun, &why) < 0) {
     printf("FAILED: %s: %s\n", when, why.text);
-    if (path.compare(0, 2, "./") == 0) unlink(path.c_str());
     exit(1);
   }
   PhysicalLunInfo info;
@@ -240,6 +248,12 @@ int check_result() {
   for (int i = 0; i < 500 && shared->daemons.load(); ++i) sys::sleep_ns(10'000'000);
   while (waitpid(-1, nullptr, 0) > 0) {}
   lun = look("after the last daemon");
+  for (int i = 0; i < 500 && scratch_count(lun, &in_use) != 0;
+       ++i) {  // the kernel ends the rings of the dead by and by
+    lun->close();
+    sys::sleep_ns(10'000'000);
+    lun = look("after the last daemon");
+  }
   if (scratch_count(lun, &in_use) != 0) failure("scratch LUNs", "left by the dead");
   CheckReport report;
   if (lun->check(false, &report) < 0 || report.problems != report.repaired || report.extents_lost ||
@@ -256,7 +270,7 @@ int check_result() {
     options.name = list[static_cast<size_t>(i)].name;
     VirtualLun* named = nullptr;
     ErrorText why;
-    if (open_virtual(path.c_str(), options, &named, &why, Format::kNever) < 0) {
+    if (open_virtual(options, &named, &why) < 0) {
       failure("open at the end", why.text);
       continue;
     }
@@ -274,13 +288,15 @@ int check_result() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  unsigned seconds = 5, processes = 16;
+  unsigned seconds = 5, processes = 16, members = 1;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
     if (option == "--path")
       path = argv[i + 1];
     else
-      (option == "--seconds" ? seconds : processes) = static_cast<unsigned>(atoi(argv[i + 1]));
+      (option == "--seconds"  ? seconds
+       : option == "--stripe" ? members
+                              : processes) = static_cast<unsigned>(atoi(argv[i + 1]));
   }
   const char* given = getenv("LUNAR_SEED");
   const uint64_t seed = given ? strtoull(given, nullptr, 0) : sys::now_ns();
@@ -290,12 +306,12 @@ int main(int argc, char** argv) {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   shared = new (mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared;
   block = static_cast<char*>(aligned_alloc(4096, kBlock));
-  LunFile file(kBytes);
   const bool given_path = !path.empty();
-  if (!given_path) path = file.path;
+  for (unsigned i = 0; i < members && !given_path; ++i) files.push_back(std::make_unique<LunFile>(kBytes / members));
+  for (const auto& file : files) path += (path.empty() ? members > 1 ? "stripe:" : "" : ";") + file->path;
   PhysicalLun* lun = nullptr;
   ErrorText why;
-  if (open_physical(path.c_str(), given_path ? Format::kForce : Format::kIfBlank, &lun, &why) < 0) {
+  if (physical_open(path.c_str(), given_path ? Format::kForce : Format::kIfBlank, &lun, &why) < 0) {
     printf("FAILED: %s\n", why.text);
     return 1;
   }
