@@ -393,8 +393,13 @@ unsigned Evictor::gather() {
   for (unsigned i = 0; i < victim_count_; ++i)
     pages[i] = {victims_[i].region->address_of(victims_[i].page), state_.page_size};
   for (unsigned next = 0; next < victim_count_;) {
+    if (victims_[next].dropped || victims_[next].stuck) {  // gather_by_move
+      ++next;
+      continue;
+    }
+    const auto together = [](const Victim& victim) { return !victim.unwritable && !victim.dropped && !victim.stuck; };
     unsigned stop = next;
-    while (stop < victim_count_ && !victims_[stop].unwritable) ++stop;
+    while (stop < victim_count_ && together(victims_[stop])) ++stop;
     int64_t rc = stop == next ? -EFAULT : sys::splice_pages(pipe_[1], pages + next, stop - next);
     for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size) : 0; n > 0; --n)
       which[in_pipe++] = next++;
@@ -496,7 +501,7 @@ unsigned Evictor::protect_unreadable(const unsigned* which, unsigned count, unsi
   return found;
 }
 
-unsigned Evictor::gather_by_move() {
+unsigned Evictor::gather_by_move(bool pins) {
   unsigned dropped = 0;
   for (unsigned i = 0; i < victim_count_; ++i) victims_[i].dropped = false;
   for (unsigned i = 0; i < victim_count_; ++i) {
@@ -509,9 +514,9 @@ unsigned Evictor::gather_by_move() {
     state_.event_gate.leave(shard);
     if ((deferred_ = !may_take)) break;
     victims_[i].dropped = rc == static_cast<int64_t>(state_.page_size);
-    victims_[i].stuck = !victims_[i].dropped;
+    victims_[i].stuck = !victims_[i].dropped && (pins || (rc != -EBUSY && rc != -EINVAL));
     if (!victims_[i].dropped) {
-      if (rc == -EBUSY) counters().kept_pinned.add();
+      if (rc == -EBUSY && pins) counters().kept_pinned.add();
       continue;
     }
     __builtin_memcpy(frames_.memory(victims_[i].frame), at, state_.page_size);
@@ -550,7 +555,11 @@ unsigned Evictor::evict_batch() {
     return 0;
   }
   for (unsigned i = 0; i < victim_count_; ++i) LUNAR_CHECK(frames_.take_free(&victims_[i].frame), "frames");
-  unsigned dropped = by_move ? gather_by_move() : gather();
+  // A call past us that unmaps refuses a move, but not a drop, and the program makes such calls. What cannot be moved
+  // (it may not be read, or a relative has it too) is dropped.
+  const bool move_first = by_move || (unmaps_seen() && state_.features.move);
+  unsigned dropped = move_first ? gather_by_move(by_move) : 0;
+  if (!by_move && !(move_first && deferred_)) dropped += gather();
   settle();
   return dropped;
 }

@@ -109,7 +109,7 @@ class Evictor {
   bool look_at_stale(const unsigned* victims, unsigned count, sys::PageFacts* facts) const;
   void close_gaps();
   unsigned gather();
-  unsigned gather_by_move();
+  unsigned gather_by_move(bool pins);
   void capture(const unsigned* which, unsigned count);
   unsigned protect_unreadable(const unsigned* which, unsigned count, unsigned* kept);
   bool protect(const Victim& victim, bool on) const;

@@ -478,6 +478,10 @@ void Handler::bring_in(Region& region, PageIndex page, PageWord seen, const sys:
 void Handler::answer_evictor(const sys::UffdMessage& message) {
   alignas(64) static const char zeros[65536] = {};
   void* address = reinterpret_cast<void*>(message.address);
+  if (being_moved_to(state_, message.address, 1)) {
+    bring_to_evictor(state_, message.address, message.write_protected);
+    return;
+  }
   if (message.write_protected) {  // it is making the page exclusive
     state_.account.unshare_always(1);
     if (unprotect_pages(state_, address, state_.page_size) < 0)

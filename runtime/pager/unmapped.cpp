@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "pager/pager.h"
+#include "pager/resolver.h"
 #include "pager/seize.h"
 #include "pager/state.h"
 #include "sys/arena.h"
@@ -44,9 +45,13 @@ struct alignas(256) Notes {                 // in one page, too
   std::atomic<uint32_t> tables{0};          // noted, the maps' owner not yet told
   // hull of the places that pages are being moved to; changed under the lock
   std::atomic<uint64_t> to_begin{0}, to_end{0};
+  std::atomic<bool> any{false};                    // ever noted
   std::atomic<uint64_t> marking{0};                // the page that we are mapping over ourselves
   std::atomic<uint64_t> own_begin{0}, own_end{0};  // and the range (OwnUnmap); whether its event came
   std::atomic<bool> own_came{false};
+  // Where the evictor waits for a page of a map that is being moved there, and whether to write it; 0: nowhere.
+  std::atomic<uint64_t> evictor_at{0};
+  char* page = nullptr;  // to read one into
 };
 
 static_assert(sizeof(Note) == 64 && sizeof(Notes) <= 256);
@@ -62,6 +67,7 @@ void write_note(uint64_t index, const Note& note) {
 }
 
 void push(PagerState& state, const Note& note) {
+  if (note.kind != Note::Kind::kLost) g_notes.any.store(true, std::memory_order_relaxed);
   {
     sys::Locked<sys::SpinLock> lock(g_notes.lock);
     if (note.kind == Note::Kind::kMoved) {
@@ -112,10 +118,30 @@ void for_regions(const PagerState& state, uint64_t start, uint64_t end, Visit vi
   }
 }
 
-// What a page that left has held; `next` is its state from now on.
-void release_page(PagerState& state, Region& region, uint64_t page, PageState next) {
+void bring_for_evictor(PagerState& state);
+
+// As seize, or with `any` as take_any. The evictor may have the page, and wait in turn for one that we are to bring.
+template <class Meanwhile>
+PageWord hold(PagerState& state, Region& region, uint64_t page, bool any, Meanwhile meanwhile) {
   AtomicPageWord& word = region.words[page];
-  PageWord was = take_any(region, page);
+  for (unsigned spins = 0;; ++spins) {
+    const PageWord seen = word.load(std::memory_order_acquire);
+    const bool stays = any ? seen.state() == PageState::kGone : !seized(seen);
+    if (seen.state() != PageState::kBusy && (stays || page_lock(word, seen))) return seen;
+    if (seen.state() != PageState::kBusy) continue;
+    meanwhile();
+    bring_for_evictor(state);
+    spins < 100 ? sys::cpu_relax() : spins < 200 ? sys::yield_cpu() : sys::sleep_ns(10000);
+  }
+}
+
+PageWord hold_any(PagerState& state, Region& region, uint64_t page) {
+  return hold(state, region, page, true, [] {});
+}
+
+// What a page that left has held; `next` is its state from now on. pre: held, unless it is kGone.
+void release_held(PagerState& state, Region& region, uint64_t page, PageWord was, PageState next) {
+  AtomicPageWord& word = region.words[page];
   if (was.state() == PageState::kGone) {
     word.compare_exchange_strong(was, was.with_state(next).with_slot(kNoSlot));
     return;
@@ -128,6 +154,10 @@ void release_page(PagerState& state, Region& region, uint64_t page, PageState ne
   uncharge_touched(region, was);
   if (was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
   put_back(state, region, page, was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false));
+}
+
+void release_page(PagerState& state, Region& region, uint64_t page, PageState next) {
+  release_held(state, region, page, hold_any(state, region, page), next);
 }
 
 void release_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, PageState next) {
@@ -193,7 +223,7 @@ bool is_watched(PagerState& state, void* at) {
 void settle_lost(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   for (uint64_t page = first; page < end; ++page) {
     char* at = region.address_of(PageIndex(page));
-    const PageWord was = take_any(region, page);
+    const PageWord was = hold_any(state, region, page);
     if (was.state() == PageState::kGone) continue;
     if (was.state() == PageState::kPoisoned && is_watched(state, at)) {  // else discarded, or unmapped
       const int rc = map_lost_page(state, at);
@@ -206,15 +236,15 @@ void settle_lost(PagerState& state, Region& region, uint64_t first, uint64_t end
   }
 }
 
-// Where the pages of the current note belong. The program may move its map on: so it is valid inside the event gate
-// only.
+// Where the pages of a note belong. The program may move its map on: so it is valid inside the event gate only.
 struct Destination {
   uint64_t first;  // page
+  uint64_t index;  // of the note
   unsigned page_shift;
   char* address_of(uint64_t page) const { return reinterpret_cast<char*>(start() + ((page - first) << page_shift)); }
-  static uint64_t start() {
+  uint64_t start() const {
     sys::Locked<sys::SpinLock> lock(g_notes.lock);
-    return note_at(g_notes.settled - 1).moved_to;
+    return note_at(index).moved_to;
   }
 };
 
@@ -253,6 +283,27 @@ void bring(PagerState& state, const Destination& to, uint64_t page, const char* 
   (void)change_moved(state, to, page, copy);
 }
 
+// Once more does no harm.
+void poison(PagerState& state, const Destination& to, uint64_t page) {
+  const int64_t rc =
+      state.features.poison
+          ? change_moved(state, to, page, [&](char* at) { return sys::uffd_poison(state.uffd, at, state.page_size); })
+          : when_events_are_read(
+                [&] { return is_watched(state, to.address_of(page)) ? map_lost_page(state, to.address_of(page)) : 0; });
+  if (rc < 0 && rc != -EEXIST && rc != -ENOENT && to.start() != kNowhere)
+    fatal("page %p was lost, and cannot be made to say so (%s)", static_cast<void*>(to.address_of(page)),
+          errno_name(static_cast<int>(rc)));
+}
+
+// content: nullptr where it is lost.
+void bring_read(PagerState& state, const Destination& to, uint64_t page, const char* content, bool over_tiered) {
+  if (content != nullptr) return bring(state, to, page, content, over_tiered);
+  log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned",
+            static_cast<void*>(to.address_of(page)));
+  counters().poisoned.add();
+  poison(state, to, page);
+}
+
 // Evicted pages of a moved map, read many at a time. pre: seized; they are released here.
 class MovedReads {
  public:
@@ -280,31 +331,12 @@ class MovedReads {
     for (unsigned i = 0; i < count_; ++i) {
       auto* content = static_cast<char*>(parts_[i].iov_base);
       const Page& one = pages_[i];
-      if (page_hash(content) == region_.hashes[one.page] || read_slot(state_, region_, one.page, one.was, content)) {
-        bring(state_, to_, one.page, content, over_tiered_);
-      } else {
-        log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned",
-                  static_cast<void*>(to_.address_of(one.page)));
-        counters().poisoned.add();
-        poison(state_, to_, one.page);
-      }
-      put_back(state_, region_, one.page, one.was);
-      release_page(state_, region_, one.page, PageState::kEmpty);
+      const bool is_read =
+          page_hash(content) == region_.hashes[one.page] || read_slot(state_, region_, one.page, one.was, content);
+      bring_read(state_, to_, one.page, is_read ? content : nullptr, over_tiered_);
+      release_held(state_, region_, one.page, one.was, PageState::kEmpty);
     }
     count_ = 0;
-  }
-
-  // Once more does no harm.
-  static void poison(PagerState& state, const Destination& to, uint64_t page) {
-    const int64_t rc =
-        state.features.poison
-            ? change_moved(state, to, page, [&](char* at) { return sys::uffd_poison(state.uffd, at, state.page_size); })
-            : when_events_are_read([&] {
-                return is_watched(state, to.address_of(page)) ? map_lost_page(state, to.address_of(page)) : 0;
-              });
-    if (rc < 0 && rc != -EEXIST && rc != -ENOENT && to.start() != kNowhere)
-      fatal("page %p was lost, and cannot be made to say so (%s)", static_cast<void*>(to.address_of(page)),
-            errno_name(static_cast<int>(rc)));
   }
 
  private:
@@ -349,6 +381,70 @@ class MovedReads {
   Context* contexts_[kLunIds] = {};
 };
 
+// The latest move to `address` that is not settled: its region, the page that belongs there, and its note.
+Region* moved_from(const PagerState& state, uint64_t address, uint64_t* page, Destination* to) {
+  Region* region = nullptr;
+  const unsigned shift = state.page_shift;
+  sys::Locked<sys::SpinLock> lock(g_notes.lock);
+  for (uint64_t i = g_notes.settled - (g_notes.in_hand ? 1 : 0); i < g_notes.end; ++i) {
+    const Note& note = note_at(i);
+    if (note.kind != Note::Kind::kMoved || address - note.moved_to >= (note.end - note.first) << shift) continue;
+    region = note.region;
+    *page = note.first + ((address - note.moved_to) >> shift);
+    *to = {note.first, i, shift};
+  }
+  return region;
+}
+
+// What belongs there is brought. Its word is kGone until the move is settled.
+void bring_held(PagerState& state, Region& region, uint64_t page, const Destination& to, PageWord was) {
+  switch (was.state()) {
+    case PageState::kEvicted:
+      bring_read(state, to, page, read_slot(state, region, page, was, g_notes.page) ? g_notes.page : nullptr, true);
+      break;
+    case PageState::kInFrame:
+      bring(state, to, page, state.frames.memory(was.index()), true);
+      break;
+    case PageState::kPoisoned:
+      poison(state, to, page);
+      break;
+    case PageState::kEmpty:
+    case PageState::kResident:  // dropped by a raw call
+      bring(state, to, page, zero_run(), false);
+      break;
+    default:
+      put_back(state, region, page, was);
+      return;
+  }
+  release_held(state, region, page, was, PageState::kGone);
+}
+
+// The evictor may have pages in its hands that we wait for.
+void bring_for_evictor(PagerState& state) {
+  const uint64_t wanted = g_notes.evictor_at.load(std::memory_order_acquire), at = round_down(wanted, state.page_size);
+  if (wanted == 0) return;
+  uint64_t page = 0;
+  Destination to{};
+  Region* region = moved_from(state, at, &page, &to);
+  if (region != nullptr && at != wanted) {
+    g_notes.evictor_at.store(0);
+    state.account.unshare_always(1);
+    (void)change_moved(state, to, page,
+                       [&](char* p) { return sys::uffd_protect(state.uffd, p, state.page_size, false); });
+  } else if (region != nullptr) {
+    table_reach(*region, page, page + 1);
+    AtomicPageWord& word = region->words[page];
+    const PageWord was = word.load(std::memory_order_acquire);
+    const bool busy = was.state() == PageState::kBusy || !page_lock(word, was);
+    if (busy && was.settled() != PageState::kResident) return;  // looked at again
+    g_notes.evictor_at.store(0);  // it may wait for another one as soon as this one is there
+    busy ? bring(state, to, page, zero_run(), false) : bring_held(state, *region, page, to, was);
+  } else {
+    g_notes.evictor_at.store(0);
+  }
+  (void)sys::uffd_wake(state.uffd, reinterpret_cast<void*>(at), state.page_size);
+}
+
 // Faults at `to` no longer wait. False: the map has been moved on.
 bool end_of_move(uint64_t to) {
   sys::Locked<sys::SpinLock> lock(g_notes.lock);
@@ -362,7 +458,7 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
                                                                                      : table < note.end ? table
                                                                                                         : note.end;
   const uint64_t bytes = (note.end - note.first) << state.page_shift;
-  const Destination to{note.first, state.page_shift};
+  const Destination to{note.first, g_notes.settled - 1, state.page_shift};
   const auto* place = reinterpret_cast<char*>(note.moved_to);
   const bool over_tiered = state.regions.find(place) != nullptr || state.regions.find(place + bytes - 1) != nullptr;
   if (over_tiered) drop_stale(state, to, limit, note.end);  // never touched
@@ -370,7 +466,7 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
   if (!reads.ready())
     fatal("tiered memory was moved by a raw mremap and there is no memory to bring its evicted pages along");
   for (uint64_t page = note.first; page < limit; ++page) {
-    const PageWord was = seize(region, page);
+    const PageWord was = hold(state, region, page, false, [&] { reads.finish(); });
     if (!seized(was)) {  // guard markers went along
       if (over_tiered && was.state() == PageState::kEmpty) drop_stale(state, to, page, page + 1);
       continue;
@@ -379,19 +475,22 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
       reads.add(page, was);
       continue;
     }
-    if (was.state() == PageState::kPoisoned) MovedReads::poison(state, to, page);  // it may not be marked yet
+    if (was.state() == PageState::kPoisoned) poison(state, to, page);  // it may not be marked yet
     if (was.state() == PageState::kInFrame) bring(state, to, page, state.frames.memory(was.index()), over_tiered);
-    put_back(state, region, page, was);
-    release_page(state, region, page, PageState::kEmpty);
+    release_held(state, region, page, was, PageState::kEmpty);
   }
   reads.finish();
+  // Those that were brought for the evictor. With MREMAP_DONTUNMAP the place is the region's still.
+  for (uint64_t page = note.first, end = region.table_pages.load(); page < note.end && page < end; ++page)
+    if (region.words[page].load(std::memory_order_acquire).state() == PageState::kGone)
+      release_page(state, region, page, PageState::kEmpty);
   // From then on a move of it is no event. One that comes just before leaves it watched where it goes: what it has not
   // there is zeros. No event is read meanwhile: a thread that unmaps the place waits for that, and nothing else has it
   // yet.
   uint64_t start;
   do {
     const int shard = state.event_gate.enter_waiting();
-    auto* there = reinterpret_cast<void*>(start = Destination::start());
+    auto* there = reinterpret_cast<void*>(start = to.start());
     // regions are kept from children that our fork handlers know nothing of
     (void)sys::advise(there, bytes, MADV_DOFORK);
     (void)sys::uffd_unregister(state.uffd, there, bytes);
@@ -417,6 +516,8 @@ int unmaps_prepare() {
       rc < 0)
     return rc;
   (void)sys::advise(memory, bytes, MADV_NOHUGEPAGE);
+  g_notes.page = static_cast<char*>(map_private(sys::page_bytes(), ForkPolicy::kInherit));
+  if (g_notes.page == nullptr) return -ENOMEM;
   g_notes.queue = static_cast<Note*>(memory);
   return 0;
 }
@@ -541,6 +642,13 @@ bool being_moved_to(const PagerState& state, uint64_t address, uint64_t bytes) {
   return found;
 }
 
+void bring_to_evictor(const PagerState& state, uint64_t address, bool to_write) {
+  g_notes.evictor_at.store(round_down(address, state.page_size) | (to_write ? 1 : 0));
+  housekeeping_wake(kHousekeepingUnmaps);
+}
+
+bool unmaps_seen() { return g_notes.any.load(std::memory_order_relaxed); }
+
 bool unmaps_pending() { return g_notes.words.load(std::memory_order_seq_cst) != 0; }
 
 bool unmaps_settle(PagerState& state) {
@@ -551,6 +659,7 @@ bool unmaps_settle(PagerState& state) {
       if (g_notes.words.load(std::memory_order_seq_cst) == 0) break;
       while (state.forking.load(std::memory_order_seq_cst) && state.forking_tid.load(std::memory_order_seq_cst) != 0) {
         slots_charge_as_asked(state);  // the fork, or who holds a lock that it waits for, may want them
+        bring_for_evictor(state);      // which the fork may wait for
         sys::sleep_ns(20000);
       }
       if (!take_note(&note)) break;
@@ -611,6 +720,7 @@ void unmaps_enter_child(PagerState& state) {
   g_notes.settling.reset_in_child();
   g_notes.marking.store(0);
   g_notes.own_end.store(0);
+  g_notes.evictor_at.store(0);
   uint64_t kept = g_notes.settled, moves = 0;
   for (uint64_t i = g_notes.settled; i < g_notes.end; ++i) {
     const Note note = note_at(i);

@@ -35,6 +35,9 @@ void moved_note(PagerState& state, uint64_t from, uint64_t to, uint64_t bytes);
 void lost_note(PagerState& state, Region& region, PageIndex page);
 // A missing page there is being brought: its waiters are woken at the end.
 [[nodiscard]] bool being_moved_to(const PagerState& state, uint64_t address, uint64_t bytes);
+// The evictor waits for such a page, with pages in its hands: this one comes first. (to_write: it waits behind the
+// copy-on-write gate.)
+void bring_to_evictor(const PagerState& state, uint64_t address, bool to_write);
 
 // Around a call of our own that maps over a range of a region, all words of which are in our hands: its event is no
 // note. One at a time.
@@ -49,7 +52,9 @@ class OwnUnmap {
   uint64_t begin_, end_;
 };
 
-// By the evictor, before it drops pages.
+// By the evictor, before it drops pages. seen: the program makes such calls, so there may be one between the look for
+// notes and the drop.
+[[nodiscard]] bool unmaps_seen();
 [[nodiscard]] bool unmaps_pending();
 // By the housekeeping thread. False: the owner of the maps is busy and was not told; try again soon.
 [[nodiscard]] bool unmaps_settle(PagerState& state);
