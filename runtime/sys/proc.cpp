@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// /proc look-ups. See proc.h. Own descriptors are kept in a small bitmap (numbers below 65536).
+// /proc look-ups. See proc.h. Own descriptors are kept in a small bitmap (numbers below 65536), and what file each was
+// when it was noted: the program may close it, and have a file of its own under that number.
 #include "sys/proc.h"
 
 #include <dirent.h>
@@ -27,6 +28,7 @@ namespace lunar::sys {
 namespace {
 
 std::atomic<uint64_t> g_own[65536 / 64];
+std::atomic<uint32_t> g_own_files[65536];  // file_id; as few pages of it as there are such numbers
 std::atomic<int64_t> g_pinned{0};
 std::atomic<uint32_t> g_making{0}, g_made{0};  // descriptors begun, and done with
 
@@ -38,11 +40,30 @@ struct DirectoryEntry {  // struct linux_dirent64
   char name[1];  // as long as it needs
 };
 
-// Below /proc, also from another root directory.
+// Below /proc, also from another root directory, as read_link.
+bool status_of(const char* path, struct stat* status) {
+  const int proc = proc_directory();
+  return stat(path, status) == 0 || (proc >= 0 && fstatat(proc, path + sizeof "/proc/" - 1, status, 0) == 0);
+}
+
 ssize_t read_link(const char* path, char* target, size_t size) {
   const ssize_t n = readlink(path, target, size);
   const int proc = proc_directory();
   return n >= 0 || proc < 0 ? n : readlinkat(proc, path + sizeof "/proc/" - 1, target, size);
+}
+
+// Device and inode, which rings have each its own of (5.16).
+uint32_t file_id(const struct stat& status) {
+  const uint64_t mixed = (status.st_ino + status.st_dev * 0x9E3779B97F4A7C15u) * 0xBF58476D1CE4E5B9u;
+  return static_cast<uint32_t>(mixed >> 32);
+}
+
+// Whether it is the file that was noted under that number.
+bool is_own_file_there(const char* directory, const char* name, int fd) {
+  char path[96];
+  struct stat status;
+  format_to(path, sizeof path, "%s/%s", directory, name);
+  return status_of(path, &status) && g_own_files[fd].load(std::memory_order_relaxed) == file_id(status);
 }
 
 bool one_may_pin(const char* directory, const char* name) {
@@ -196,10 +217,7 @@ const char* program_fd_directory(char* buffer, size_t size) {
 uint64_t directory_size(const char* path) {
   static std::atomic<uint64_t> changing{1u << 30};
   struct stat status;
-  const int proc = proc_directory();
-  const bool known =
-      stat(path, &status) == 0 || (proc >= 0 && fstatat(proc, path + sizeof "/proc/" - 1, &status, 0) == 0);
-  if (!known || status.st_size == 0) return changing.fetch_add(1);
+  if (!status_of(path, &status) || status.st_size == 0) return changing.fetch_add(1);
   return static_cast<uint64_t>(status.st_size);
 }
 
@@ -207,7 +225,8 @@ Pinning descriptors_may_pin(const char* fd_directory, int* which) {
   const uint32_t made = g_made.load(std::memory_order_acquire);
   const bool found = any_numbered(fd_directory, [&](const char* name, int fd) {
     *which = fd;
-    return !is_own_descriptor(fd) && one_may_pin(fd_directory, name);
+    const bool is_ours = is_own_descriptor(fd) && is_own_file_there(fd_directory, name, fd);
+    return !is_ours && one_may_pin(fd_directory, name);
   });
   if (!found) return Pinning::kNo;
   return g_making.load(std::memory_order_acquire) == made ? Pinning::kYes : Pinning::kUnsure;
@@ -296,6 +315,8 @@ bool memory_is_parents() {
 void note_own_descriptor(int fd, bool add) {
   if (fd < 0 || fd >= 65536) return;
   uint64_t bit = uint64_t{1} << (fd % 64);
+  if (struct stat status; add && fstat(fd, &status) == 0)
+    g_own_files[fd].store(file_id(status), std::memory_order_relaxed);
   if (add)
     g_own[fd / 64].fetch_or(bit, std::memory_order_relaxed);
   else

@@ -7,6 +7,7 @@
 //     early-call, early-raw before the process is active
 //     ring                  a thread that has locked memory ends afterwards
 //     discards              closes them all, and discards memory that other threads touch
+//     pins                  has a file that devices write from under one of them: that is seen
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -152,6 +153,31 @@ int take_ring() {
   return 0;
 }
 
+int own_number(const char* of) {
+  for (int number = 3; number < 65536; ++number) {
+    char path[64], target[64] = {};
+    snprintf(path, sizeof path, "/proc/self/fd/%d", number);
+    if (readlink(path, target, sizeof target - 1) > 0 && strcmp(target, of) == 0) return number;
+  }
+  return -1;
+}
+
+// Nothing else shows that devices may write into the program's memory. Past the library, which looks at what is opened.
+int take_numbers_for_direct_io() {
+  char said[4096] = {};
+  const int errors = own_file();
+  CHECK(dup2(errors, 2) == 2 && close(errors) == 0);
+  char* p = map_private(kHeap);
+  fill(p, kHeap, 1);
+  usleep(300000);  // its evictions are over
+  const auto fd = static_cast<int>(raw(SYS_openat, AT_FDCWD, "/var/tmp", O_TMPFILE | O_RDWR | O_DIRECT, 0600));
+  CHECK(fd >= 0);
+  CHECK(raw(SYS_dup2, fd, own_number("anon_inode:[userfaultfd]")) >= 0 && raw(SYS_close, fd) == 0);
+  for (int turn = 0; turn < 4; ++turn) CHECK(holds(p, kHeap, 1));
+  CHECK(pread(2, said, sizeof said - 1, 0) > 0 && strstr(said, "may pin pages for devices (descriptor ") != nullptr);
+  return 0;
+}
+
 int by_call() { return take_numbers(false); }
 int by_raw_call() { return take_numbers(true); }
 int early_by_call() { return take_numbers_early(false); }
@@ -164,6 +190,8 @@ int main(int argc, char** argv) {
   if (strcmp(argv[2], "ring") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, take_ring);
   if (strcmp(argv[2], "discards") == 0)
     return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, discard_after_close);
+  if (strcmp(argv[2], "pins") == 0)
+    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g", "LUNAR_LOG=info"}, take_numbers_for_direct_io);
   const bool early = strncmp(argv[2], "early-", 6) == 0;
   const bool past = strcmp(argv[2] + (early ? 6 : 0), "raw") == 0;
   return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
