@@ -5,6 +5,7 @@
 #include <limits.h>
 
 #include <cstring>
+#include <initializer_list>
 
 #include "ahead.h"
 #include "eviction.h"

@@ -4,6 +4,8 @@
 
 #include <dlfcn.h>
 
+#include <initializer_list>
+
 #include "base/host_guard.h"
 #include "lookup_steps.h"
 #include "pager/pager.h"

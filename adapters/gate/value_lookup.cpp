@@ -3,6 +3,7 @@
 #include "value_lookup.h"
 
 #include <cstring>
+#include <initializer_list>
 
 #include "collection_probe.h"
 #include "pager/page_view.h"

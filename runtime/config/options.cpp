@@ -8,6 +8,8 @@
 #include <errno.h>
 #include <fcntl.h>
 
+#include <initializer_list>
+
 #include "base/format.h"
 #include "base/test_switches.h"
 #include "base/units.h"

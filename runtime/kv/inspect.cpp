@@ -10,6 +10,7 @@
 #include <errno.h>
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "kv/saved_state.h"
 #include "lun/raw_io.h"

@@ -12,6 +12,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <initializer_list>
+
 #include "kv/store.h"
 #include "lun/raw_io.h"
 #include "sys/arena.h"

@@ -7,6 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <initializer_list>
+
 #include "base/format.h"
 #include "base/units.h"
 #include "sys/file.h"

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "base/format.h"
 #include "pager/descriptors.h"

@@ -7,6 +7,8 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include <initializer_list>
+
 #include "base/format.h"
 #include "base/test_switches.h"
 #include "pager/activation.h"

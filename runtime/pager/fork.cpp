@@ -11,6 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <initializer_list>
+
 #include "base/error.h"
 #include "base/host_guard.h"
 #include "pager/activation.h"

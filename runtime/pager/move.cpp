@@ -16,6 +16,8 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include <initializer_list>
+
 #include "base/error.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"

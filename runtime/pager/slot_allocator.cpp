@@ -18,6 +18,7 @@
 #include <errno.h>
 
 #include <bit>
+#include <initializer_list>
 #include <new>
 
 #include "sys/arena.h"

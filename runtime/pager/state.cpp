@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <xxhash.h>
 
+#include <initializer_list>
+
 #include "base/error.h"
 #include "pager/descriptors.h"
 #include "sys/arena.h"

@@ -16,6 +16,7 @@
 
 #include <atomic>
 #include <bit>
+#include <initializer_list>
 
 #include "base/format.h"
 #include "base/units.h"

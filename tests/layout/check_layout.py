@@ -179,6 +179,19 @@ def check_calls(path, text):
             yield f"{path}:{line}: calls {match['call']}(): only runtime/sys makes this system call"
 
 
+BRACED_LIST = re.compile(r"\bfor \([^;()]* : \{")
+
+
+def check_lists(path, text):
+    """What g++ 12 lets pass by the way, g++ 14 refuses."""
+    if not path.startswith(("runtime" + os.sep, "adapters" + os.sep)) or "#include <initializer_list>" in text:
+        return
+    stripped = strip_comments(text)
+    if match := BRACED_LIST.search(stripped):
+        line = stripped.count("\n", 0, match.start()) + 1
+        yield f"{path}:{line}: goes over a braced list without <initializer_list>"
+
+
 # Parts of the pager whose functions are given its state; the list grows until it is all of them. Entry points, which
 # are what pager/pager.h declares, fetch it.
 PAGER = os.path.join("runtime", "pager", "")
@@ -277,6 +290,7 @@ def check_tree(root):
         if path.endswith(SOURCE + (".def",)):
             problems += check_includes(root, path, text)
             problems += check_calls(path, text)
+            problems += check_lists(path, text)
             problems += check_state(root, path, text)
             lines = text.count("\n")
             if LINES_WARN < lines <= LINES_MAX:

@@ -77,6 +77,8 @@ CASES = [
     ("runtime/pager/region.cpp", "int pager_touch(void* p) {}\nstatic int find(void* p) {\n  return pager_state().n;\n}\n",
      "which it is given"),
     ("runtime/pager/handler.cpp", "void Handler::park() {\n  pager_state().evictor->wake();\n}\n", "which it is given"),
+    ("runtime/lun/list.cpp", "for (int x : {1, 2}) f(x);\n", "without <initializer_list>"),
+    ("runtime/lun/list.cpp", "#include <initializer_list>\nfor (int x : {1, 2}) f(x);\nfor (;;) g({});\n", None),
     ("runtime/heap/heap.cpp", f'// built in {HOME}\n', "somebody's machine"),
     ("tests/fault/slow.cpp", "void f() { alarm(10); }\n", "a time limit of its own"),
     ("tests/fault/slow.cpp", "void g() { on_alarm(10); clock->alarm(3); }\n", None),

@@ -15,6 +15,8 @@
 #include <errno.h>
 #include <sys/resource.h>
 
+#include <initializer_list>
+
 #include "superpipe/wakeups.h"
 #include "sys/arena.h"
 #include "sys/thread.h"
