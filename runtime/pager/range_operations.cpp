@@ -96,6 +96,7 @@ int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, 
         ++page;
         break;
       case Outcome::kNoRoom:
+        if (!descriptors_in_place(state)) return -EBADF;
         state.evictor->wake();
         if (r.in_flight() != 0) {
           (void)r.progress(true, 1000000);
@@ -159,6 +160,7 @@ int bring_in_ranges(PagerState& state, const lunar_range* ranges, size_t count, 
       r->clear_failed();
       rc = -EIO;
     }
+    if (rc < 0 && !descriptors_in_place(state)) return bring_in_by_faults(state, ranges, count, want);
     if (!busy || want == Want::kRead || rc < 0) return rc;
     signals.unblock();
     round < 64 ? sys::yield_cpu() : sys::sleep_ns(20000);
@@ -190,9 +192,7 @@ void drop_content(PagerState& state, PageWord was) {
 }
 
 void put_back(const PagerState& state, Region& region, uint64_t page, PageWord next) {
-  if (page_unlock(region.words[page], next) &&
-      sys::uffd_wake(state.uffd, region.address_of(PageIndex(page)), state.page_size) < 0)
-    housekeeping_wake(kHousekeepingWake);  // the program has closed our descriptors
+  if (page_unlock(region.words[page], next)) wake_waiters(state, region.address_of(PageIndex(page)), state.page_size);
 }
 
 namespace {

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/test_switches.h"
+#include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
 #include "pager/lost_page.h"
@@ -86,6 +87,15 @@ void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
     enqueue(op_index);
     return;
   }
+  // The program has closed them under one of its threads: that says nothing about the page (range operations go on by
+  // faults).
+  if (sys::in_program_files() && !descriptors_in_place(state_)) {
+    ++failed_reads_;
+    give_back(op, 0, PageState::kEvicted);
+    window_give(op.window, 1);
+    release_op(op_index);
+    return;
+  }
   log_error("page %p cannot be read back: slot %u of %s: %s; it is poisoned (touching it raises SIGBUS)",
             static_cast<void*>(op.region->address_of(PageIndex(op.first))), op.slot.value,
             state_.devices[op.lun]->name(), error == -EBADMSG ? "content does not match its hash" : errno_text(error));
@@ -106,8 +116,7 @@ void Resolver::give_back(ReadOp& op, unsigned index, PageState next_state) {
   if (next_state == PageState::kPoisoned) (void)lost_page_mark(state_, *op.region, page);
   AtomicPageWord& word = op.region->words[page.value];
   bool waiter = page_unlock(word, word.load(std::memory_order_relaxed).with_state(next_state));
-  if (waiter || op.fault || next_state == PageState::kPoisoned)
-    (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
+  if (waiter || op.fault || next_state == PageState::kPoisoned) wake_waiters(state_, address, state_.page_size);
 }
 
 void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
@@ -153,7 +162,7 @@ void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there, 
   unsigned heat = op.fault && index != 0 ? kHeatReadAhead : op.heat;
   if (heat == kHeatFault) heat = refault_heat(busy, state_.eviction_time.load(std::memory_order_relaxed), !op.fault);
   bool waiter = page_unlock(word, resident_word(busy, slot, op.lun, heat, epoch));
-  if (waiter || already_there) (void)sys::uffd_wake(state_.uffd, op.region->address_of(page), state_.page_size);
+  if (waiter || already_there) wake_waiters(state_, op.region->address_of(page), state_.page_size);
 }
 
 }  // namespace lunar

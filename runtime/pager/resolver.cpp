@@ -159,7 +159,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   if (rc != static_cast<int64_t>(state_.page_size) && !there) {
     bool gone = is_gone(rc);
     // gone: see unmapped.h
-    if (page_unlock(word, seen) || gone) (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
+    if (page_unlock(word, seen) || gone) wake_waiters(state_, address, state_.page_size);
     return Outcome::kNoRoom;
   }
   room.keep(1);
@@ -174,7 +174,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   count_evicted(-1);
   counters().second_chances.add();
   bool waiter = page_unlock(word, resident_word(seen, slot, lun, kHeatSecondChance, there ? shared_epoch() : epoch));
-  if (waiter || there) (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
+  if (waiter || there) wake_waiters(state_, address, state_.page_size);
   return Outcome::kResident;
 }
 
@@ -262,7 +262,7 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
     if (refused || (rc == -ENOENT && locked - done > 1)) {
       for (; locked > done + (refused ? 0 : 1); --locked) {
         const PageIndex last(page.value + locked - 1);
-        if (leave_empty(region, last)) (void)sys::uffd_wake(state_.uffd, region.address_of(last), state_.page_size);
+        if (leave_empty(region, last)) wake_waiters(state_, region.address_of(last), state_.page_size);
       }
       continue;
     }
@@ -274,11 +274,11 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
       for (unsigned i = 0; i < filled; ++i) {
         const PageIndex there(at.value + i);
         if (settle_filled(region, there, rc == -EEXIST ? shared_epoch() : epoch))
-          (void)sys::uffd_wake(state_.uffd, region.address_of(there), state_.page_size);
+          wake_waiters(state_, region.address_of(there), state_.page_size);
       }
       room.keep(filled);
     }
-    if (rc < 0) (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
+    if (rc < 0) wake_waiters(state_, address, state_.page_size);
     done += filled;
   }
   counters().zero_fills.add(locked);

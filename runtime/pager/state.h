@@ -154,6 +154,11 @@ void uncharge_touched(Region& region, PageWord was);
 
 // Requests work of the housekeeping thread (bits above). Any thread; never waits.
 void housekeeping_wake(uint32_t what);
+// Wakes the threads that wait for pages there. For a program thread whose descriptors the program has closed the
+// housekeeping thread does, for all pages.
+inline void wake_waiters(const PagerState& state, void* address, size_t bytes) {
+  if (sys::uffd_wake(state.uffd, address, bytes) < 0) housekeeping_wake(kHousekeepingWake);
+}
 // For program threads that are short of something: when it returns, what dead members held is given back (or 200 ms
 // have passed).
 void wait_for_sweep();

@@ -7,6 +7,7 @@
 //     early-call, early-raw before the process is active
 //     ring                  a thread that has locked memory ends afterwards
 //     discards              closes them all, and discards memory that other threads touch
+//     reads                 closes them all while threads read, by faults and by mlock
 //     pins                  has a file that devices write from under one of them: that is seen
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -153,6 +154,48 @@ int take_ring() {
   return 0;
 }
 
+// One of its threads closes all while others are in the middle of calls that use them.
+void close_beside_reads(char* p, unsigned round) {
+  constexpr unsigned kThreads = 4;
+  std::atomic<uint64_t> turns[kThreads] = {};
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < kThreads; ++t)
+    threads.emplace_back([&, t] {
+      constexpr size_t kPart = kMiB;
+      for (unsigned long i = 0; !stop; ++i, ++turns[t]) {
+        const size_t at = stamp(round, i / 4) % (kHeap / kPart) * kPart;
+        if (t % 2 == 0) CHECK(mlock(p + at, kPart) == 0);
+        CHECK(holds(p + at, kPart, 1, at / sizeof(long)));
+        if (t % 2 == 0) CHECK(munlock(p + at, kPart) == 0);
+      }
+    });
+  const auto all_go_on = [&](uint64_t by) {
+    for (auto& count : turns)
+      for (const uint64_t was = count; count < was + by;) sched_yield();
+  };
+  if (round % 4 == 0) all_go_on(1);
+  usleep(static_cast<useconds_t>(stamp(round, 1) % 1500));
+  CHECK(raw(SYS_close_range, 3, ~0u, 0) == 0);
+  all_go_on(4);
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+int closed_beside_reads() {
+  char* p = map_private(kHeap);
+  fill(p, kHeap, 1);
+  for (unsigned round = 0; round < 60; ++round) {
+    const pid_t child = fork();
+    if (child == 0) {
+      close_beside_reads(p, round);
+      _exit(0);
+    }
+    CHECK(ends_well(child));
+  }
+  return 0;
+}
+
 int own_number(const char* of) {
   for (int number = 3; number < 65536; ++number) {
     char path[64], target[64] = {};
@@ -190,6 +233,8 @@ int main(int argc, char** argv) {
   if (strcmp(argv[2], "ring") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, take_ring);
   if (strcmp(argv[2], "discards") == 0)
     return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, discard_after_close);
+  if (strcmp(argv[2], "reads") == 0)
+    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, closed_beside_reads);
   if (strcmp(argv[2], "pins") == 0)
     return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g", "LUNAR_LOG=info"}, take_numbers_for_direct_io);
   const bool early = strncmp(argv[2], "early-", 6) == 0;
