@@ -4,7 +4,7 @@
 #   vm_arguments "$@"          options and what is needed; sets root, build, directory (of this run, gone at the end)
 #   vm_built FILE...           these files below build/, all of Lunar built when one is not there
 #   vm_guest                   a copy of the base system to put things into; sets guest
-#   vm_libraries FILE...       the guest gets the shared libraries that these want and it does not have
+#   vm_libraries FILE...       the guest gets the shared libraries that these want and it does not have (static programs want none)
 #   vm_disk SIZE               makes the disk out of it
 #   vm_kernel_of RELEASE       the guest gets the kernel that this release of Debian has today; sets vm_kernel, which vm_boot then boots
 #   vm_boot MINUTES APPEND [QEMU-ARGUMENT]...   boots from the disk, shows the result; 0 when its last line is PASS
@@ -79,7 +79,7 @@ vm_guest() {
 vm_libraries() {
   local library
   mkdir -p "$guest/usr/local/lib"
-  ldd "$@" | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u | while read -r library; do
+  { ldd "$@" 2>/dev/null || true; } | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u | while read -r library; do
     [ -e "$guest$library" ] || cp -L "$library" "$guest/usr/local/lib/"
   done
   ldconfig -r "$guest"
