@@ -84,7 +84,7 @@ void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
   op.count = 1;
   op.iov = {window_ + op.window * state_.page_size, state_.page_size};
   if (op.retries++ < kReadRetries) {
-    enqueue(op_index);
+    queued_[queued_count_++] = static_cast<uint16_t>(op_index);
     return;
   }
   // The program has closed them under one of its threads: that says nothing about the page (range operations go on by

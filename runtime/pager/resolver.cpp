@@ -3,6 +3,7 @@
 #include "pager/resolver.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "base/test_switches.h"
 #include "pager/evictor.h"
@@ -17,6 +18,8 @@ namespace lunar {
 namespace {
 
 constexpr unsigned kZeroPages = 128;
+constexpr int64_t kPollNs = 20000;        // how long one of several rings is waited on
+constexpr int64_t kFullRingNs = 1000000;  // and one that does not take what is queued
 
 // Whether charging has failed for a while, in which the housekeeping thread has given back what dead members held.
 bool space_is_out() {
@@ -332,7 +335,7 @@ Outcome Resolver::start_read(Region& region, PageIndex page, PageWord seen, unsi
                  seen.slot(),
                  {window_ + window * state_.page_size, locked * state_.page_size}};
   ++ops_in_flight_;
-  enqueue(index);
+  queued_[queued_count_++] = static_cast<uint16_t>(index);
   *taken = locked;
   return Outcome::kStarted;
 }
@@ -374,14 +377,14 @@ Outcome Resolver::begin(Region& region, PageIndex page, PageWord seen, unsigned 
   }
 }
 
-void Resolver::enqueue(unsigned op_index) {
-  queued_[queued_count_++] = static_cast<uint16_t>(op_index);
-  if (queued_count_ == kOpsMax) flush();
-}
-
-// Submits everything begun since the last flush, in one call a LUN.
-void Resolver::flush() {
+// Submits everything begun since the last time, in one call a LUN. What a full ring does not take stays queued.
+void Resolver::submit_queued() {
   unsigned at = 0;
+  const auto drop_submitted = [&] {
+    queued_count_ -= at;
+    memmove(queued_, queued_ + at, queued_count_ * sizeof *queued_);
+    at = 0;
+  };
   while (at < queued_count_) {
     Command commands[64];
     unsigned n = 0;
@@ -390,64 +393,47 @@ void Resolver::flush() {
       ReadOp& op = ops_[queued_[at + n]];
       commands[n] = {Op::kRead, state_.luns[lun].offset_of(op.slot), &op.iov, 1, 0, queued_[at + n]};
     }
-    int rc = context_for(lun)->submit(commands, n);
+    const int rc = context_for(lun)->submit(commands, n);
     if (rc > 0) {
       at += static_cast<unsigned>(rc);
     } else if (rc == 0 || rc == -EAGAIN || rc == -EBUSY) {
-      Response responses[16];
-      int got = context_for(lun)->wait(responses, 16, 1000000);
-      unsigned left = queued_count_ - at;  // finish() may queue retries: keep what is not out yet in front
-      for (unsigned i = 0; i < left; ++i) queued_[i] = queued_[at + i];
-      queued_count_ = left;
-      at = 0;
-      (void)handle(responses, got);
+      break;
     } else {
-      unsigned failed = queued_[at++];
+      const unsigned failed = queued_[at++];
+      drop_submitted();  // first: finish() may queue it again
       finish(failed, rc);
     }
   }
-  queued_count_ = 0;
-}
-
-bool Resolver::handle(const Response* responses, int count) {
-  if (count < 0) fatal_if_refused(count, "io_uring_enter");
-  for (int i = 0; i < count; ++i) {
-    if (responses[i].tag >> 63)
-      watched_ |= uint64_t{1} << (responses[i].tag & 63);
-    else
-      finish(static_cast<unsigned>(responses[i].tag), responses[i].result);
-  }
-  return count > 0;
-}
-
-int Resolver::reap_all() {
-  int total = 0;
-  for (Context* context : contexts_) {
-    if (context == nullptr || (context->in_flight() == 0 && !watching_)) continue;
-    Response responses[32];
-    int n = context->reap(responses, 32);
-    if (handle(responses, n)) total += n;
-  }
-  return total;
+  drop_submitted();
 }
 
 int Resolver::progress(bool wait, int64_t timeout_ns) {
-  if (queued_count_ != 0) flush();
-  if (!wait) return reap_all();
+  submit_queued();
+  const auto has_work = [&](unsigned lun) {
+    return contexts_[lun] != nullptr && (contexts_[lun]->in_flight() != 0 || (watching_ && lun == watch_lun_) ||
+                                         (queued_count_ != 0 && lun == ops_[queued_[0]].lun));
+  };
   // Usually there is one ring to wait on; a forked child may read from several LUNs, and then polls them in turn.
   unsigned active = 0;
-  for (unsigned i = 0; i < kLunIds; ++i)
-    if (contexts_[i] != nullptr && (contexts_[i]->in_flight() != 0 || (watching_ && i == watch_lun_))) ++active;
-  if (active > 1 && (timeout_ns < 0 || timeout_ns > 20000)) timeout_ns = 20000;
+  for (unsigned lun = 0; wait && lun < kLunIds; ++lun) active += has_work(lun);
+  const int64_t most_ns = active > 1 ? kPollNs : queued_count_ != 0 ? kFullRingNs : INT64_MAX;
+  if (most_ns != INT64_MAX && (timeout_ns < 0 || timeout_ns > most_ns)) timeout_ns = most_ns;
   int total = 0;
-  for (unsigned i = 0; i < kLunIds; ++i) {
-    Context* context = contexts_[i];
-    if (context == nullptr || (context->in_flight() == 0 && !(watching_ && i == watch_lun_))) continue;
+  for (unsigned lun = 0; lun < kLunIds; ++lun) {
+    if (!has_work(lun)) continue;
     Response responses[32];
-    int n = total != 0 ? context->reap(responses, 32) : context->wait(responses, 32, timeout_ns);
-    if (handle(responses, n)) total += n;
+    const int n =
+        wait && total == 0 ? contexts_[lun]->wait(responses, 32, timeout_ns) : contexts_[lun]->reap(responses, 32);
+    if (n < 0) fatal_if_refused(n, "io_uring_enter");
+    for (int i = 0; i < n; ++i) {
+      if (responses[i].tag >> 63)
+        watched_ |= uint64_t{1} << (responses[i].tag & 63);
+      else
+        finish(static_cast<unsigned>(responses[i].tag), responses[i].result);
+    }
+    if (n > 0) total += n;
   }
-  if (queued_count_ != 0) flush();
+  submit_queued();  // what is read again
   return total;
 }
 

@@ -42,15 +42,16 @@ class Resolver {
   [[nodiscard]] int open(const ResolverOptions& options);
   void close();  // waits for what is in flight
 
-  // Starts to make `page` resident, whose word was `seen` a moment ago; reads up to `run` evicted pages behind it whose slots follow each other
-  // (read-ahead). `taken`: pages started or resident from `page` on (>= 1 unless kBusy/kNoRoom/...).
+  // Starts to make `page` resident, whose word was `seen` a moment ago; reads up to `run` evicted pages behind it whose
+  // slots follow each other (read-ahead). `taken`: pages started or resident from `page` on (>= 1 unless
+  // kBusy/kNoRoom/...). A read goes out with the next progress().
   Outcome begin(Region& region, PageIndex page, PageWord seen, unsigned run, unsigned heat, bool fault,
                 unsigned* taken);
   // Zero-fills up to `run` never-touched pages from `page`. Returns pages filled, 0: kNoRoom/kBusy.
   unsigned fill_run(const Region& region, PageIndex page, unsigned asked) const;
   unsigned zero_fill(Region& region, PageIndex page, unsigned run);
 
-  // Takes finished reads and installs them. wait: at least one response (or timeout). Returns responses handled.
+  // Submits the reads begun, takes finished ones and installs them. wait: at least one response (or timeout). Returns responses handled.
   int progress(bool wait, int64_t timeout_ns);
   unsigned in_flight() const { return ops_in_flight_; }
   // Responses of watched descriptors land here: tag bits as given to watch().
@@ -81,9 +82,7 @@ class Resolver {
   static constexpr unsigned kOpsMax = 128;
 
   Context* context_for(unsigned lun);
-  void flush();
-  int reap_all();
-  bool handle(const Response* responses, int count);
+  void submit_queued();
   int window_take(unsigned pages);
   void window_give(unsigned first, unsigned pages);
   Outcome from_frame(Region& region, PageIndex page, PageWord seen);
@@ -93,7 +92,6 @@ class Resolver {
   static unsigned lock_empty(Region& region, PageIndex page, unsigned run);
   static bool leave_empty(Region& region, PageIndex page);
   bool settle_filled(Region& region, PageIndex page, uint16_t epoch);
-  void enqueue(unsigned op_index);
   void finish(unsigned op_index, int64_t result);
   void finish_failed(unsigned op_index, uint64_t bad, int error);
   void install(ReadOp& op, unsigned from, unsigned count);
@@ -111,7 +109,7 @@ class Resolver {
   uint16_t free_ops_[kOpsMax] = {};
   unsigned free_op_count_ = 0;
   unsigned ops_in_flight_ = 0;
-  uint16_t queued_[kOpsMax] = {};  // begun, not yet submitted: they go out together
+  uint16_t queued_[kOpsMax] = {};  // begun, not yet submitted: they go out together; an op is in it once
   unsigned queued_count_ = 0;
   uint64_t watched_ = 0;
   unsigned watch_lun_ = 0;
