@@ -11,7 +11,9 @@
 #include "base/host_guard.h"
 #include "freed_lookup.h"
 #include "gate_inside.h"
+#include "key_slot.h"
 #include "server_fields.h"
+#include "server_tables.h"
 #include "sys/mem.h"
 
 namespace lunar::redis {
@@ -25,6 +27,7 @@ struct PoolEntry {
   char* key;      // text in `cached`, or of its own
   char* cached;
   int32_t database;
+  int32_t slot;  // of 8.0 and Valkey, in a cluster; unused by 7.0
 };
 static_assert(sizeof(PoolEntry) == 32);
 constexpr int kLru = 1, kLfu = 2, kAllKeys = 4;  // of a policy
@@ -56,9 +59,9 @@ struct Batch {
 
 struct Server {
   int (*memory_state)(size_t*, size_t*, size_t*, float*) = nullptr;
-  void (*populate)(int, void*, void*, PoolEntry*) = nullptr;
+  void (*populate_dict)(int, void*, void*, PoolEntry*) = nullptr;           // 7.0
+  int (*populate_store)(const DatabaseView*, void*, PoolEntry*) = nullptr;  // others
   void (*free_text)(char*) = nullptr;
-  const EntryView* (*random_entry)(DictView*) = nullptr;
   int (*evict)() = nullptr;
   uint64_t* most = nullptr;
   int *policy = nullptr, *samples = nullptr;
@@ -79,10 +82,19 @@ struct Eviction {
 
 constinit Eviction g_eviction;
 
+// The text of an entry of the pool: a string with room for kCachedBytes, to which Redis gives a header of length, room
+// and kind of a byte each, Valkey one of two bytes for the first two.
 bool is_cached(const char* text) {
-  uint8_t header[3];  // used, allocated, kind
-  return text != nullptr && sys::peek(text - 3, header, sizeof header) == 0 && header[1] == kCachedBytes &&
-         (header[2] & 7) == 1;
+  uint8_t header[5];
+  if (text == nullptr || sys::peek(text - 5, header, sizeof header) != 0) return false;
+  const unsigned kind = header[4] & 7, wide_room = header[2] | header[3] << 8;
+  return kind == 1 ? header[3] == kCachedBytes : kind == 2 && wide_room >= kCachedBytes && wide_room < 2 * kCachedBytes;
+}
+
+void set_length(char* cached, uint8_t bytes) {
+  const bool wide = (cached[-1] & 7) == 2;
+  cached[wide ? -5 : -3] = static_cast<char>(bytes);
+  if (wide) cached[-4] = 0;
 }
 
 bool is_pool(const void* pointer) {
@@ -155,10 +167,8 @@ bool choose_at_random(Candidate* out) {
   for (int tries = 0; tries < databases; ++tries) {
     const int at = e.next_database = (e.next_database + 1) % databases;
     const DatabaseView* database = gate().layout.database(at);
-    auto* from = static_cast<DictView*>((*e.server.policy & kAllKeys) != 0 ? database->keys : database->expires);
-    if (from->used[0] + from->used[1] == 0) continue;
-    const auto* key = static_cast<const char*>(e.server.random_entry(from)->key);
-    return take(at, {key, sds_length(key)}, out);
+    const char* key = random_key((*e.server.policy & kAllKeys) != 0 ? database->keys : database->expires);
+    if (key != nullptr) return take(at, {key, sds_length(key)}, out);
   }
   return false;
 }
@@ -169,8 +179,12 @@ bool choose(Candidate* out) {
   if (chooses_at_random(*e.server.policy)) return choose_at_random(out);
   const bool all_keys = (*e.server.policy & kAllKeys) != 0;
   for (int i = 0; const DatabaseView* database = gate().layout.database(i); ++i) {
-    auto* from = static_cast<DictView*>(all_keys ? database->keys : database->expires);
-    if (from->used[0] + from->used[1] != 0) e.server.populate(i, from, database->keys, e.own);
+    void* from = all_keys ? database->keys : database->expires;
+    if (entries_in(from) == 0) continue;
+    if (e.server.populate_dict != nullptr)
+      e.server.populate_dict(i, from, database->keys, e.own);
+    else
+      (void)e.server.populate_store(database, from, e.own);
   }
   for (unsigned k = kPool; k-- > 0;) {
     PoolEntry& entry = e.own[k];
@@ -258,10 +272,11 @@ void offer(const Candidate& candidate) {
   PoolEntry& entry = pool[at];
   memcpy(entry.cached, candidate.key, candidate.bytes);
   entry.cached[candidate.bytes] = 0;
-  entry.cached[-3] = static_cast<char>(candidate.bytes);
+  set_length(entry.cached, candidate.bytes);
   entry.key = entry.cached;
   entry.idle = kOffered;
   entry.database = candidate.database;
+  entry.slot = gate().layout.has_slots() ? static_cast<int32_t>(key_slot(candidate.slice())) : 0;
 }
 
 void offer_ready() {
@@ -307,15 +322,18 @@ void evict_ahead() {
 }  // namespace
 
 bool eviction_start() {
-  if (gate().layout.keyspace() != Keyspace::kDict) return false;
+  const Keyspace keyspace = gate().layout.keyspace();
+  const bool dict = keyspace == Keyspace::kDict;
   Server& server = g_eviction.server;
   HostGuard guard;
   auto find = [](const char* name, auto* out) {
     return (*out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(dlsym(RTLD_DEFAULT, name))) != nullptr;
   };
-  if (!find("getMaxmemoryState", &server.memory_state) || !find("evictionPoolPopulate", &server.populate) ||
-      !find("sdsfree", &server.free_text) || !find("dictGetRandomKey", &server.random_entry) ||
-      !find("performEvictions", &server.evict) || dlsym(RTLD_DEFAULT, "propagatePendingCommands") == nullptr)
+  if (!find("getMaxmemoryState", &server.memory_state) || !find("sdsfree", &server.free_text) ||
+      !find("performEvictions", &server.evict) || !find_table_functions(keyspace) ||
+      !(dict ? find("evictionPoolPopulate", &server.populate_dict)
+             : find("evictionPoolPopulate", &server.populate_store)) ||
+      dlsym(RTLD_DEFAULT, dict ? "propagatePendingCommands" : "postExecutionUnitOperations") == nullptr)
     return false;
   server.most = static_cast<uint64_t*>(server_setting("maxmemory"));
   server.samples = static_cast<int*>(server_setting("maxmemory-samples"));

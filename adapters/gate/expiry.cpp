@@ -10,36 +10,38 @@
 #include "freed_lookup.h"
 #include "gate_inside.h"
 #include "server_fields.h"
+#include "server_tables.h"
 
 namespace lunar::redis {
 namespace {
 
 constexpr unsigned kWindows = 4;
-constexpr uint64_t kWindow = 64;          // buckets
+constexpr uint64_t kWindow = 64;          // places for entries
 constexpr unsigned kRoundsOfWindow = 12;  // then what is still missing is left to faults
 constexpr uint64_t kTurnNs = 300'000, kRestNs = 100'000'000;
 constexpr uint64_t kBucketsInTurn = 1 << 14;
 constexpr uint64_t kSampledMax = 40, kBucketsMax = 800;  // of a look: twice what the server's cycle begins with
 constexpr int64_t kHorizonMs = 150;                      // more than the server's cycle is away
-constexpr size_t kCursor = 56;                           // in a database of 7.0
+constexpr uint32_t kPauseOfExpiry = 1 << 2;
 
 enum class State : uint8_t { kIdle, kActive, kResting };
 
 struct Window {
   bool used = false;
   int database = 0;
-  uint64_t first = 0, end = 0;
+  uint64_t cursor = 0, left = 0;  // buckets still to do, from where
   unsigned rounds = 0;
   uint64_t sampled = 0, expired = 0;
   AheadFetch fetch;
 };
 
 struct Server {
-  int (*try_expire)(const DatabaseView*, const EntryView*, long long) = nullptr;
+  int (*try_expire)(const DatabaseView*, const void*, long long) = nullptr;
   void (*propagate)() = nullptr;
-  int (*paused)() = nullptr;
+  int (*paused)(uint32_t) = nullptr;  // (7.0's takes nothing)
   int (*is_master)() = nullptr;
-  int* enabled = nullptr;  // of active expiry; then its effort
+  int* enabled = nullptr;          // of active expiry; then its effort
+  const int* importing = nullptr;  // Valkey: nothing expires meanwhile
 };
 
 struct Expiry {
@@ -64,37 +66,12 @@ int64_t wall_ms() {
   return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
 }
 
-uint64_t& cursor_of(const DatabaseView* database) {
-  return *reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(const_cast<DatabaseView*>(database)) + kCursor);
-}
-
-uint64_t buckets_of(const DictView& dict) {
-  uint64_t most = 0;
-  for (int t = 0; t < 2; ++t)
-    if (dict.table[t] != nullptr && uint64_t{1} << dict.exponent[t] > most) most = uint64_t{1} << dict.exponent[t];
-  return most;
-}
-
-// Nullptr: nothing to look at. The server, too, leaves a table alone of which less than a hundredth is filled: it will
-// shrink.
-const DictView* expiries_of(const DatabaseView* database) {
-  const auto* dict = static_cast<const DictView*>(database->expires);
-  const uint64_t used = dict->used[0] + dict->used[1], buckets = buckets_of(*dict);
-  return used == 0 || (buckets > 4 && used * 100 / buckets < 1) ? nullptr : dict;
-}
-
-EntryView** bucket_of(const DictView& dict, int table, uint64_t index) {
-  return dict.table[table] == nullptr ? nullptr
-                                      : dict.table[table] + (index & ((uint64_t{1} << dict.exponent[table]) - 1));
-}
-
-int64_t due_at(const EntryView& entry) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(entry.value)); }
-
 // All that expiring this key reads.
-bool is_in(NonresidentRanges* missing, const DatabaseView& database, const EntryView& entry) {
+bool is_in(NonresidentRanges* missing, const DatabaseView& database, const ExpiryTable::Entry& entry) {
   KeyLookup lookup{gate().layout, missing};
-  if (!lookup.have_text(entry.key)) return false;
-  const Slice key{entry.key, sds_length(entry.key)};
+  const char* text = ExpiryTable::key_of(lookup, entry);
+  if (text == nullptr) return false;
+  const Slice key{text, sds_length(text)};
   (void)lookup.look_up(database.expires, key);
   const auto* object = static_cast<const ObjectView*>(lookup.look_up(database.keys, key));
   if (object != nullptr && lookup.have(object, sizeof *object)) look_up_freed(lookup, *object, false);
@@ -103,27 +80,24 @@ bool is_in(NonresidentRanges* missing, const DatabaseView& database, const Entry
 
 // Expires what is due in a bucket and in. An expiry changes the chain, and may end a rehash: then the bucket is looked
 // up again.
-void expire_bucket(Window& window, const DatabaseView& database, uint64_t index, int table, bool all) {
+void expire_bucket(Window& window, const DatabaseView& database, uint64_t cursor, bool all) {
   Expiry& e = g_expiry;
-  KeyLookup lookup{gate().layout, &window.fetch.missing};
-  for (unsigned again = 0; again < kChainMax; ++again) {
-    const auto& dict = *static_cast<const DictView*>(database.expires);
-    EntryView* const* slot = bucket_of(dict, table, index);
-    if (slot == nullptr || !lookup.have(slot, sizeof *slot)) return;
+  for (unsigned again = 0; again < ExpiryTable::kEntriesMax; ++again) {
+    const ExpiryTable table(database);
+    if (table.buckets() == 0) return;
+    KeyLookup lookup{gate().layout, &window.fetch.missing};
+    ExpiryTable::Entry entry[ExpiryTable::kEntriesMax];
+    const unsigned n = table.bucket(lookup, cursor, entry);
     bool changed = false;
-    unsigned n = 0;
-    for (const EntryView* entry = *slot; entry != nullptr && n < kChainMax && lookup.have(entry, sizeof *entry);
-         entry = entry->next, ++n) {
-      if (e.now_ms <= due_at(*entry)) continue;
-      const bool in = is_in(&window.fetch.missing, database, *entry);
-      if (!in && !all) continue;
-      if (e.server.try_expire(&database, entry, e.now_ms) == 0) continue;
+    for (unsigned i = 0; i < n && !changed; ++i) {
+      if (e.now_ms <= entry[i].due_ms) continue;
+      const bool in = is_in(&window.fetch.missing, database, entry[i]);
+      if ((!in && !all) || e.server.try_expire(&database, entry[i].at, e.now_ms) == 0) continue;
       e.server.propagate();  // each by itself: the server's cycle makes no transaction of them
       ++window.expired;
       ahead_counters().expired += 1;
       if (!in) ahead_counters().expired_cold += 1;
       changed = true;
-      break;
     }
     if (!changed) {
       window.sampled += n;
@@ -156,16 +130,20 @@ void do_window(Window& window) {
   missing.clear();
   window.sampled = 0;
   bool late = false;
-  for (uint64_t i = window.first; i < window.end && !missing.full() && !late; ++i) {
-    for (int t = 0; t < 2; ++t) expire_bucket(window, database, i, t, all);
-    if (missing.count == 0) window.first = i + 1;
+  uint64_t at = window.cursor;
+  for (uint64_t left = window.left; left != 0 && !missing.full() && !late; --left) {
+    const ExpiryTable table(database);
+    if (table.buckets() == 0) return end_window(window);
+    expire_bucket(window, database, at, all);
+    at = table.after(at);
+    if (missing.count == 0) window.cursor = at, window.left = left - 1;
     late = sys::now_ns() >= g_expiry.until;
   }
   if (missing.count != 0 && !all) {
     ++window.rounds;
     if (ahead_fetch(&window.fetch)) return;
   }
-  if (!late || window.first == window.end) end_window(window);
+  if (!late || window.left == 0) end_window(window);
 }
 
 // The next window of the tables, or nothing when all databases are quiet.
@@ -176,17 +154,18 @@ bool next_window(Window& window) {
   for (; e.quiet < databases; ++e.quiet, ++e.database, e.empty_buckets = 0) {
     if (e.database >= static_cast<int>(databases)) e.database = 0;
     const DatabaseView* database = gate().layout.database(e.database);
-    const DictView* dict = expiries_of(database);
-    if (dict == nullptr || e.empty_buckets >= buckets_of(*dict)) continue;
-    uint64_t& cursor = cursor_of(database);
+    const ExpiryTable table(*database);
+    if (e.empty_buckets >= table.buckets()) continue;
+    uint64_t& cursor = gate().layout.expiry_cursor(*database);
     window.used = true;
     window.database = e.database;
-    window.first = cursor & (buckets_of(*dict) - 1);
-    window.end = window.first + kWindow < buckets_of(*dict) ? window.first + kWindow : buckets_of(*dict);
+    window.cursor = cursor;
+    const uint64_t buckets = kWindow / table.places();
+    window.left = buckets < table.buckets() ? buckets : table.buckets();
     window.rounds = 0;
     window.sampled = window.expired = 0;
-    cursor += window.end - window.first;
-    e.empty_buckets += window.end - window.first;
+    for (uint64_t i = 0; i < window.left; ++i) cursor = table.after(cursor);
+    e.empty_buckets += window.left;
     return true;
   }
   return false;
@@ -197,24 +176,31 @@ bool something_due() {
   Gate& g = gate();
   const int64_t by = wall_ms() + kHorizonMs;
   for (int i = 0; const DatabaseView* database = g.layout.database(i); ++i) {
-    const DictView* dict = expiries_of(database);
-    if (dict == nullptr) continue;
+    const ExpiryTable table(*database);
     NonresidentRanges missing;
     KeyLookup lookup{g.layout, &missing};
-    uint64_t sampled = 0, cursor = cursor_of(database);
-    for (uint64_t b = 0; b < kBucketsMax && b < buckets_of(*dict) && sampled < kSampledMax; ++b, ++cursor) {
-      for (int t = 0; t < 2; ++t) {
-        EntryView* const* slot = bucket_of(*dict, t, cursor);
-        if (slot == nullptr || !lookup.have(slot, sizeof *slot)) continue;
-        unsigned n = 0;
-        for (const EntryView* entry = *slot; entry != nullptr && n < kChainMax && lookup.have(entry, sizeof *entry);
-             entry = entry->next, ++n, ++sampled)
-          if (due_at(*entry) < by) return true;
-      }
+    ExpiryTable::Entry entry[ExpiryTable::kEntriesMax];
+    uint64_t sampled = 0, cursor = g.layout.expiry_cursor(*database);
+    for (uint64_t b = 0; b < kBucketsMax && b < table.buckets() && sampled < kSampledMax; ++b) {
+      const unsigned n = table.bucket(lookup, cursor, entry);
+      for (unsigned i = 0; i < n; ++i)
+        if (entry[i].due_ms < by) return true;
+      sampled += n;
+      cursor = table.after(cursor);
     }
     if (!lookup.complete) return true;
   }
   return false;
+}
+
+// Whether the server itself would expire keys, and nothing else in the same cycle.
+bool may_expire() {
+  const Server& server = g_expiry.server;
+  if (server.is_master() == 0 || server.paused(kPauseOfExpiry) != 0) return false;
+  if (server.importing != nullptr && *server.importing != 0) return false;
+  for (int i = 0; const DatabaseView* database = gate().layout.database(i); ++i)
+    if (gate().layout.fields_expire(*database)) return false;
+  return true;
 }
 
 bool under_way() {
@@ -252,19 +238,26 @@ void stop() {
 bool expiry_start() {
   Gate& g = gate();
   Server& server = g_expiry.server;
-  if (g.layout.keyspace() != Keyspace::kDict) return false;
+  const Keyspace keyspace = g.layout.keyspace();
+  const bool dict = keyspace == Keyspace::kDict;
+  if (!dict && g.layout.has_slots()) return false;  // a table of expiries for each slot
   {
     HostGuard guard;
     auto find = [](const char* name, auto* out) {
       return (*out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(dlsym(RTLD_DEFAULT, name))) != nullptr;
     };
     if (!find("activeExpireCycleTryExpire", &server.try_expire) ||
-        !find("propagatePendingCommands", &server.propagate) ||
-        !find("checkClientPauseTimeoutAndReturnIfPaused", &server.paused) || !find("iAmMaster", &server.is_master))
+        !find(dict ? "propagatePendingCommands" : "postExecutionUnitOperations", &server.propagate) ||
+        !find(dict ? "checkClientPauseTimeoutAndReturnIfPaused" : "isPausedActionsWithUpdate", &server.paused) ||
+        !find(keyspace == Keyspace::kTables ? "iAmPrimary" : "iAmMaster", &server.is_master))
       return false;
   }
   auto* effort = static_cast<int*>(server_setting("active-expire-effort"));
   if (effort == nullptr || *effort < 1 || *effort > 10 || (effort[-1] != 0 && effort[-1] != 1)) return false;
+  if (keyspace == Keyspace::kTables) {
+    server.importing = static_cast<const int*>(server_setting("import-mode"));
+    if (server.importing == nullptr) return false;
+  }
   server.enabled = effort - 1;
   return true;
 }
@@ -298,7 +291,7 @@ bool expiry_works() { return g_expiry.state != State::kIdle; }
 bool expiry_turn(uint64_t now) {
   Expiry& e = g_expiry;
   if (e.server.enabled == nullptr) return false;
-  if (!gate().watching() || e.server.is_master() == 0 || e.server.paused() != 0) {
+  if (!gate().watching() || !may_expire()) {
     stop();
     expiry_open();
     return false;

@@ -4,13 +4,14 @@
 // cycle off while any key close ahead of it is due, and does its work in turns:
 //
 //   table of expiries   ...│ window │ window │ window │ window │      each: look up what is due ─► fetch what is missing ─► expire
-//                          ▲ the server's cursor                       (kWindow buckets, a request each)
+//                          ▲ the server's cursor                       (buckets of kWindow places, a request each)
 //
 // The same order, cursor and function for each key: counters, notifications, deletes sent to replicas and the
 // append-only file are the server's. The same end: a table whose last window had at most a tenth of due keys is left
 // alone for a tenth of a second. A turn takes kTurnNs, then clients get twice as long.
 //
-// Nothing happens on a replica, while clients are paused, and where DEBUG SET-ACTIVE-EXPIRE 0 was said. So that this is
+// Nothing happens on a replica, while clients are paused, in Valkey's import mode, while fields of hashes expire (Redis
+// 8.0: the same cycle of the server frees those), and where DEBUG SET-ACTIVE-EXPIRE 0 was said. So that this is
 // seen, the server's setting is off only where its cycle might run and no command does: from the end of a round of
 // events to the next wait for events.
 //

@@ -110,7 +110,8 @@ static_assert(sizeof(ObjectView) == 16 && sizeof(FileEventView) == 32);
 // Offsets into the structures that are not viewed as a whole.
 struct Shape {
   Keyspace keyspace;
-  uint16_t database_id, database_bytes;
+  // cursor: of active expiry; fields: that expire, of hashes (0: those of this server do not)
+  uint16_t database_id, database_bytes, database_cursor, database_fields;
   uint16_t loop_size, loop_events, loop_api;  // (the most there may be is at 4)
   uint16_t type_handler;                      // of a connection type
   uint16_t connection_fd, connection_client, connection_reader;
@@ -161,6 +162,14 @@ class ServerLayout {
   // The user that its commands run as; not examined here (client_rights.h).
   const void* user_of(const ClientView& client) const { return at<const void*>(&client, shape_->client_user); }
   const DatabaseView* database(int index) const;
+  // How far the server's active expiry is in its expiries (server_tables.h).
+  uint64_t& expiry_cursor(const DatabaseView& database) const {
+    return const_cast<uint64_t&>(at<uint64_t>(&database, shape_->database_cursor));
+  }
+  // Whether fields of its hashes expire: the same cycle of the server does that.
+  bool fields_expire(const DatabaseView& database) const {
+    return shape_->database_fields != 0 && at<const void*>(&database, shape_->database_fields) != nullptr;
+  }
   bool has_slots() const { return slots_; }
   uint64_t hash(Slice key) const { return hash_(key.data, key.bytes); }
   // Whether the server has threads that may read from its clients (not 7.0, where that is an option of its own);
