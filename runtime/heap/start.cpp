@@ -24,7 +24,8 @@ int start_log(const Options& options, ErrorText* why) {
     level = LogLevel::kDebug;
   int fd = -1;
   if (options.log_file != nullptr && options.log_file[0] != '\0') {
-    fd = sys::open_file(options.log_file, O_WRONLY | O_CREAT | O_APPEND, 0644);
+    // A FIFO: not to be waited for, neither now nor when it is full.
+    fd = sys::open_file(options.log_file, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK, 0644);
     if (fd < 0) return why->set(fd, "log file %s: %s; name one that can be written", options.log_file, errno_text(fd));
     fd = sys::move_high(fd);  // programs and shells give the low numbers a meaning
   }

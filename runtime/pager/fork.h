@@ -17,5 +17,7 @@ namespace lunar {
 // once; before the program's libraries install theirs (see adapters/preload)
 [[nodiscard]] int fork_handlers_install();
 void housekeeping_run();  // the housekeeping thread's loop; never returns
+void stats_file_run(
+    void*);  // the loop of the thread that keeps the live counters; never returns. pre: the file is open
 
 }  // namespace lunar

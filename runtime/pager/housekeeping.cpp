@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The housekeeping thread: does what must not burden faults or evictions: dead members of the account, slots held for
-// children that are gone, LUN space ahead of charge-on-touch memory, ranges that were unmapped past us, the live stats
-// file. It sleeps until a request (housekeeping_wake), the end of a child, or the end of a service thread, which is
-// fatal. With the program's last thread it ends the process. Only a stats file needs a timeout.
+// children that are gone, LUN space ahead of charge-on-touch memory, ranges that were unmapped past us. It sleeps until a
+// request (housekeeping_wake), the end of a child, or the end of a service thread, which is fatal. With the program's
+// last thread it ends the process. Program threads wait for it (SpaceRequest): it writes to no file of the user's but
+// the log. The live stats file has a thread of its own.
 #include <errno.h>
 
 #include "base/format.h"
@@ -22,9 +23,9 @@
 namespace lunar {
 namespace {
 
-constexpr int64_t kStatsPeriodNs = 1000000000;  // of the stats file
-constexpr int64_t kUnsureNs = 50000000;         // while there is a child whose end would not wake us
-constexpr int64_t kUnsettledNs = 2000000;       // while a member ends
+constexpr uint64_t kStatsPeriodNs = 1000000000, kStatsBusyPeriodNs = 100000000;  // of the stats file
+constexpr int64_t kUnsureNs = 50000000;    // while there is a child whose end would not wake us
+constexpr int64_t kUnsettledNs = 2000000;  // while a member ends
 constexpr int64_t kSweepWaitNs = 200000000;
 constexpr unsigned kThreadLooks = 200;  // the last thread is still on its way out when its descriptors are closed
 constexpr int64_t kThreadLookNs = 5000000;
@@ -82,13 +83,13 @@ Swept sweep(PagerState& state) {
   return settled ? Swept::kSettled : Swept::kUnsettled;
 }
 
-// Sleeps until there is work or a timeout (stats file, a child that cannot be waited for, a program that may be ending).
+// Sleeps until there is work or a timeout (a child that cannot be waited for, a program that may be ending).
 void wait_for_work(PagerState& state, Swept swept, bool told, bool ending) {
   sys::FutexWait words[sys::kFutexWaitMax];
   bool unsure = false;
   words[0] = {&state.housekeeping_word, kHousekeepingRuns};
   unsigned n = 1 + state.account.child_words(words + 1, sys::kFutexWaitMax - 1, &unsure);
-  int64_t timeout = state.options.stats_file != nullptr && state.options.stats_file[0] != 0 ? kStatsPeriodNs : -1;
+  int64_t timeout = -1;
   int64_t again = kUnsureNs;  // where the children's words cannot be waited for
   if (unsure || swept == Swept::kNot) timeout = kUnsureNs;
   if (swept == Swept::kUnsettled) timeout = again = kUnsettledNs;
@@ -137,6 +138,17 @@ void hand_over_room(bool sure) {
   for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->room_came();
 }
 
+void stats_file_run(void*) {
+  for (uint64_t before = 0;;) {
+    lunar_stats stats{};
+    pager_stats(&stats);
+    stats_file_write(stats);
+    const uint64_t changes = stats.faults + stats.evictions;
+    sys::sleep_ns(changes == before ? kStatsPeriodNs : kStatsBusyPeriodNs);
+    before = changes;
+  }
+}
+
 void housekeeping_run() {
   auto& state = pager_state();
   unsigned looks = 0;  // for threads of a program that may have ended
@@ -154,9 +166,6 @@ void housekeeping_run() {
       grow_ahead(state);
       hand_over_room(true);
     }
-    lunar_stats stats{};
-    pager_stats(&stats);
-    stats_file_write(stats);
     wait_for_work(state, swept, told, looks != 0);
   }
 }

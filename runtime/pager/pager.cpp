@@ -108,6 +108,9 @@ void housekeeping_thread(void*) {
   for (unsigned i = 0; rc == 0 && i < state.handler_count; ++i) rc = state.handlers[i]->start();
   while (rc == 0 && state.handlers_running.load(std::memory_order_acquire) < state.handler_count) sys::sleep_ns(5000);
   if (rc == 0) rc = state.evictor->start();
+  pthread_t stats;
+  if (rc == 0 && stats_file_is_open())
+    rc = sys::thread_start({"lunar-stats", stats_file_run, nullptr, false, false, &state.housekeeping_word}, &stats);
   if (rc < 0) fatal("pager: service threads cannot be started (%s)", errno_name(rc));
   // The last thread is made, and none of ours allocates any more: only now may a forked child go without the early heap
   // (its other fork handlers, the allocator's among them, run concurrently with this thread).

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stats file. One writer: the pager's housekeeping thread (and the exiting thread, after it).
+// The stats file. One writer: the pager's thread for it.
 #include "stats/export.h"
 
 #include <errno.h>
@@ -7,8 +7,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include <atomic>
 
 #include "sys/file.h"
 #include "sys/mem.h"
@@ -23,6 +21,7 @@ struct StatsFile {
 };
 
 StatsFile* g_file = nullptr;
+pid_t g_owner = 0;
 
 }  // namespace
 
@@ -42,16 +41,21 @@ int stats_file_open(const char* path) {
   sys::close_file(fd);
   if (rc < 0) return static_cast<int>(rc);
   g_file = static_cast<StatsFile*>(memory);
+  g_owner = getpid();
   return 0;
 }
 
+bool stats_file_is_open() { return g_file != nullptr && g_owner == getpid(); }
+
+// By the kernel: the file may have become shorter, which would be SIGBUS.
 void stats_file_write(const lunar_stats& stats) {
-  if (g_file == nullptr || g_file->header.pid != static_cast<uint32_t>(getpid())) return;  // a forked child keeps out
-  std::atomic_ref<uint64_t> sequence(g_file->header.sequence);
-  sequence.fetch_add(1, std::memory_order_acq_rel);
-  g_file->stats = stats;
-  g_file->header.updated_ns = sys::now_ns();
-  sequence.fetch_add(1, std::memory_order_release);
+  static uint64_t sequence = 0;
+  const uint64_t now = sys::now_ns(), changing = sequence + 1, changed = sequence += 2;
+  StatsFile& file = *g_file;
+  if (sys::poke(&file.header.sequence, &changing, sizeof changing) < 0) return;
+  (void)sys::poke(&file.stats, &stats, sizeof stats);
+  (void)sys::poke(&file.header.updated_ns, &now, sizeof now);
+  (void)sys::poke(&file.header.sequence, &changed, sizeof changed);
 }
 
 }  // namespace lunar

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Live counters in a file that other programs map or read: a 64-byte header, then struct lunar_stats (lunar/lunar.h).
-// Written by the pager's housekeeping thread every 50 ms and at exit, under a sequence number (odd while it changes).
+// Written by a thread of its own, once a second and more often while they change, under a sequence number (odd while it
+// changes). The file system may hang, and the file may be cut: that stops or hurts nothing else.
 #pragma once
 #include <cstdint>
 
@@ -20,6 +21,7 @@ static_assert(sizeof(StatsFileHeader) == 64);
 
 // Creates or replaces `path`. 0 or -errno. Not for the fault path.
 [[nodiscard]] int stats_file_open(const char* path);
-void stats_file_write(const lunar_stats& stats);  // no-op when none is open
+bool stats_file_is_open();                        // by this process, not by a parent
+void stats_file_write(const lunar_stats& stats);  // pre: it is. May block for as long as the file system does
 
 }  // namespace lunar

@@ -256,16 +256,30 @@ int copy_of_program(int fd) {
   if (copy >= 0) return copy;
   char path[64];
   format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", tid, fd);
-  return open_file(path, O_WRONLY | O_APPEND);
+  return open_file(path, O_WRONLY | O_APPEND | O_NONBLOCK);  // without a reader a pipe is not waited for
+}
+
+// A pipe or terminal that nothing reads stays full: it is waited for a moment, and then passed over for a while. One
+// whose reader has gone would raise SIGPIPE.
+int64_t write_soon(int fd, const void* buffer, size_t bytes) {
+  constexpr int kWaitMs = 100;
+  constexpr uint64_t kPassOverNs = 1000000000;
+  static std::atomic<uint64_t> full_until{0};
+  pollfd one{fd, POLLOUT, 0};
+  const int ready = poll(&one, 1, now_ns() < full_until.load(std::memory_order_relaxed) ? 0 : kWaitMs);
+  if (ready == 0) full_until.store(now_ns() + kPassOverNs, std::memory_order_relaxed);
+  if (ready == 0) return -EAGAIN;
+  if (ready > 0 && (one.revents & (POLLERR | POLLNVAL)) != 0) return -EPIPE;
+  return write_some(fd, buffer, bytes);
 }
 
 }  // namespace
 
 int64_t write_to_program(int fd, const void* buffer, size_t bytes) {
-  if (in_program_files()) return write_some(fd, buffer, bytes);
+  if (in_program_files()) return write_soon(fd, buffer, bytes);
   const int copy = copy_of_program(fd);
   if (copy < 0) return copy;
-  int64_t rc = write_some(copy, buffer, bytes);
+  int64_t rc = write_soon(copy, buffer, bytes);
   close_file(copy);
   return rc;
 }

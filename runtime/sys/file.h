@@ -37,6 +37,7 @@ void close_all_but(const int* keep, unsigned count);
 [[nodiscard]] int64_t readv_some(int fd, const iovec* iov, int count);
 [[nodiscard]] int64_t write_some(int fd, const void* buffer, size_t bytes);
 // As write_some, to a descriptor of the *program's* table: a service thread has a table of its own and goes by /proc.
+// -EAGAIN: a full pipe or terminal was waited for for 0.1 s (then not at all for a second). -EPIPE: without SIGPIPE.
 [[nodiscard]] int64_t write_to_program(int fd, const void* buffer, size_t bytes);
 // Whole small file (/proc, /sys) into a NUL-terminated buffer; returns its length or -errno.
 [[nodiscard]] int read_text(const char* path, char* buffer, size_t size);

@@ -471,7 +471,7 @@ int FileDevice::attach_joined(const JoinedFiles& files, const ContextOptions& op
   wanted.sqpoll |= sqpoll_;
   OwnedContext* context = nullptr;
   int status = UringContext::create(files, wanted, &context, iopoll_);
-  if (status == -EINVAL) return status;
+  if (status == -EINVAL || status == -EBADF) return status;  // EBADF: the program closes all descriptors just now
   if (status < 0) {
     if (!told_.exchange(true, std::memory_order_relaxed))
       log_warning(
