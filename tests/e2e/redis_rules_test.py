@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_rules_test MODULE: what the gate does in the server's place keeps the server's rules (Redis 7.0).
+"""redis_rules_test MODULE: what the gate does in the server's place keeps the server's rules (LUNAR_REDIS_SERVER: those of another one).
 
 A plain server tells what they are. Counts decide: lengths of chains, words in the append-only file, keys that expired.
 """
@@ -20,6 +20,7 @@ SCRIPT_KEYS = 12_000
 CHAIN_MAX = 32                  # a plain server's are 8 to 10 keys; thousands when its table does not grow
 DUE, LATER = 4_000, 30_000
 NEW = 8_000                     # keys written at maxmemory
+FIELDS, ROUND, ROUNDS_MAX = 200, 1_000, 200
 
 FAILURES = []
 
@@ -88,20 +89,25 @@ def rehash_goes_on(server):
     server.ask("SELECT", "0")
 
 
+def deletions(text):
+    """In an append-only file. What the server does by itself is an UNLINK where lazyfree settings say so (the default of Valkey)."""
+    return text.count(b"$3\r\nDEL\r\n") + text.count(b"$6\r\nUNLINK\r\n")
+
+
 def propagation(server, name):
-    """Each key that expires is one DEL, outside of any transaction."""
+    """Each key that expires is one deletion, outside of any transaction."""
     before = server.line("expired_keys")
     server.pipeline([("SET", f"due:{i}", "x" * 300, "PX", "1500") for i in range(DUE)])
     wait_for("the keys that are due", lambda: int(server.line("expired_keys")) == int(before) + DUE)
     server.ask("SET", "last", "x")
     text = server.appended()
     text = text[text.index(b"due:0"):]
-    require(text.count(b"$3\r\nDEL\r\n") == DUE, f"{name}: {text.count(b'$3' + bytes([13, 10]) + b'DEL')} DEL in the append-only file, {DUE} keys expired")
+    require(deletions(text) == DUE, f"{name}: {deletions(text)} deletions in the append-only file, {DUE} keys expired")
     require(b"MULTI" not in text, f"{name}: expired keys are deleted in {text.count(b'MULTI')} transactions")
 
 
 def random_eviction(server, name):
-    """Each key that is evicted is one DEL outside of any transaction, one event and one in INFO; no client sees another policy or limit meanwhile."""
+    """Each key that is evicted is one deletion outside of any transaction, one event and one in INFO; no client sees another policy or limit meanwhile."""
     server.ask("CONFIG", "SET", "notify-keyspace-events", "Ee")
     listener = Connection(server.port, PATIENCE_S)
     listener.ask("PSUBSCRIBE", "__keyevent@*__:evicted")
@@ -121,7 +127,7 @@ def random_eviction(server, name):
     text = text[text.index(b"new:0"):]
     print(f"{name}: {evicted} keys evicted for {NEW} new ones")
     require(evicted > NEW // 2, f"{name}: {evicted} keys were evicted")
-    require(text.count(b"$3\r\nDEL\r\n") == evicted, f"{name}: {text.count(b'DEL')} DEL in the append-only file, {evicted} keys evicted")
+    require(deletions(text) == evicted, f"{name}: {deletions(text)} deletions in the append-only file, {evicted} keys evicted")
     require(text.count(b"MULTI") == 0, f"{name}: {text.count(b'MULTI')} transactions in the append-only file")
     for _ in range(evicted):
         listener.receive()
@@ -151,6 +157,36 @@ def wish(server, name, behind_blocked):
     wait_for("the rest of the keys", lambda: int(server.line("expired_keys")) == int(before) + LATER)
 
 
+def fields(server, name):
+    """Redis 8: fields of hashes expire by the server's own cycle, also while keys are due all the time."""
+    if b"hpexpire" not in repr(server.ask("COMMAND", "INFO", "HPEXPIRE")).lower().encode():
+        return
+    before, rounds, size = int(server.line("expired_subkeys")), 0, server.ask("DBSIZE")
+    server.pipeline([("HSET", f"hash:{i}", "short", "x") for i in range(FIELDS)])
+    server.pipeline([("HPEXPIRE", f"hash:{i}", "200", "FIELDS", "1", "short") for i in range(FIELDS)])
+    while int(server.line("expired_subkeys")) < before + FIELDS and rounds < ROUNDS_MAX:
+        rounds += 1
+        server.pipeline([("SET", f"short:{rounds}:{i}", "x" * SIZE, "PX", "150") for i in range(ROUND)])
+    print(f"{name}: fields of {FIELDS} hashes expired behind {rounds} times {ROUND} keys")
+    require(rounds < ROUNDS_MAX, f"{name}: fields do not expire while keys do")
+    wait_for("the last of the short-lived keys", lambda: server.ask("DBSIZE") == size)
+
+
+def import_mode(server, name):
+    """Valkey: nothing expires in import mode."""
+    if not server.ask("CONFIG", "GET", "import-mode"):
+        return
+    server.ask("CONFIG", "SET", "import-mode", "yes")
+    before = int(server.line("expired_keys"))
+    server.pipeline([("SET", f"imported:{i}", "x" * SIZE, "PX", "100") for i in range(DUE)])
+    time.sleep(1.0)
+    expired = int(server.line("expired_keys")) - before
+    print(f"{name}: {expired} keys expired in import mode")
+    require(expired == 0, f"{name}: {expired} keys expired in import mode")
+    server.ask("CONFIG", "SET", "import-mode", "no")
+    wait_for("the imported keys", lambda: int(server.line("expired_keys")) == before + DUE)
+
+
 def main(module):
     root = tempfile.mkdtemp(prefix="lunar-rules-", dir=os.environ.get("TMPDIR", "/var/tmp"))
     servers = []
@@ -164,8 +200,10 @@ def main(module):
                 require(server.line("lunar_gate") == "watching" and int(server.line("lunar_evicted_pages")) > 0, "the gate does not watch: nothing is tested")
             key_tables(server, name)
             propagation(server, name)
+            fields(server, name)
+            import_mode(server, name)
             wish(server, name, False)
-            wish(server, name, True)
+            wish(server, name, True)   # from here on expiry is the server's alone
             random_eviction(server, name)
         rehash_goes_on(servers[1])
     finally:
