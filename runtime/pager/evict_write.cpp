@@ -217,9 +217,9 @@ void Evictor::finish_write(const Response& response) {
     ++writes_done_;
   } else {
     counters().write_errors.add();
-    log_warning("write of %u pages at slot %u of %s failed (%s); trying again", op.count, op.first.value,
-                state_.devices[state_.own_lun]->name(),
-                result < 0 ? errno_name(static_cast<int>(result)) : "short write");
+    LUNAR_LOG_LIMITED(log_warning, 10, "write of %u pages at slot %u of %s failed (%s); trying again", op.count,
+                      op.first.value, state_.devices[state_.own_lun]->name(),
+                      result < 0 ? errno_name(static_cast<int>(result)) : "short write");
   }
   unsigned count = op.count;
   uint32_t ids[kBatchPages];

@@ -96,9 +96,10 @@ void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
     release_op(op_index);
     return;
   }
-  log_error("page %p cannot be read back: slot %u of %s: %s; it is poisoned (touching it raises SIGBUS)",
-            static_cast<void*>(op.region->address_of(PageIndex(op.first))), op.slot.value,
-            state_.devices[op.lun]->name(), error == -EBADMSG ? "content does not match its hash" : errno_text(error));
+  LUNAR_LOG_LIMITED(
+      log_error, 100, "page %p cannot be read back: slot %u of %s: %s; it is poisoned (touching it raises SIGBUS)",
+      static_cast<void*>(op.region->address_of(PageIndex(op.first))), op.slot.value, state_.devices[op.lun]->name(),
+      error == -EBADMSG ? "content does not match its hash" : errno_text(error));
   counters().poisoned.add();
   ++failed_reads_;
   give_back(op, 0, PageState::kPoisoned);

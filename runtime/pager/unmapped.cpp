@@ -298,8 +298,8 @@ void poison(PagerState& state, const Destination& to, uint64_t page) {
 // content: nullptr where it is lost.
 void bring_read(PagerState& state, const Destination& to, uint64_t page, const char* content, bool over_tiered) {
   if (content != nullptr) return bring(state, to, page, content, over_tiered);
-  log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned",
-            static_cast<void*>(to.address_of(page)));
+  LUNAR_LOG_LIMITED(log_error, 100, "page %p, moved by a raw mremap, cannot be read back; it is poisoned",
+                    static_cast<void*>(to.address_of(page)));
   counters().poisoned.add();
   poison(state, to, page);
 }

@@ -2,7 +2,7 @@
 // write_errors: what writes that fail take away from a LUN. A place is given up only for what it did itself: not for
 // another one in the same write, and not while nothing can be written at all. In each case all content is right.
 //
-//   transient    one write in some fails, whatever its place
+//   transient    one write in some fails, whatever its place; the log is not flooded
 //   outage       for a while every write fails
 //   bad_places   some places never take a write
 //
@@ -33,9 +33,9 @@ uint64_t retired() {
 }
 unsigned long long n(uint64_t value) { return value; }
 
-void start(const std::string& faults) {
+void start(const std::string& faults, const std::string& log = "/dev/null") {
   const std::string uri = "sim:" + std::to_string(kSim) + ",seed=" + std::to_string(tier::announce_seed()) + faults;
-  tier::start_tier(kMemory / 4, 4 * kMemory, uri.c_str(), "log_file=/dev/null");
+  tier::start_tier(kMemory / 4, 4 * kMemory, uri.c_str(), ("log_file=" + log).c_str());
   g_base = static_cast<char*>(lunar_region_create(kMemory));
   REQUIRE_THAT(g_base != nullptr, "region: %s", strerror(errno));
 }
@@ -51,13 +51,36 @@ void check_all(uint64_t version) {
                  "page %llu does not hold version %llu", n(page), n(version));
 }
 
+// Lines of the log that name a write which failed; *last: that is the last one there will be.
+unsigned lines_of_writes(const std::string& log, bool* last) {
+  FILE* file = fopen(log.c_str(), "r");
+  REQUIRE_THAT(file != nullptr, "%s: %s", log.c_str(), strerror(errno));
+  unsigned lines = 0;
+  char line[512];
+  while (fgets(line, sizeof line, file) != nullptr) {
+    if (strstr(line, "trying again") == nullptr) continue;
+    ++lines;
+    *last = strstr(line, "further ones are not shown") != nullptr;
+  }
+  fclose(file);
+  return lines;
+}
+
 void transient() {
-  start(",write_error=20");
+  char log[] = "/tmp/lunar-write-errors-XXXXXX";
+  const int fd = mkstemp(log);
+  REQUIRE_THAT(fd >= 0, "mkstemp: %s", strerror(errno));
+  close(fd);
+  start(",write_error=20", log);
   for (uint64_t version = 1; version <= kPasses; ++version) write_all(version);
   check_all(kPasses);
   printf("%llu writes, %llu failed, %llu places given up\n", n(device().counters().writes.load()), n(errors()),
          n(retired()));
   REQUIRE_THAT(errors() > 20, "only %llu writes failed", n(errors()));
+  bool last = false;
+  const unsigned lines = lines_of_writes(log, &last);
+  unlink(log);
+  REQUIRE_THAT(lines > 0 && lines <= 10 && last, "%u lines for %llu writes that failed", lines, n(errors()));
   REQUIRE_THAT(retired() <= errors(), "%llu places are given up for %llu failed writes", n(retired()), n(errors()));
 }
 
