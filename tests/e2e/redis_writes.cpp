@@ -317,7 +317,7 @@ void eviction(Load& load, uint64_t count) {
        {"allkeys-random", "volatile-random", "allkeys-lru", "allkeys-lfu", "volatile-lru", "volatile-ttl"}) {
     (void)load.server.ask({"CONFIG", "SET", "maxmemory-policy", policy});
     (void)load.server.ask({"CONFIG", "SET", "maxmemory", "0"});
-    (void)load.server.ask({"FLUSHALL", "SYNC"});  // else Valkey frees the old values while the new ones come: twice as many
+    (void)load.server.ask({"FLUSHALL", "SYNC"});  // Valkey's default frees the old values while new ones come
     const bool expires = policy[0] == 'v';
     auto set = [&](uint64_t k, uint64_t version) {
       Words words{"SET", name_of(k), value_of(k, version)};
