@@ -378,7 +378,8 @@ int pager_activate(ErrorText* why) {
     const int64_t adopted = adopt_present(state, *state.regions.sorted[i].load());
     // Its threads run and a part is registered: there is no way back to plain memory, and none on.
     if (adopted < 0)
-      fatal("activation: regions cannot be registered or looked at (%s)", errno_name(static_cast<int>(adopted)));
+      fatal("activation: regions cannot be registered or looked at (%s)%s", errno_name(static_cast<int>(adopted)),
+            adopted == -EBUSY ? ": the program watches a part of them by a userfaultfd of its own" : "");
     found += adopted;
   }
   // So far the charge covered all committed memory; from now on it covers present pages. (Both together are below the
