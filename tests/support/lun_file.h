@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file that carries virtual LUNs, and ways into it; a transform that can be seen. For the tests of lun/.
+// A file that carries virtual LUNs, and ways into it. For the tests of lun/.
 #pragma once
 #include <stdlib.h>
 #include <unistd.h>
@@ -45,26 +45,6 @@ inline int open_virtual(const char* uri, const lunar::VirtualOptions& options, l
   const int status = open_physical(uri, format, &physical, why);
   return status < 0 ? status : lunar::VirtualLun::open(physical, options, out, why);
 }
-
-// Flips bits by block number and place: not a cipher, but one sees whether each block went through it once.
-class XorTransform final : public lunar::BlockTransform {
- public:
-  explicit XorTransform(uint64_t key) : key_(key) {}
-  uint32_t cipher_id() const override { return 7; }
-  void encrypt(uint64_t block, const void* from, void* to, size_t bytes) const override { mix(block, from, to, bytes); }
-  void decrypt(uint64_t block, void* data, size_t bytes) const override { mix(block, data, data, bytes); }
-
- private:
-  void mix(uint64_t block, const void* from, void* to, size_t bytes) const {
-    for (size_t at = 0; at < bytes; at += 8) {
-      uint64_t word;
-      memcpy(&word, static_cast<const char*>(from) + at, 8);
-      word ^= (block + at / 4096 + 1) * 0x9e3779b97f4a7c15 ^ at % 4096 ^ key_;
-      memcpy(static_cast<char*>(to) + at, &word, 8);
-    }
-  }
-  uint64_t key_;
-};
 
 inline uint64_t next_random(uint64_t* state) {  // splitmix64
   uint64_t x = *state += 0x9e3779b97f4a7c15;

@@ -74,14 +74,14 @@ constexpr uint64_t kFeaturesCompatible = 0, kFeaturesReadOnly = 0, kFeaturesInco
 enum EntryFlags : uint32_t { kEntryUsed = 1, kEntryScratch = 2 };
 
 struct LunEntry {
-  uint32_t flags;  // EntryFlags; 0: free, then all else is 0
-  uint32_t cipher_id;
-  char name[32];  // NUL-terminated, zero-filled; empty: scratch
+  uint32_t flags;      // EntryFlags; 0: free, then all else is 0
+  uint32_t cipher_id;  // 0. Earlier versions could name a cipher: such a LUN is refused
+  char name[32];       // NUL-terminated, zero-filled; empty: scratch
   uint8_t uuid[16];
   uint64_t size_bytes;  // <= extents * extent_bytes
   uint64_t extents;     // how many of the extent table are its
   uint64_t created_s;
-  uint8_t key_check[16];  // of the cipher: what a wrong key is seen by
+  uint8_t key_check[16];  // reserved: of the cipher of earlier versions
   uint32_t type;          // LunType (physical_lun.h)
   uint8_t reserved[28];
 };

@@ -46,8 +46,6 @@ struct NewLun {
   const char* name = "";
   LunType type = LunType::kBlocks;
   uint64_t size_bytes = 0;
-  uint32_t cipher_id = 0;
-  uint8_t key_check[16] = {};
 };
 
 class PhysicalLunImpl final : public PhysicalLun {
@@ -64,7 +62,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   const Geometry& geometry() const { return store_.geometry(); }
   // Each fills lun->size_bytes, extents, map and info on success.
   [[nodiscard]] int create(const NewLun& wanted, OwnedLun* lun, ErrorText* why);
-  [[nodiscard]] int open_named(const char* name, LunType type, OwnedLun* lun, uint8_t key_check[16], ErrorText* why);
+  [[nodiscard]] int open_named(const char* name, LunType type, OwnedLun* lun, ErrorText* why);
   [[nodiscard]] int grow(uint64_t bytes, OwnedLun* lun, ErrorText* why);  // to `bytes` at least
   [[nodiscard]] int shrink(uint64_t bytes, OwnedLun* lun, ErrorText* why);
   [[nodiscard]] int refresh(OwnedLun* lun);

@@ -38,7 +38,7 @@ struct VirtualLunInfo {
   uint64_t size_bytes = 0;
   uint64_t extents = 0;
   uint64_t created_s = 0;  // seconds since 1970
-  uint32_t cipher_id = 0;  // 0: none
+  uint32_t cipher_id = 0;  // 0: none. Others are of earlier versions, and do not open (-EOPNOTSUPP)
   bool in_use = false;     // open in some process
 };
 

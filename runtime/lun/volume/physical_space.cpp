@@ -118,9 +118,7 @@ unsigned PhysicalLunImpl::add_entry(bool scratch, const NewLun& wanted, uint64_t
   if (!scratch) strncpy(entry.name, wanted.name, sizeof entry.name - 1);
   entry.size_bytes = size_bytes;
   entry.created_s = static_cast<uint64_t>(time(nullptr));
-  entry.cipher_id = wanted.cipher_id;
   entry.type = static_cast<uint32_t>(wanted.type);
-  memcpy(entry.key_check, wanted.key_check, sizeof entry.key_check);
   return index;
 }
 
@@ -251,7 +249,7 @@ int PhysicalLunImpl::create_quick(const NewLun& wanted, OwnedLun* lun, ErrorText
   return 0;
 }
 
-int PhysicalLunImpl::open_named(const char* name, LunType type, OwnedLun* lun, uint8_t key_check[16], ErrorText* why) {
+int PhysicalLunImpl::open_named(const char* name, LunType type, OwnedLun* lun, ErrorText* why) {
   Session session(this, to_look(), why);
   if (session.status() < 0) return session.status();
   const unsigned index = find(name);
@@ -261,6 +259,12 @@ int PhysicalLunImpl::open_named(const char* name, LunType type, OwnedLun* lun, u
   if (entries()[index].type != static_cast<uint32_t>(type))
     return why->set(-EMEDIUMTYPE, "LUN %s#%s: is %s, not %s; give another one", raw_->name(), name,
                     lun_type_text(static_cast<LunType>(entries()[index].type)), lun_type_text(type));
+  if (entries()[index].cipher_id != 0)
+    return why->set(
+        -EOPNOTSUPP,
+        "LUN %s#%s: an earlier version has encrypted it (cipher %u), which Lunar does no longer; read it by that "
+        "version, or remove it",
+        raw_->name(), name, entries()[index].cipher_id);
   const int others = lun->exclusive ? locks_.owned(index) : locks_.owned_exclusively(index);
   if (others > 0)
     return why->set(-EBUSY, "LUN %s#%s: in use by another process%s; wait for it", raw_->name(), name,
@@ -269,7 +273,6 @@ int PhysicalLunImpl::open_named(const char* name, LunType type, OwnedLun* lun, u
   if (status == 0) status = locks_.own(index, lun->exclusive);
   if (status < 0) return why->set(status, "LUN %s#%s: cannot be locked (%s)", raw_->name(), name, errno_name(status));
   own_ = lun->index = index;
-  memcpy(key_check, entries()[index].key_check, 16);
   publish(lun);
   return 0;
 }

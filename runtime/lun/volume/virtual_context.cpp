@@ -8,7 +8,7 @@
 #include <bit>
 #include <new>
 
-#include "lun/volume/block_codec.h"
+#include "lun/volume/iovec_slices.h"
 #include "sys/arena.h"
 #include "sys/thread.h"
 
@@ -24,11 +24,9 @@ constexpr uint64_t low_bits(unsigned n) { return n == 64 ? ~uint64_t{0} : (uint6
 
 }  // namespace
 
-int VirtualContext::create(Device* base, ExtentMap* map, const BlockTransform* transform, const ContextOptions& options,
-                           VirtualContext** out) {
+int VirtualContext::create(Device* base, ExtentMap* map, const ContextOptions& options, VirtualContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
   const unsigned depth = options.depth, splits = depth < kSplitsMax ? depth : kSplitsMax;
-  const unsigned bounces = !transform ? 0 : depth < kBouncesMax ? depth : kBouncesMax;
   size_t bytes = 0;
   const auto part = [&](size_t size) {
     const size_t at = bytes;
@@ -38,26 +36,20 @@ int VirtualContext::create(Device* base, ExtentMap* map, const BlockTransform* t
   part(sizeof(VirtualContext));
   const size_t entries = part(depth * sizeof(InFlight)), stack = part(depth * sizeof(uint16_t)),
                ready = part(depth * sizeof(uint16_t));
-  const size_t splits_at = part(splits * sizeof(Split)), slices = part(splits * kSliceRoom * sizeof(iovec)),
-               vectors = part(bounces * sizeof(iovec));
+  const size_t splits_at = part(splits * sizeof(Split)), slices = part(splits * kSliceRoom * sizeof(iovec));
   bytes = round_up(bytes, 4096);
-  const size_t bounce_at = part(bounces * kBounceBytes);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   auto* context = new (memory) VirtualContext;
   context->device_ = base;
   context->map_ = map;
-  context->transform_ = transform;
   context->depth_ = depth;
   context->mapping_bytes_ = bytes;
   context->entries_ = reinterpret_cast<InFlight*>(memory + entries);
   context->free_entries_ = reinterpret_cast<uint16_t*>(memory + stack);
   context->ready_ = reinterpret_cast<uint16_t*>(memory + ready);
   context->splits_ = reinterpret_cast<Split*>(memory + splits_at);
-  context->bounce_iov_ = reinterpret_cast<iovec*>(memory + vectors);
-  context->bounces_ = memory + bounce_at;
   context->free_splits_ = low_bits(splits);
-  context->free_bounces_ = low_bits(bounces);
   for (unsigned i = 0; i < depth; ++i) context->free_entries_[i] = static_cast<uint16_t>(depth - 1 - i);
   for (unsigned i = 0; i < splits; ++i)
     context->splits_[i].slices = reinterpret_cast<iovec*>(memory + slices) + i * kSliceRoom;
@@ -80,9 +72,9 @@ void VirtualContext::release() {
 uint16_t VirtualContext::open_entry(const Command& command, uint64_t length, unsigned phase) {
   const uint16_t index = free_entries_[depth_ - in_flight_ - 1];
   ++in_flight_;
-  entries_[index] = {
-      command.tag, command.offset.value,        length, 0,          command.iov, command.iov_count, 0, kNone, kNone,
-      command.op,  static_cast<uint8_t>(phase), false,  command.fua};
+  entries_[index] = {command.tag, command.offset.value,        length, 0,
+                     command.iov, command.iov_count,           0,      kNone,
+                     command.op,  static_cast<uint8_t>(phase), false,  command.fua};
   return index;
 }
 
@@ -107,9 +99,8 @@ int VirtualContext::examine(const Command& command, uint64_t* length) const {
   if (command.op != Op::kDiscard) {
     if (!command.iov || command.iov_count == 0 || command.iov_count > kVectorsMax) return -EINVAL;
     *length = vector_bytes(command.iov, command.iov_count);
-    if (transform_ && (*length > kBounceBytes || !whole_blocks(command.iov, command.iov_count))) return -EINVAL;
   }
-  const uint64_t align = transform_ ? kCodecBlock : device_->io_align();
+  const uint64_t align = device_->io_align();
   return command.offset.value % align || *length % align ? -EINVAL : 0;
 }
 
@@ -126,27 +117,17 @@ VirtualContext::Start VirtualContext::start(const Command& command, uint64_t len
   }
   uint64_t run = length;
   if (!flush) out->offset = DeviceOffset{map_->run(offset, length, &run)};
-  const bool split = run < length, bounce = transform_ && command.op == Op::kWrite;
+  const bool split = run < length;
   if (split && command.op == Op::kWrite && command.atomic) {  // its pieces would be torn from each other
     ExtentMap::leave(&phases_, phase);
     return Start::kOutside;
   }
-  if ((split && !free_splits_) || (bounce && !free_bounces_)) {
+  if (split && !free_splits_) {
     ExtentMap::leave(&phases_, phase);
     return Start::kFull;
   }
   const uint16_t index = open_entry(command, length, phase);
   InFlight& entry = entries_[index];
-  if (bounce) {
-    const auto slot = static_cast<unsigned>(std::countr_zero(free_bounces_));
-    free_bounces_ &= ~(uint64_t{1} << slot);
-    char* memory = bounces_ + slot * kBounceBytes;
-    encrypt_vector(*transform_, offset, command.iov, command.iov_count, memory);
-    bounce_iov_[slot] = {memory, length};
-    entry.bounce = static_cast<uint16_t>(slot);
-    entry.iov = out->iov = &bounce_iov_[slot];
-    entry.iov_count = out->iov_count = 1;
-  }
   out->tag = index;
   if (!split) {
     entry.finished = true;
@@ -165,7 +146,6 @@ VirtualContext::Start VirtualContext::start(const Command& command, uint64_t len
 void VirtualContext::close_entry(uint16_t index) {
   InFlight& entry = entries_[index];
   if (entry.split != kNone) free_splits_ |= uint64_t{1} << entry.split;
-  if (entry.bounce != kNone) free_bounces_ |= uint64_t{1} << entry.bounce;
   ExtentMap::leave(&phases_, entry.phase);
   free_entries_[depth_ - in_flight_] = index;
   --in_flight_;
@@ -280,8 +260,6 @@ void VirtualContext::pump() {
 
 void VirtualContext::finish(uint16_t index, Response* out) {
   const InFlight& entry = entries_[index];
-  if (transform_ && entry.op == Op::kRead && entry.result > 0)
-    decrypt_vector(*transform_, entry.offset, entry.iov, entry.iov_count, static_cast<uint64_t>(entry.result));
   *out = {entry.tag, entry.result};
   close_entry(index);
 }

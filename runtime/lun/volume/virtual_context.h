@@ -2,12 +2,12 @@
 // VirtualContext: a context of a virtual LUN over one context of its base device.
 //
 //   command ──► one run on the base: handed on, with the caller's own iovecs
-//          └──► several runs: split at the borders, piece after piece as the base takes them; the iovec slices lie in a *split*
-//          └──► written through a transform: encrypted into a *bounce* first, which then is the one iovec
+//          └──► several runs: split at the borders, piece after piece as the base takes them;
+//               the iovec slices lie in a *split*
 //
 // An in-flight entry a command; all its pieces carry the entry's number as their tag, the response is the sum of their
-// bytes or the first error. Entries, splits and bounces are made with the context; where the last two are used up, a
-// command is not taken. Threading: as Context. May not allocate after create.
+// bytes or the first error. Entries and splits are made with the context; where the splits are used up, a command is not
+// taken. Threading: as Context. May not allocate after create.
 #pragma once
 #include <atomic>
 
@@ -19,10 +19,7 @@ namespace lunar {
 
 class VirtualContext final : public OwnedContext {
  public:
-  static constexpr uint64_t kBounceBytes = 1024 * 1024;  // what one command moves at most through a transform
-
-  [[nodiscard]] static int create(Device* base, ExtentMap* map, const BlockTransform* transform,
-                                  const ContextOptions& options, VirtualContext** out);
+  [[nodiscard]] static int create(Device* base, ExtentMap* map, const ContextOptions& options, VirtualContext** out);
   [[nodiscard]] int submit(const Command* commands, unsigned n) override;
   [[nodiscard]] int reap(Response* out, unsigned max) override;
   [[nodiscard]] int wait(Response* out, unsigned max, int64_t timeout_ns) override;
@@ -37,14 +34,14 @@ class VirtualContext final : public OwnedContext {
   VirtualContext* next = nullptr;  // of the LUN's list, under its lock
 
  private:
-  static constexpr unsigned kSplitsMax = 32, kBouncesMax = 64, kBatch = 64;
+  static constexpr unsigned kSplitsMax = 32, kBatch = 64;
   static constexpr uint16_t kNone = UINT16_MAX;
   struct InFlight {
     uint64_t tag, offset, length;  // on the virtual LUN
     int64_t result;                // bytes so far; < 0: the first error
     const iovec* iov;
     uint32_t iov_count, pieces;  // pieces: in flight on the base
-    uint16_t split, bounce;      // kNone: none
+    uint16_t split;              // kNone: none
     Op op;
     uint8_t phase;
     bool finished;  // no piece is to come
@@ -78,15 +75,12 @@ class VirtualContext final : public OwnedContext {
   Device* device_ = nullptr;
   Context* base_ = nullptr;
   ExtentMap* map_ = nullptr;
-  const BlockTransform* transform_ = nullptr;
   PhaseCount phases_;
   InFlight* entries_ = nullptr;
   // stack; ring of finished commands that never reached the base
   uint16_t *free_entries_ = nullptr, *ready_ = nullptr;
   Split* splits_ = nullptr;
-  char* bounces_ = nullptr;
-  iovec* bounce_iov_ = nullptr;
-  uint64_t free_splits_ = 0, free_bounces_ = 0, pumping_ = 0;  // a bit each; pumping_: splits with pieces to come
+  uint64_t free_splits_ = 0, pumping_ = 0;  // a bit each; pumping_: splits with pieces to come
   unsigned depth_ = 0, in_flight_ = 0, ready_first_ = 0;
   std::atomic<unsigned> ready_count_{0};
   std::atomic<bool> stalled_{false};  // pumping_ is not empty: for await

@@ -20,7 +20,7 @@ class VirtualLunImpl final : public VirtualLun {
   uint64_t size_bytes() const override { return scratch_ ? most_ : map_.limit(); }
   bool growable() const override { return scratch_; }
   [[nodiscard]] int64_t transfer(const Command& command) override;
-  uint32_t io_align() const override { return transform_ ? 4096 : base_->io_align(); }
+  uint32_t io_align() const override { return base_->io_align(); }
   Capabilities capabilities() const override;
   const char* name() const override { return name_; }
   const char* kind() const override { return "virtual"; }
@@ -43,20 +43,14 @@ class VirtualLunImpl final : public VirtualLun {
   VirtualLunImpl() = default;
   int start(const VirtualOptions& options, ErrorText* why);
   int open_existing(const VirtualOptions& options, ErrorText* why);
-  int check_cipher(const uint8_t key_check[16], ErrorText* why);
   int grow(uint64_t bytes, ErrorText* why);
   int shrink(uint64_t bytes, ErrorText* why);
   bool drained();
   void know_process();  // before each lock of sizes_ or list_ that may be a child's first
-  int64_t transfer_pieces(const Command& command, const iovec* iov, uint32_t iov_count, uint64_t offset,
-                          uint64_t length);
-  int64_t transfer_encrypted(const Command& command, uint64_t length);
+  int64_t transfer_pieces(const Command& command, uint64_t length);
 
-  static constexpr unsigned kBounces = 8;
-  static constexpr uint64_t kBounceBytes = 256 * 1024;
   PhysicalLunImpl* physical_ = nullptr;
   Device* base_ = nullptr;
-  const BlockTransform* transform_ = nullptr;
   OwnedLun lun_;  // under sizes_, but for what never changes
   VirtualLunInfo info_;
   bool scratch_ = false;
@@ -67,8 +61,6 @@ class VirtualLunImpl final : public VirtualLun {
   std::atomic<int> pid_{0};
   VirtualContext* contexts_ = nullptr;
   std::atomic<int> context_count_{0};
-  std::atomic<uint32_t> bounces_used_{0};
-  char* bounces_ = nullptr;
   std::atomic<uint32_t>* places_ = nullptr;
   size_t places_bytes_ = 0;
   uint64_t most_ = 0;   // of a scratch LUN: what it could have at open

@@ -3,9 +3,7 @@
 // Threading: transfer from any thread, without a lock. May not: allocate in transfer.
 #include <errno.h>
 
-#include <bit>
-
-#include "lun/volume/block_codec.h"
+#include "lun/volume/iovec_slices.h"
 #include "lun/volume/virtual_impl.h"
 
 namespace lunar {
@@ -24,7 +22,7 @@ unsigned shared_count() {
 
 int VirtualLunImpl::attach(const ContextOptions& options, Context** out) {
   VirtualContext* context = nullptr;
-  const int status = VirtualContext::create(base_, &map_, transform_, options, &context);
+  const int status = VirtualContext::create(base_, &map_, options, &context);
   if (status < 0) return status;
   know_process();
   list_.lock();
@@ -50,24 +48,20 @@ void VirtualLunImpl::detach(Context* context) {
 }
 
 // Each run by a command of its own. Bytes moved, short after a short one; the first error otherwise.
-int64_t VirtualLunImpl::transfer_pieces(const Command& command, const iovec* iov, uint32_t iov_count, uint64_t offset,
-                                        uint64_t length) {
+int64_t VirtualLunImpl::transfer_pieces(const Command& command, uint64_t length) {
   uint32_t at = 0;
   uint64_t within = 0, moved = 0;
   for (uint64_t done = 0; done < length;) {
     uint64_t run = 0;
     Command piece = command;
-    piece.offset = DeviceOffset{map_.run(offset + done, length - done, &run)};
+    piece.offset = DeviceOffset{map_.run(command.offset.value + done, length - done, &run)};
     piece.length = run;
     iovec slices[kVectorsMax];
     // its pieces would be torn from each other
     if (run < length && command.op == Op::kWrite && command.atomic) return -EINVAL;
-    if (run == length) {
-      piece.iov = iov;
-      piece.iov_count = iov_count;
-    } else if (command.op != Op::kDiscard) {
+    if (run < length && command.op != Op::kDiscard) {
       uint32_t room = kVectorsMax;
-      run = vector_slice(iov, iov_count, &at, &within, run, slices, &room);
+      run = vector_slice(command.iov, command.iov_count, &at, &within, run, slices, &room);
       piece.iov = slices;
       piece.iov_count = room;
     }
@@ -80,47 +74,12 @@ int64_t VirtualLunImpl::transfer_pieces(const Command& command, const iovec* iov
   return static_cast<int64_t>(moved);
 }
 
-int64_t VirtualLunImpl::transfer_encrypted(const Command& command, uint64_t length) {
-  unsigned slot = 0;
-  for (;;) {
-    uint32_t used = bounces_used_.load(std::memory_order_relaxed);
-    slot = static_cast<unsigned>(std::countr_one(used));
-    if (slot < kBounces && bounces_used_.compare_exchange_weak(used, used | 1u << slot, std::memory_order_acquire))
-      break;
-    if (slot >= kBounces) sys::yield_cpu();  // for as long as one I/O that uses a bounce takes
-  }
-  char* memory = bounces_ + slot * kBounceBytes;
-  uint32_t at = 0;
-  uint64_t within = 0;
-  int64_t moved = 0;
-  for (uint64_t done = 0; done < length;) {
-    iovec slices[kVectorsMax];
-    uint32_t room = kVectorsMax;
-    const uint64_t part = vector_slice(command.iov, command.iov_count, &at, &within,
-                                       length - done < kBounceBytes ? length - done : kBounceBytes, slices, &room);
-    encrypt_vector(*transform_, command.offset.value + done, slices, room, memory);
-    const iovec one = {memory, part};
-    const int64_t result = transfer_pieces(command, &one, 1, command.offset.value + done, part);
-    if (result < 0)
-      moved = result;
-    else
-      moved += result;
-    if (result != static_cast<int64_t>(part)) break;
-    done += part;
-  }
-  bounces_used_.fetch_and(~(1u << slot), std::memory_order_release);
-  return moved;
-}
-
 int64_t VirtualLunImpl::transfer(const Command& command) {
   if (command.op == Op::kFlush) return base_->transfer(command);
   uint64_t length = command.length;
   if (command.op != Op::kDiscard) {
     if (!command.iov || command.iov_count == 0 || command.iov_count > kVectorsMax) return -EINVAL;
     length = vector_bytes(command.iov, command.iov_count);
-    if (transform_ && !whole_blocks(command.iov, command.iov_count)) return -EINVAL;
-    // cut by the bounce memory
-    if (transform_ && command.op == Op::kWrite && command.atomic && length > kBounceBytes) return -EINVAL;
   }
   const uint64_t offset = command.offset.value;
   if (offset % io_align() || length % io_align()) return -EINVAL;
@@ -128,14 +87,7 @@ int64_t VirtualLunImpl::transfer(const Command& command) {
   const unsigned phase = map_.enter(count);
   const uint64_t limit = map_.limit();
   int64_t result = -EINVAL;
-  if (offset <= limit && length <= limit - offset) {
-    if (transform_ && command.op == Op::kWrite)
-      result = transfer_encrypted(command, length);
-    else
-      result = transfer_pieces(command, command.iov, command.iov_count, offset, length);
-    if (transform_ && command.op == Op::kRead && result > 0)
-      decrypt_vector(*transform_, offset, command.iov, command.iov_count, static_cast<uint64_t>(result));
-  }
+  if (offset <= limit && length <= limit - offset) result = transfer_pieces(command, length);
   ExtentMap::leave(count, phase);
   return result;
 }

@@ -20,7 +20,6 @@ namespace {
 constexpr uint64_t kDrainMaxNs = 5'000'000'000, kDrainPauseNs = 50'000;
 constexpr uint64_t kAheadPart = 16;  // a scratch LUN grows by a sixteenth of its size at least
 constexpr size_t kSharedBytes = ExtentMap::kSharedCounts * sizeof(PhaseCount);
-constexpr uint64_t kCheckBlock = UINT64_MAX / 4096;  // never a block of data
 
 }  // namespace
 
@@ -56,10 +55,8 @@ int VirtualLun::open(PhysicalLun* physical, const VirtualOptions& options, Virtu
 int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& options, VirtualLunImpl** out,
                          ErrorText* why) {
   *out = nullptr;
-  const size_t bounces = options.transform ? kBounces * kBounceBytes : 0;
   const size_t head = round_up(sizeof(VirtualLunImpl), 4096);
-  const size_t bytes =
-      head + bounces + round_up(physical->geometry().extent_count * sizeof(std::atomic<uint32_t>), 4096);
+  const size_t bytes = head + round_up(physical->geometry().extent_count * sizeof(std::atomic<uint32_t>), 4096);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   void* counts = memory ? map_private(kSharedBytes, ForkPolicy::kWipe) : nullptr;
   if (!counts) {
@@ -70,9 +67,7 @@ int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& option
   auto* lun = new (memory) VirtualLunImpl;
   lun->physical_ = physical;
   lun->base_ = physical->device();
-  lun->transform_ = options.transform;
-  lun->bounces_ = memory + head;
-  lun->places_ = reinterpret_cast<std::atomic<uint32_t>*>(memory + head + bounces);
+  lun->places_ = reinterpret_cast<std::atomic<uint32_t>*>(memory + head);
   lun->places_bytes_ = bytes;
   lun->shared_ = static_cast<PhaseCount*>(counts);  // zeros are what they begin with
   lun->pid_.store(getpid());
@@ -106,18 +101,10 @@ int VirtualLunImpl::start(const VirtualOptions& options, ErrorText* why) {
     if (options.size_bytes > uint64_t{1} << 60)
       return why->set(-ENOSPC, "LUN %s: a size of %s is more than any device has", name_,
                       format_size(options.size_bytes).text);
-    if (options.cipher_id && (!transform_ || transform_->cipher_id() != options.cipher_id))
-      return why->set(-ENOKEY, "LUN %s: cipher %u is asked for without its key", name_, options.cipher_id);
     NewLun wanted;
     wanted.name = options.name;
     wanted.type = options.type;
     wanted.size_bytes = round_up(options.size_bytes, 4096);
-    wanted.cipher_id = transform_ ? transform_->cipher_id() : 0;
-    if (transform_) {
-      memset(bounces_, 0, 4096);
-      transform_->encrypt(kCheckBlock, bounces_, bounces_ + 4096, 4096);
-      memcpy(wanted.key_check, bounces_ + 4096, sizeof wanted.key_check);
-    }
     status = physical_->create(wanted, &lun_, why);
   }
   if (status < 0) return status;
@@ -129,26 +116,12 @@ int VirtualLunImpl::start(const VirtualOptions& options, ErrorText* why) {
 }
 
 int VirtualLunImpl::open_existing(const VirtualOptions& options, ErrorText* why) {
-  uint8_t key_check[16];
-  int status = physical_->open_named(options.name, options.type, &lun_, key_check, why);
+  int status = physical_->open_named(options.name, options.type, &lun_, why);
   for (int i = 0; i < kBusyTries && status == -EBUSY; ++i) {
     sys::sleep_ns(kBusyPauseNs);
-    status = physical_->open_named(options.name, options.type, &lun_, key_check, why);
+    status = physical_->open_named(options.name, options.type, &lun_, why);
   }
-  if (status < 0) return status;
-  if (lun_.info.cipher_id == 0 && !transform_) return 0;
-  return check_cipher(key_check, why);
-}
-
-int VirtualLunImpl::check_cipher(const uint8_t key_check[16], ErrorText* why) {
-  const uint32_t cipher = lun_.info.cipher_id;
-  if (cipher == 0) return why->set(-EINVAL, "LUN %s: is not encrypted, and a key was given; leave it out", name_);
-  if (!transform_ || transform_->cipher_id() != cipher)
-    return why->set(-ENOKEY, "LUN %s: is encrypted (cipher %u); give its key", name_, cipher);
-  memset(bounces_, 0, 4096);
-  transform_->encrypt(kCheckBlock, bounces_, bounces_ + 4096, 4096);
-  if (memcmp(key_check, bounces_ + 4096, 16) == 0) return 0;
-  return why->set(-EKEYREJECTED, "LUN %s: this is not its key; give the one it was made with", name_);
+  return status;
 }
 
 void VirtualLunImpl::close() {
@@ -279,13 +252,11 @@ void VirtualLunImpl::release(DeviceOffset offset, uint64_t length) {
 
 Capabilities VirtualLunImpl::capabilities() const {
   Capabilities out = base_->capabilities();
-  const uint64_t most = transform_ ? VirtualContext::kBounceBytes : 16 * kMiB;
-  if (out.transfer_bytes_max > most) out.transfer_bytes_max = most;
+  if (out.transfer_bytes_max > 16 * kMiB) out.transfer_bytes_max = 16 * kMiB;
   out.persistent &= !scratch_;
   const Geometry& geometry = physical_->geometry();
   out.atomic_write_bytes =
       atomic_within(atomic_within(out.atomic_write_bytes, geometry.extent_bytes), geometry.data_offset);
-  if (transform_) out.atomic_write_bytes = atomic_within(out.atomic_write_bytes, kBounceBytes);
   return out;
 }
 

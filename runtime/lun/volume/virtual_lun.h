@@ -23,17 +23,6 @@
 
 namespace lunar {
 
-// Encryption hook: transforms a virtual LUN's blocks on their way. 4096-byte blocks; `block` is the logical block
-// number within the virtual LUN (the tweak). In place. Any thread; may not fail for valid keys. The layer above
-// supplies the cipher; a LUN whose entry names a cipher cannot be opened without it (-ENOKEY).
-class BlockTransform {
- public:
-  virtual ~BlockTransform() = default;
-  virtual uint32_t cipher_id() const = 0;  // as in the LUN's entry; never 0
-  virtual void encrypt(uint64_t block, const void* from, void* to, size_t bytes) const = 0;
-  virtual void decrypt(uint64_t block, void* data, size_t bytes) const = 0;
-};
-
 struct VirtualOptions {
   const char* name = "";            // "": a scratch LUN is made. Else it must exist
   LunType type = LunType::kBlocks;  // of a new one; one that is there must be of it (-EMEDIUMTYPE)
@@ -44,8 +33,6 @@ struct VirtualOptions {
   bool zeroed = true;
   //   they hold what a former owner left, for callers that never read what they did
   //   not write
-  uint32_t cipher_id = 0;                     // of a new one
-  const BlockTransform* transform = nullptr;  // not owned; outlives the LUN
 };
 
 class VirtualLun : public Device {

@@ -281,6 +281,34 @@ TEST_CASE("format: a LUN is opened as the type it was made as; one of a later ty
   CHECK(bed.check(Format::kNever).problems == 0);
 }
 
+TEST_CASE("format: a LUN that an earlier version encrypted is listed and refused, the others open") {
+  FormatBed bed;
+  bed.forge([](const MetadataImage& image) {
+    image.entries()[0].cipher_id = 7;
+    memset(image.entries()[0].key_check, 0x5a, sizeof image.entries()[0].key_check);
+  });
+  VirtualOptions options;
+  options.name = "x";
+  VirtualLun* lun = nullptr;
+  CHECK(bed.open(options, &lun) == -EOPNOTSUPP);
+  CHECK(bed.says("encrypted it (cipher 7)"));
+  options.name = "y";
+  REQUIRE(bed.open(options, &lun) == 0);
+  CHECK(lun->info().cipher_id == 0);
+  lun->close();
+  REQUIRE(bed.make("z", 64 * kKiB) == 0);  // a change keeps what the entry says
+  PhysicalLun* physical = bed.must(Format::kNever);
+  VirtualLunInfo list[4];
+  REQUIRE(physical->list(list, 4, 0) == 3);
+  CHECK((list[0].cipher_id == 7 && list[1].cipher_id == 0 && list[2].cipher_id == 0));
+  const Geometry g = bed.geometry();
+  const MetadataImage image{bed.slot(bed.newest()), &g};
+  CHECK((image.entries()[0].cipher_id == 7 && image.entries()[0].key_check[15] == 0x5a));
+  CHECK(physical->remove("x", &bed.why) == 0);
+  physical->close();
+  CHECK(bed.check(Format::kNever).problems == 0);
+}
+
 TEST_CASE("format: looking writes nothing, at whatever damage and whatever the dead left") {
   const FormatBed sound(lunar_test::old_image());  // with a dead scratch LUN
   struct Damage {

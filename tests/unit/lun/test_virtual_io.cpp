@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data path of virtual LUNs: against a model, through a transform, while sizes change.
+// The data path of virtual LUNs: against a model, while sizes change.
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -146,18 +146,6 @@ TEST_CASE("virtual: commands over scattered extents, against a model") {
       lun->close();
     }
   }
-  SECTION("file, through a transform") {
-    const XorTransform transform(99);
-    LunFile file(kBytes);
-    VirtualOptions options = named("x");
-    options.transform = &transform;
-    VirtualLun* lun = must(file.path, options);
-    interleave(file.path, lun, 40);
-    CHECK(lun->io_align() == 4096);
-    CHECK(lun->capabilities().transfer_bytes_max == kMiB);
-    against_model(lun, 64, 600, seed);
-    lun->close();
-  }
 }
 
 TEST_CASE("virtual: a command of 5 MiB is cut into as many pieces as it takes") {
@@ -275,36 +263,4 @@ TEST_CASE("virtual: shrinking waits for commands in flight") {
   CHECK(response.result == -EINVAL);
   lun->detach(context);
   lun->close();
-}
-
-TEST_CASE("virtual: a cipher's LUN opens with its key only") {
-  const XorTransform key(1), wrong(2);
-  LunFile file(kBytes);
-  VirtualOptions options = named("x", kExtent);
-  options.cipher_id = 7;
-  CHECK(refused(file.path, options, "without its key") == -ENOKEY);
-  options.transform = &key;
-  VirtualLun* lun = must(file.path, options);
-  CHECK(lun->info().cipher_id == 7);
-  Buffer buffer(4096);
-  memset(buffer.at, 0x31, 4096);
-  CHECK(io(lun, Op::kWrite, 8192, buffer.at, 4096) == 4096);
-  CHECK(zeros(lun, 0, 8192));
-  lun->close();
-  options = named("x", 0, false);
-  CHECK(refused(file.path, options, "give its key") == -ENOKEY);
-  options.transform = &wrong;
-  CHECK(refused(file.path, options, "not its key") == -EKEYREJECTED);
-  options.transform = &key;
-  lun = must(file.path, options);
-  memset(buffer.at, 0, 4096);
-  CHECK(io(lun, Op::kRead, 8192, buffer.at, 4096) == 4096);
-  CHECK(std::string(buffer.at, 4096) == std::string(4096, 0x31));
-  lun->close();
-  // The device has not seen it.
-  const int fd = open(file.path.c_str(), O_RDONLY);
-  std::string all(kBytes, 0);
-  REQUIRE(pread(fd, all.data(), all.size(), 0) == static_cast<ssize_t>(kBytes));
-  close(fd);
-  CHECK(all.find(std::string(64, 0x31)) == std::string::npos);
 }

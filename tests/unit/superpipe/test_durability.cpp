@@ -19,22 +19,10 @@ namespace {
 
 constexpr uint64_t kKept = 200 * kKiB;  // more than one chunk, one extent
 
-struct Xor final : BlockTransform {
-  uint32_t cipher_id() const override { return 7; }
-  void encrypt(uint64_t, const void* from, void* to, size_t bytes) const override {
-    for (size_t i = 0; i < bytes; ++i)
-      static_cast<char*>(to)[i] = static_cast<char>(static_cast<const char*>(from)[i] ^ 0x5a);
-  }
-  void decrypt(uint64_t, void* data, size_t bytes) const override {
-    for (size_t i = 0; i < bytes; ++i) static_cast<char*>(data)[i] ^= 0x5a;
-  }
-};
-
 // A device whose every backing device loses its power at once.
 struct Bed {
   Device* device = nullptr;
   std::vector<Device*> media;  // a handle on each, from its name
-  Xor cipher;
 
   std::string sim_uri(const char* more = "") {
     const std::string uri = named("8m", fresh()) + ",cache=2m";
@@ -44,7 +32,7 @@ struct Bed {
     media.push_back(handle);
     return uri + more;
   }
-  VirtualLun* carve(const std::string& uri, const char* name, uint64_t bytes, bool encrypted) {
+  VirtualLun* carve(const std::string& uri, const char* name, uint64_t bytes) {
     PhysicalLun* physical = nullptr;
     ErrorText why;
     REQUIRE(PhysicalLun::open(open(uri), Format::kIfBlank, &physical, &why) == 0);
@@ -52,8 +40,6 @@ struct Bed {
     options.name = name;
     options.create = true;
     options.size_bytes = bytes;
-    options.transform = encrypted ? &cipher : nullptr;
-    options.cipher_id = encrypted ? cipher.cipher_id() : 0;
     VirtualLun* lun = nullptr;
     const int status = VirtualLun::open(physical, options, &lun, &why);
     INFO(why.text);
@@ -75,11 +61,10 @@ struct Bed {
       const std::string a = sim_uri(others), b = sim_uri(faults);
       device = open("stripe:(paths:" + a + ";" + a + ");(paths:" + b + ";" + b + ")");
     }
-    if (kind == "virtual") device = carve(sim_uri(faults), "a", kMiB, false);
-    if (kind == "virtual, encrypted") device = carve(sim_uri(faults), "a", kMiB, true);
+    if (kind == "virtual") device = carve(sim_uri(faults), "a", kMiB);
     if (kind == "virtual, in pieces") {
       const std::string uri = sim_uri(faults);
-      VirtualLun *one = carve(uri, "a", 64 * kKiB, false), *other = carve(uri, "b", 64 * kKiB, false);
+      VirtualLun *one = carve(uri, "a", 64 * kKiB), *other = carve(uri, "b", 64 * kKiB);
       ErrorText why;
       for (unsigned i = 2; i <= 16; ++i) {
         REQUIRE(one->set_size(i * 64 * kKiB, &why) == 0);
@@ -102,8 +87,7 @@ struct Bed {
   }
 };
 
-constexpr const char* kKinds[] = {
-    "sim", "stripe", "paths", "stripe over paths", "virtual", "virtual, encrypted", "virtual, in pieces"};
+constexpr const char* kKinds[] = {"sim", "stripe", "paths", "stripe over paths", "virtual", "virtual, in pieces"};
 
 struct Way {
   Device* device;
@@ -376,13 +360,9 @@ TEST_CASE("atomic: composites promise what their members and their cuts leave, a
   const struct {
     const char* kind;
     uint64_t promised;
-  } kinds[] = {{"sim", 256 * kKiB},
-               {"stripe", 64 * kKiB},
-               {"paths", 256 * kKiB},
-               {"stripe over paths", 64 * kKiB},
-               {"virtual", 64 * kKiB},
-               {"virtual, encrypted", 64 * kKiB},
-               {"virtual, in pieces", 64 * kKiB}};
+  } kinds[] = {{"sim", 256 * kKiB},    {"stripe", 64 * kKiB},
+               {"paths", 256 * kKiB},  {"stripe over paths", 64 * kKiB},
+               {"virtual", 64 * kKiB}, {"virtual, in pieces", 64 * kKiB}};
   for (const auto& one : kinds) {
     Bed bed(one.kind, ",atomic=256k", ",atomic=256k");
     const uint64_t promised = bed.device->capabilities().atomic_write_bytes;
@@ -406,8 +386,7 @@ TEST_CASE("atomic: composites promise what their members and their cuts leave, a
       CHECK(write(promised - kPage, kPage) == kPage);
       CHECK(write(promised - kPage, 2 * kPage) == -EINVAL);  // no multiple of its length
       CHECK(write(0, 3 * kPage) == -EINVAL);
-      if (std::string(one.kind) != "virtual" && std::string(one.kind) != "virtual, encrypted")
-        CHECK(write(0, 2 * promised) == -EINVAL);
+      if (std::string(one.kind) != "virtual") CHECK(write(0, 2 * promised) == -EINVAL);
     }
   }
   Bed mixed_bed("stripe", ",atomic=4k", ",atomic=256k");

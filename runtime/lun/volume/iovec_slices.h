@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bytes of an iovec array, and parts of it.
+// Threading: no state. May not allocate.
+#pragma once
+#include <stdint.h>
+#include <sys/uio.h>
+
+namespace lunar {
+
+inline uint64_t vector_bytes(const iovec* iov, uint32_t count) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < count; ++i) bytes += iov[i].iov_len;
+  return bytes;
+}
+
+// Takes up to `want` bytes from (*at, *within) of a vector into `out`; *room entries at most. Moves the place on,
+// returns the bytes.
+inline uint64_t vector_slice(const iovec* iov, uint32_t count, uint32_t* at, uint64_t* within, uint64_t want,
+                             iovec* out, uint32_t* room) {
+  uint64_t got = 0;
+  uint32_t used = 0;
+  while (got < want && *at < count && used < *room) {
+    const uint64_t have = iov[*at].iov_len - *within, part = have < want - got ? have : want - got;
+    if (part) out[used++] = {static_cast<char*>(iov[*at].iov_base) + *within, part};
+    got += part;
+    *within += part;
+    if (*within == iov[*at].iov_len) {
+      ++*at;
+      *within = 0;
+    }
+  }
+  *room = used;
+  return got;
+}
+
+}  // namespace lunar
