@@ -96,7 +96,6 @@ void release(void* pointer) { heap_free_or(pointer, release_untiered); }
 }  // namespace lunar::preload
 
 using lunar::preload::allocate;
-using lunar::preload::release;
 
 LUNAR_EXPORT void* malloc(size_t bytes) noexcept { return allocate(0, bytes, false); }
 
