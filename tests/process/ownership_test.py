@@ -32,7 +32,7 @@ problems = []
 
 # What a device is used for, by who has it.   "whole": with others of the kind; "alone": with nobody; "parts": virtual LUNs, with others
 USE = {"physical": "whole", "group": "whole", "reserve": "alone", "bench": "alone", "virtual": "parts", "named": "parts", "run": "parts",
-       "mounted": "system", "swap": "system"}
+       "mounted": "system", "swap": "system", "claimed": "system"}   # claimed: as mkfs has a block device while it works
 # Who may come beside: all but these are refused. `info` only looks; a named LUN is its owner's alone.
 SHARES = {"whole": {"physical", "group", "readonly", "info"}, "alone": {"info"}, "parts": {"virtual", "run", "create", "info"},
           "system": {"info", "readonly"}}
@@ -122,17 +122,22 @@ def prepared(first, path):
     if first == "mounted":
         return bool(tool("mkfs.ext4")) and system(tool("mkfs.ext4"), "-q", path).returncode == 0
     if first == "swap":
+        if os.path.isfile(path):
+            with open(path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, DISK_BYTES)   # the kernel takes no file with holes
         return bool(tool("mkswap")) and system(tool("mkswap"), path, str(SWAP_PAGES * PAGE // 1024)).returncode == 0
     return True
 
 
 class System:
-    """The kernel has it: mounted, or swap."""
+    """Another program has it by the kernel: mounted, swap, or open with O_EXCL."""
     open = True
 
     def __init__(self, use, path, folder):
-        self.path, self.place = path, None
-        if use == "swap":
+        self.path, self.place, self.claim = path, None, None
+        if use == "claimed":
+            self.claim = os.open(path, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
+        elif use == "swap":
             self.open = system(tool("swapon"), path).returncode == 0
         else:
             self.place = os.path.join(folder, "mount")
@@ -141,9 +146,20 @@ class System:
             self.open = system(tool("mount"), "-o", "ro", path, self.place).returncode == 0
 
     def end(self):
+        if self.claim is not None:
+            os.close(self.claim)
+            return "", []
         ended = system(tool("umount"), self.place) if self.place else system(tool("swapoff"), self.path)
         check(ended.returncode == 0, f"{self.path}: {ended.stderr}")
         return "", []
+
+
+def swaps_to_files(folder):
+    """Not every file system lets the kernel swap to its files."""
+    path = new_file(folder, "swaps.img")
+    if not prepared("swap", path) or system(tool("swapon"), path).returncode != 0:
+        return False
+    return check(system(tool("swapoff"), path).returncode == 0, f"swapoff {path}")
 
 
 def expectations(first, block):
@@ -219,8 +235,7 @@ class Loops:
 
 
 def jobs_of_files(folder):
-    firsts = [first for first, use in USE.items() if use != "system" and first != "group"]
-    for first in firsts:
+    for first in (first for first, use in USE.items() if use != "system"):
         path = new_file(folder, f"{first}.img")
         yield pair, (folder, first, path, path, False)
     yield in_turn, (folder, new_file(folder, "turn.img"))
@@ -234,15 +249,21 @@ def jobs_of_files(folder):
 
 
 def jobs_of_loops(folder, loops):
-    for first in [*USE]:
-        if first == "group":
-            continue
+    for first in USE:
         part = os.path.join(folder, first)
         os.makedirs(part)
         device = loops.on(new_file(part, "disk.img"))
         if device is None:
             return
         yield pair, (part, first, device, device, True)
+    for first in ("mounted", "swap"):   # a file: mounted by a loop device that mount makes
+        if first == "swap" and not swaps_to_files(folder):
+            print("no swap to files of this file system")
+            continue
+        part = os.path.join(folder, f"{first}-file")
+        os.makedirs(part)
+        path = new_file(part, "disk.img")
+        yield pair, (part, first, path, path, False)
     yield in_turn, (folder, loops.on(new_file(folder, "turn-loop.img")))
     yield loops_of_loops, (folder, loops)
     yield partition_and_disk, (folder, loops)
