@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pairs stored and read back asynchronously: a number of chains, each of which issues its next operation from the callback of
- * the one before.
+ * Pairs stored and read back asynchronously: a number of chains, each of which issues its next operation from the
+ * callback of the one before.
  *
  *   run_kv_async [PATH [DEPTH [PAIRS]]]      PATH: a place for the store; without one, or "": memory. DEPTH: chains
  */

@@ -120,12 +120,25 @@ Store::Gain Store::gain_segment(bool may_clean, TriesForSpace* tries, int* error
   return status == -ENOSPC ? Gain::kFull : Gain::kWait;
 }
 
-int Store::room_for_segment() {
-  // The thread that cleans or saves may have made room meanwhile.
-  for (unsigned round = 0; !cleaning_.try_lock(); ++round) {
-    if (log_.has_room()) return 0;
+// The thread that cleans or saves may make room meanwhile: false, has_room() said so. True: the mutex is the caller's.
+template <class HasRoom>
+bool Store::lock_for_room(HasRoom has_room) {
+  wait_for_room_.fetch_add(1, std::memory_order_relaxed);
+  bool locked = false;
+  for (unsigned round = 0; !(locked = cleaning_.try_lock()) && !has_room(); ++round) wait_a_little(round);
+  wait_for_room_.fetch_sub(1, std::memory_order_relaxed);
+  return locked;
+}
+
+// For a thread that wants the mutex for something else: writers that wait for room (they look every 50 us) take it
+// first.
+void Store::yield_to_writers() const {
+  for (unsigned round = 0; round < 200 && wait_for_room_.load(std::memory_order_relaxed) != 0; ++round)
     wait_a_little(round);
-  }
+}
+
+int Store::room_for_segment() {
+  if (!lock_for_room([&] { return log_.has_room(); })) return 0;
   const int status = room_for_segment_locked();
   cleaning_.unlock();
   return status;
@@ -240,10 +253,12 @@ int Store::compact() {
 }
 
 int Store::room_for_run(uint64_t count, uint64_t* first) {
-  MutexLock guard(cleaning_);
+  if (log_.take_run(count, first) == 0 || !lock_for_room([&] { return log_.take_run(count, first) == 0; })) return 0;
   log_.reclaim();
-  if (log_.take_run(count, first) == 0) return 0;
-  return make_run(count, first);
+  int status = log_.take_run(count, first);
+  if (status < 0) status = make_run(count, first);
+  cleaning_.unlock();
+  return status;
 }
 
 }  // namespace lunar::kv

@@ -2,12 +2,13 @@
 // Durable sets: the tail is written in batches, by group commit. See record_log.h; the form: store_format.h.
 //
 //   segment   │ header │ record │ record │ pad │ header │ record │ ...        │
-//             └──────── batch 7, durable ──────┘└── batch 8, the newest ──►   records are appended and changed here alone
+//             └──────── batch 7, durable ──────┘└── batch 8, the newest ──►
+//                                               records are appended and changed here alone
 //
-// A commit cuts the newest batch off, waits until its records are filled, writes it and what sealed segments have that is
-// not written, and flushes. Writers go on in the next batch meanwhile. One thread commits at a time; those that come while
-// it does wait for its end, and one of them makes the next commit, for all. So a commit begins after the one before is
-// durable: what of a batch is on the device proves that all commits before it are.
+// A commit cuts the newest batch off, waits until its records are filled, writes it and what sealed segments have that
+// is not written, and flushes. Writers go on in the next batch meanwhile. One thread commits at a time; those that come
+// while it does wait for its end, and one of them makes the next commit, for all. So a commit begins after the one
+// before is durable: what of a batch is on the device proves that all commits before it are.
 // Threading: as in record_log.h.
 #include <errno.h>
 
@@ -52,12 +53,13 @@ int Log::begin_commits(bool waits_for_company, uint64_t bytes_most) {
   return 0;
 }
 
-bool Log::log_is_long() const {
-  if (!commits()) return false;
+bool Log::log_is_long() const { return commits() && opened_.load(std::memory_order_relaxed) >= log_segments_most(); }
+
+uint64_t Log::log_segments_most() const {
   uint64_t most = log_most_;
   if (most == 0) most = 8 * state_bytes_(state_owner_);
   if (log_most_ == 0 && most < kLogBytesLeast) most = kLogBytesLeast;
-  return opened_.load(std::memory_order_relaxed) >= (most >> segment_bits_) + 1;
+  return (most >> segment_bits_) + 1;
 }
 
 // The first of the two announced is the next tail; `fresh` will be the second. Pre: the mutex.

@@ -21,8 +21,8 @@ unsigned Epochs::enter() {
   if (slot_hint == 0) slot_hint = hints.fetch_add(1, std::memory_order_relaxed) % kSlots + 1;
   unsigned i = slot_hint - 1;
   for (unsigned tries = 0;; i = (i + 1) % kSlots) {
-    uint64_t nobody = 0;
-    if (slots_[i].epoch.compare_exchange_strong(nobody, epoch_.load(std::memory_order_seq_cst),
+    uint64_t idle = 0;
+    if (slots_[i].epoch.compare_exchange_strong(idle, epoch_.load(std::memory_order_seq_cst),
                                                 std::memory_order_seq_cst)) {
       slot_hint = i + 1;
       return i;

@@ -13,7 +13,6 @@ namespace {
 
 // tenths: a bucket more whenever there are more entries than that on average
 constexpr uint64_t kEntriesABucket10 = 72;
-constexpr unsigned kOverflowBits = 6;
 
 bool is_empty(const std::atomic<uint64_t>& place) { return place.load(std::memory_order_relaxed) == 0; }
 

@@ -4,10 +4,10 @@
 //   entry   │ tag: 24 bits of the hash │ address: 40 bits │     8 bytes; 0: empty
 //   bucket  │ entry × 7 │ link │                              one cache line; link: for what does not fit,
 //   overflow bucket │ entry × 3 │ link │                      half of one
-//   link    │ marks of the entries, kMarkers bits each │ number: 40 bits │
+//   link    │ marks of the entries, kMarkers bits each │ number: 29 bits │
 //
-// There are 7.2 entries a bucket of 7 on average. Most chains have an overflow bucket then, but as these are small all of it
-// takes 11.4 to 11.9 bytes an entry, and a hit looks at 1.2 to 1.3 lines (DECISIONS.md has other loads).
+// There are 7.2 entries a bucket of 7 on average. Most chains have an overflow bucket then, but as these are small all
+// of it takes 11.4 to 11.9 bytes an entry, and a hit looks at 1.2 to 1.3 lines (DECISIONS.md has other loads).
 //
 // It grows one bucket at a time (linear hashing): bucket `split` gives half its entries to the new last bucket, then
 // split moves on; after a round of 2^level splits there are twice as many. So growth never stops the shard for longer
@@ -19,8 +19,8 @@
 //
 // Readers take no lock. A hit is always valid. A miss counts only when no entry was moved meanwhile: `moves` is odd
 // during a split and has another value afterwards, and then the reader looks again.
-// A mark says that a walk (log_scan.h) has given the key of that entry. It stays with the entry, whatever address that gets,
-// wherever a split puts it; a new entry has none.
+// A mark says that a walk (log_scan.h) has given the key of that entry. It stays with the entry, whatever address that
+// gets, wherever a split puts it; a new entry has none.
 // Threading: find, collect: any. Everything else: the holder of the shard's lock. Buckets are never given back before
 // close, so that a reader may look at one that has become another chain's: what it finds there, it compares with its
 // key.
@@ -53,6 +53,7 @@ class BucketArray {
   void close();
   // There are `count` buckets, the new ones empty. -ENOMEM (also when the budget is spent). Pre: the lock.
   [[nodiscard]] int grow(uint64_t count);
+  static constexpr uint64_t count_most(unsigned bits) { return uint64_t{1} << (bits + kParts - 1); }
   uint64_t count() const { return count_.load(std::memory_order_relaxed); }
   B& at(uint64_t number) const {
     const unsigned part = number >> bits_ ? 64 - static_cast<unsigned>(__builtin_clzll(number)) - bits_ : 0;
@@ -117,7 +118,7 @@ class Index {
 
   // Marks of the entries, for kMarkers walks at a time. clear_marks: in bucket `number` and its chain. mark: false: the
   // index leads no such key to that address, or it is marked. Pre, of both: the lock.
-  static constexpr unsigned kMarkers = 3, kNoMarker = kMarkers;
+  static constexpr unsigned kMarkers = 5, kNoMarker = kMarkers;
   void clear_marks(uint64_t number, unsigned marker);
   [[nodiscard]] bool mark(uint64_t hash, Address address, unsigned marker);
 
@@ -126,8 +127,8 @@ class Index {
     const uint64_t packed = shape_.load(std::memory_order_seq_cst);
     return {static_cast<unsigned>(packed >> 56), packed & ((uint64_t{1} << 56) - 1)};
   }
-  // Addresses of all entries of a class that `marker` has not marked: up to `max` into `out`; returns how many there are
-  // (more than max: call again with more room).
+  // Addresses of all entries of a class that `marker` has not marked: up to `max` into `out`; returns how many there
+  // are (more than max: call again with more room).
   uint64_t collect(const Shape& from, uint64_t number, Address* out, uint64_t max, unsigned marker = kNoMarker) const;
   // For the saved state. Entries as they are, of bucket `number` and its chain. Pre: the lock.
   template <class Visit>
@@ -160,9 +161,10 @@ class Index {
     const uint64_t low = bits & ((uint64_t{1} << shape.level) - 1);
     return low < shape.split ? bits & ((uint64_t{2} << shape.level) - 1) : low;
   }
-  static constexpr unsigned kLinkBits = 40;
+  static constexpr unsigned kLinkBits = 29, kOverflowBits = 6;
   static constexpr uint64_t kLinkMask = (uint64_t{1} << kLinkBits) - 1, kMarkMask = (1u << kMarkers) - 1;
   static_assert(kLinkBits + kMarkers * Bucket::kEntries <= 64);
+  static_assert(BucketArray<OverflowBucket>::count_most(kOverflowBits) <= kLinkMask);
   OverflowBucket* linked(const std::atomic<uint64_t>& word) const {
     const uint64_t link = word.load(std::memory_order_seq_cst) & kLinkMask;
     return link ? &overflow_.at(link - 1) : nullptr;

@@ -22,7 +22,7 @@ struct StoreInfo {
   unsigned shards = 0;
   uint64_t segment_bytes = 0;
   uint64_t segments[kSegmentStates] = {};  // by SegmentState
-  uint64_t live_bytes = 0;                 // of records in segments; large pairs take whole segments beside them
+  uint64_t live_bytes = 0;                 // of records in segments; large pairs take whole segments of their own
 };
 
 // Something that is not as it was written.

@@ -30,8 +30,8 @@ struct KeptPlace {
   const char* advice = "";         //   what to do about a place that holds something: "; give another"
 };
 
-// The device is for this process alone (but kLook), and *contents is what to open the store with. *made: a file was made
-// for it; on failure it is gone. 0; -ENOENT, -EEXIST, -EBUSY and the like, with *why and nothing changed.
+// The device is for this process alone (but kLook), and *contents is what to open the store with. *made: a file was
+// made for it; on failure it is gone. 0; -ENOENT, -EEXIST, -EBUSY and the like, with *why and nothing changed.
 [[nodiscard]] int kept_place_open(const KeptPlace& place, Device** device, Contents* contents, bool* made,
                                   ErrorText* why);
 

@@ -265,6 +265,7 @@ int Log::take_link(uint64_t life, uint64_t* number) {
 // What was retired after the cut, the new state refers to, or the log behind it.
 void Log::save_end(Saved saved) {
   MutexLock guard(mutex_);
+  state_wanted_.store(false, std::memory_order_relaxed);
   if (saved == Saved::kYes) opened_.fetch_sub(opened_at_cut_, std::memory_order_relaxed);
   for (uint64_t i = 0; i < count_; ++i) {
     Segment& segment = segments_[i];

@@ -15,9 +15,9 @@ namespace lunar::kv {
 namespace {
 
 // A value is copied while another thread may change it: word by word with acquire loads and release stores, which is no
-// data race by the letter of C++. That is half as fast as the processor's own copy, so long runs of words go by that one,
-// but where a sanitizer is to see each access. REP MOVS moves whole words here (the addresses in the record are aligned),
-// other loads and stores do not pass it, and the compiler may not move memory accesses over the asm.
+// data race by the letter of C++. That is half as fast as the processor's own copy, so long runs of words go by that
+// one, but where a sanitizer is to see each access. REP MOVS moves whole words here (the addresses in the record are
+// aligned), other loads and stores do not pass it, and the compiler may not move memory accesses over the asm.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 constexpr uint64_t kLongWords = 64;
 void move_words(void* to, const void* from, uint64_t words) {

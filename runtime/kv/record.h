@@ -48,7 +48,7 @@ enum class RecordType : uint32_t { kMark = 0, kPair = 1, kLarge = 2, kDeleted = 
 struct LargePlace;
 struct Replaced;
 
-// What a record says beside its pair, in bits of Record::size_type above type and units (14 bits).
+// What a record says in addition to its pair, in bits of Record::size_type above type and units (14 bits).
 struct RecordNotes {
   static constexpr uint32_t kReplacesPair = 1u << 16, kReplacesRun = 1u << 17;  // it ends with such a structure
   // Cleaning moved it from a segment of which 10 bits are known, with so many units less than it had (3 bits: of

@@ -147,6 +147,7 @@ bool Log::take_one(bool cleaning, uint64_t* number) {
     // For the next state, and when that is larger than the last one, for the one after it too.
     const uint64_t one = (state_bytes_(state_owner_) >> segment_bits_) + 2;
     state_reserve_.store(one + (one > links_ ? one - links_ : 0), std::memory_order_relaxed);
+    note_whether_state_is_wanted();
   }
   if (free_.load(std::memory_order_relaxed) <= (cleaning ? state_reserve() : reserve())) return false;
   if (!cleaning && log_is_long()) return false;
@@ -164,15 +165,32 @@ bool Log::take_one(bool cleaning, uint64_t* number) {
   return false;
 }
 
+// Pre: the mutex.
+void Log::note_whether_state_is_wanted() {
+  const uint64_t gain = held() + retired_.load(std::memory_order_relaxed);
+  const bool room_ends = gain >= count_ / 16 && free_.load(std::memory_order_relaxed) <= reserve() + count_ / 32;
+  bool log_grows = false;
+  if (commits()) {
+    const uint64_t most = log_segments_most();
+    log_grows = opened_.load(std::memory_order_relaxed) >= most - most / 4;
+  }
+  if (room_ends || log_grows) state_wanted_.store(true, std::memory_order_relaxed);
+}
+
 int Log::take_run(uint64_t count, uint64_t* first) {
   MutexLock guard(mutex_);
+  if (state_bytes_) note_whether_state_is_wanted();
   if (free_.load(std::memory_order_relaxed) < count + reserve()) return -EAGAIN;
-  uint64_t length = 0;
-  for (uint64_t i = 0; i < count_ && length < count; ++i) {
-    length = state(i) == SegmentState::kFree ? length + 1 : 0;
-    *first = i + 1 - length;
+  uint64_t length = 0, best = UINT64_MAX;
+  for (uint64_t i = 0; i <= count_ && best != count; ++i) {
+    if (i < count_ && state(i) == SegmentState::kFree) {
+      ++length;
+      continue;
+    }
+    if (length >= count && length < best) best = length, *first = i - length;
+    length = 0;
   }
-  if (length < count) return -EAGAIN;
+  if (best == UINT64_MAX) return -EAGAIN;
   for (uint64_t i = *first; i < *first + count; ++i) {
     segments_[i].pending.store(true, std::memory_order_relaxed);
     segments_[i].saved = commits();

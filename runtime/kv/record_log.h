@@ -11,8 +11,8 @@
 //
 // In memory all segments lie in DRAM. On a device only some do, each in a *frame*: the tail, and those behind it, the
 // youngest first. A sealed segment is written in one piece when another tail needs its frame; from then on it is read
-// from the device, record by record, with checksums (log_device.cpp). What is read there, and what was read while it lay
-// in its frame, goes to the read cache (record_cache.h), which takes the DRAM that frames and index leave.
+// from the device, record by record, with checksums (log_device.cpp). What is read there, and what was read while it
+// lay in its frame, goes to the read cache (record_cache.h), which takes the DRAM that frames and index leave.
 //
 // Where sets are durable when they return, the tail is written in batches instead, each once (commit.cpp).
 //
@@ -146,21 +146,22 @@ class Log {
   uint64_t life(uint64_t number) const { return segments_[number].life.load(std::memory_order_acquire); }
   // A record larger than that lies in a run, unless it is a descriptor.
   uint64_t inline_units_max() const { return segment_bytes() / 16 / kUnitBytes; }
-  // Whether they can be what this log holds: no length or place leads out of it. A checksum proves who wrote a record, not
-  // that it makes sense. room: bytes from the record to the end of what is there.
+  // Whether they can be what this log holds: no length or place leads out of it. A checksum proves who wrote a record,
+  // not that it makes sense. room: bytes from the record to the end of what is there.
   bool possible(const Record* record, uint64_t room) const;
   // Possible, and what was written at `address` in that life of its segment. Pre: `room` bytes can be read.
   bool sound(const Record* record, Address address, uint64_t life, uint64_t room) const;
   bool possible(const LargePlace& place) const;
 
-  // Runs. take: first segment of `count` free neighbours, or -EAGAIN. retire: reusable once no reader looks at them.
+  // Runs. take: first segment of `count` free neighbours, where the fewest are that are enough, or -EAGAIN. retire:
+  // reusable once no reader looks at them.
   uint64_t run_segments(uint64_t bytes) const;
   [[nodiscard]] int take_run(uint64_t count, uint64_t* first);
   void run_published(uint64_t first, uint64_t count);  // pre: the lock of its shard
   bool pending(uint64_t number) const { return segments_[number].pending.load(std::memory_order_relaxed); }
   void retire(uint64_t first, uint64_t count);
   bool are_of_runs(uint64_t first, uint64_t count) const;
-  bool is_run(const LargePlace& place) const;  // it lies there, and is nobody else's. Pre: the lock of its shard
+  bool is_run(const LargePlace& place) const;  // it lies there, and is used by nothing else. Pre: the lock of its shard
   // Where a run lies in DRAM. Pre: not on a device, and the caller in an epoch.
   char* run_memory(uint64_t first) const { return segments_[first].memory.load(std::memory_order_acquire); }
   [[nodiscard]] int write_run(const LargePlace& place, Bytes key, Bytes value);
@@ -195,9 +196,9 @@ class Log {
            segment.filling[1].load(std::memory_order_seq_cst) != 0;
   }
 
-  // Durable sets (commit.cpp). begin_commits: from now on the tail is written in batches, what was written is held until
-  // a younger state is saved, and a state is wanted when the log behind the last one has grown to `bytes_most` (0: as
-  // its size deserves). Pre: keep(); nothing was allocated. -ENOSPC, -errno.
+  // Durable sets (commit.cpp). begin_commits: from now on the tail is written in batches, what was written is held
+  // until a younger state is saved, and a state is wanted when the log behind the last one has grown to `bytes_most`
+  // (0: as its size deserves). Pre: keep(); nothing was allocated. -ENOSPC, -errno.
   [[nodiscard]] int begin_commits(bool waits_for_company, uint64_t bytes_most);
   bool commits() const { return log_id_ != 0; }
   // What was published before is durable at return. Threads that come meanwhile share the next one. -EIO: the device
@@ -209,11 +210,16 @@ class Log {
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   // Whether a state should be saved so that an open has not to replay more.
   bool log_is_long() const;
+  // Whether one should be saved before writers have to wait for it: the log has three quarters of its length, or what
+  // is free for writers comes to its end and a state would free a sixteenth of all. As of the last segment or run
+  // taken.
+  bool state_wanted() const { return state_wanted_.load(std::memory_order_relaxed); }
+  void save_begins() { state_wanted_.store(false, std::memory_order_relaxed); }
   uint64_t commits_done() const { return commits_.load(std::memory_order_relaxed); }
   // Where the log goes on after all that is durable. Pre: commit(), and nothing writes.
   void mark_start(media::Root* root) const;
-  // For replay (replay.cpp). Its frame, filled from the device; -errno. end_replayed: it belongs to the log, of that life
-  // and so many bytes, or (0) it does not.
+  // For replay (replay.cpp). Its frame, filled from the device; -errno. end_replayed: it belongs to the log, of that
+  // life and so many bytes, or (0) it does not.
   // Where the batch behind one that ends at `end` begins.
   static uint64_t batch_end(uint64_t end);
   // Of the segment `number`, whose bytes are in `memory`: the header of a batch of that log, or nullptr; whether all
@@ -268,9 +274,9 @@ class Log {
   // Of the log, from its beginning on.
   [[nodiscard]] int transfer(Op op, uint64_t offset, void* memory, uint64_t bytes);
 
-  // Reads of single records that a caller carries out by a context of the device, in place of Look::cold. A block is where
-  // one goes: at most kColdBytes; nullptr: all are taken, or memory is short. cold_bytes: how much to read of a record, as
-  // far as its length can be guessed. cold_record: what to think of the bytes that came: -EBADMSG as
+  // Reads of single records that a caller carries out by a context of the device, in place of Look::cold. A block is
+  // where one goes: at most kColdBytes; nullptr: all are taken, or memory is short. cold_bytes: how much to read of a
+  // record, as far as its length can be guessed. cold_record: what to think of the bytes that came: -EBADMSG as
   // Look::cold; -EAGAIN: the record goes on behind them.
   static constexpr uint64_t kColdBytes = 16 * kKiB;
   static constexpr unsigned kBlocksMax = 256;
@@ -312,7 +318,7 @@ class Log {
   };
   Segment& of(Address address) { return segments_[segment_of(address)]; }
   // Of which side the batch is that the record lies in: the newest of its segment, or the one before, which is not
-  // durable while somebody writes in it.
+  // durable while a thread writes in it.
   unsigned side_of(const Segment& segment, Address address) const {
     const uint32_t batch = segment.batch.load(std::memory_order_relaxed);
     const uint64_t at = address.value * kUnitBytes & (segment_bytes() - 1);
@@ -326,6 +332,8 @@ class Log {
     unsigned sides = 3;            //   and which sides must have been filled there, a bit each
     uint64_t number = 0;           // of the last batch in it
   };
+  uint64_t log_segments_most() const;
+  void note_whether_state_is_wanted();
   bool take_announced(bool cleaning, uint64_t fresh, uint64_t* number);
   void open_log_segment(uint64_t number);
   void open_batch(uint32_t at, unsigned side);
@@ -372,6 +380,7 @@ class Log {
   const void* state_owner_ = nullptr;
   uint64_t cleaning_reserve_ = kReserve;  // a sixteenth where states are saved: what one costs is shared by so many
   std::atomic<uint64_t> held_{0}, state_reserve_{0};
+  std::atomic<bool> state_wanted_{false};
   char* frames_memory_ = nullptr;  // frames, one more for the cleaner, buffers
   Frame* frames_ = nullptr;        // under the mutex
   // A bit for each kMarkBytes of the frames: a record that begins there was read.

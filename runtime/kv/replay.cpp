@@ -2,8 +2,8 @@
 // Opening a store whose sets were durable: what the log has behind the saved state is applied to it. The form, and how
 // the end is told from damage: store_format.h.
 //
-// Every record says what it takes the place of, and the index, replayed, leads where it led when the record was made. So
-// replay reads the log once, in order, and nothing else; a record whose predecessor is not there is damage.
+// Every record says what it takes the place of, and the index, replayed, leads where it led when the record was made.
+// So replay reads the log once, in order, and nothing else; a record whose predecessor is not there is damage.
 // Threading: one thread, at open.
 #include <errno.h>
 
@@ -125,8 +125,8 @@ int Store::replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* lif
   return 0;
 }
 
-// Batches from the number of `end` on: looks where the first would be, in the rest of that segment, and in those that come
-// after it. visit(batch, segment, memory, at): false: no more. 0 or -errno of the device.
+// Batches from the number of `end` on: looks where the first would be, in the rest of that segment, and in those that
+// come after it. visit(batch, segment, memory, at): false: no more. 0 or -errno of the device.
 template <class Visit>
 int Store::visit_later(uint64_t log, const LogEnd& end, Visit visit) {
   char* memory = log_.cleaners_frame();

@@ -446,6 +446,7 @@ int Store::cut(media::Root* root) {
 // Pre: the cleaning mutex. Writers wait for the cut, which is short as all but the newest has been written before, and
 // then for a copy of a shard's index.
 int Store::save() {
+  log_.save_begins();
   // Linux reports what a flush could not write once, and forgets it: a later one that succeeds would prove nothing.
   int status = log_.failed() ? -EIO : settle();
   if (status == 0) status = log_.save_written();
@@ -475,8 +476,21 @@ int Store::save() {
   return status;
 }
 
+// By the writer that sees first that one is wanted soon, after its own operation: the others go on. That it failed,
+// those are told that cannot go on without it.
+void Store::save_early() {
+  if (!log_.state_wanted() || !cleaning_.try_lock()) return;
+  if (log_.state_wanted()) {
+    log_.reclaim();
+    (void)save();
+    log_.reclaim();
+  }
+  cleaning_.unlock();
+}
+
 int Store::flush() {
   if (!kept_ || read_only_) return 0;
+  yield_to_writers();
   MutexLock guard(cleaning_);
   return save();
 }

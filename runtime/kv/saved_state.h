@@ -8,7 +8,8 @@
 
 namespace lunar::kv {
 
-// The sound one of the two. -ENOENT: there is none; -EPROTONOSUPPORT: of a later version; -EBADMSG; -errno of the device.
+// The sound one of the two. -ENOENT: there is none; -EPROTONOSUPPORT: of a later version; -EBADMSG; -errno of the
+// device.
 [[nodiscard]] int superblock_read(Device* device, media::Superblock* out, ErrorText* why);
 
 // Whether the copy at `at` is that superblock; else *fault says what is wrong.

@@ -85,7 +85,14 @@ int Store::set(Bytes key, Bytes value) {
   const uint64_t hash = hash_of(key), notes = log_.commits() ? sizeof(ReplacedRun) / kUnitBytes : 0;
   const bool large = record_units(key.size, value.size) + notes > log_.inline_units_max();
   const int status = large ? set_large(hash, key, value) : set_inline(hash, key, value, true);
-  return status == 0 && log_.commits() ? log_.commit() : status;
+  return status == 0 ? end_change() : status;
+}
+
+// Makes durable what was published.
+int Store::end_change() {
+  const int status = log_.commits() ? log_.commit() : 0;
+  save_early();
+  return status;
 }
 
 int Store::set_now(Bytes key, Bytes value) {
@@ -271,7 +278,7 @@ int64_t Store::del(Bytes key) {
     if (room == -ENOSPC) return room;
     if (room = room_for_segment(); room < 0 && room != -ENOSPC) return room;
   }
-  const int status = length >= 0 && log_.commits() ? log_.commit() : 0;
+  const int status = length >= 0 ? end_change() : 0;
   return status < 0 ? status : length;
 }
 

@@ -58,11 +58,11 @@ struct StoreOptions {
   uint64_t expected_keys = 1 << 20;  // a hint: the index begins small enough for a quarter of them, and grows
   // rounded up to a power of two, 1..256: how many writers can be busy at one time. kKept: as the store was made
   unsigned shards = 16;
-  // kKept: nothing is written, not even to repair what a crash left; set and del give -EROFS, flush does nothing. Such a
-  // store may be opened several times at once
+  // kKept: nothing is written, not even to repair what a crash left; set and del give -EROFS, flush does nothing. Such
+  // a store may be opened several times at once
   bool read_only = false;
-  // With read_only: a log of durable sets that is damaged in the middle does not refuse the open. The store is what it was
-  // before the first batch that is not what was written; sweep() reports that one and what came behind it.
+  // With read_only: a log of durable sets that is damaged in the middle does not refuse the open. The store is what it
+  // was before the first batch that is not what was written; sweep() reports that one and what came behind it.
   bool salvage = false;
 };
 
@@ -92,9 +92,9 @@ class Store {
   // from the device, and a deleted file its space. Nothing else may be called then.
   void abandon_in_child();
 
-  // kGroup, kEach: a get may give a value that is not durable yet. -EIO of set, del or flush: the device refused to make
-  // something durable; whether it is kept is not known, and from then on each of them gives -EIO, until the store is
-  // opened again. (A large pair whose own bytes were refused has changed nothing, and does not end the writing.)
+  // kGroup, kEach: a get may give a value that is not durable yet. -EIO of set, del or flush: the device refused to
+  // make something durable; whether it is kept is not known, and from then on each of them gives -EIO, until the store
+  // is opened again. (A large pair whose own bytes were refused has changed nothing, and does not end the writing.)
   //
   // On a device, all of these but count and the like may block for it, and return its errors (-EIO, ...) or -EBADMSG:
   // the stored bytes are not those that were written. No call ever returns a damaged byte, and the other keys are not
@@ -113,8 +113,8 @@ class Store {
   [[nodiscard]] int set_now(Bytes key, Bytes value);
   bool on_device() const { return log_.on_device(); }
   // get() in two steps, for one thread that has many under way. cold_begin: -EINPROGRESS: get->command is to be carried
-  // out, and then cold_finish() called with what it moved, or -errno, exactly once. Both: the result; -EAGAIN: only get()
-  // can tell (a large pair, several candidates, a record that moved or is damaged). -ENOBUFS: no buffer is free.
+  // out, and then cold_finish() called with what it moved, or -errno, exactly once. Both: the result; -EAGAIN: only
+  // get() can tell (a large pair, several candidates, a record that moved or is damaged). -ENOBUFS: no buffer is free.
   [[nodiscard]] int64_t cold_begin(ColdGet* get, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   [[nodiscard]] int64_t cold_finish(ColdGet* get, int64_t moved);
   bool reads_in_steps() const { return log_.on_device() && log_.fit_blocks(); }  // as a rule
@@ -123,10 +123,9 @@ class Store {
   iovec read_window() const { return {log_.blocks(), log_.blocks_bytes()}; }
   // Makes what the store holds durable: it is what a later open with kKept finds, after any crash, until another flush
   // has come to its end. Writers wait meanwhile, readers do not; it takes one write of what is not on the device yet,
-  // one of the index (some 10 bytes a key) and two flushes of the device, of which one that fails is the last: -EIO from
-  // then on. Where space that the durable state refers to
-  // is wanted, writers flush by themselves. 0 (also when contents is kScratch); -ENOSPC, -EIO and the like: the durable
-  // state is the one before, or this one.
+  // one of the index (some 10 bytes a key) and two flushes of the device, of which one that fails is the last: -EIO
+  // from then on. Where space that the durable state refers to is wanted, writers flush by themselves. 0 (also when
+  // contents is kScratch); -ENOSPC, -EIO and the like: the durable state is the one before, or this one.
   [[nodiscard]] int flush();
   // Cleans as long as that gives segments back, and flushes. For a store that is kept. 0; -errno of the device, -EROFS.
   [[nodiscard]] int compact();
@@ -207,6 +206,7 @@ class Store {
   std::atomic<uint64_t>* find_moved(Shard& shard, uint64_t hash, const Record* record, Address* from);
   int settle();
   int save();
+  void save_early();
   int cut(media::Root* root);
   int keep_image(Shard& shard);
   void free_image(Shard& shard);
@@ -257,6 +257,7 @@ class Store {
   int set_large(uint64_t hash, Bytes key, Bytes value);
   bool set_in_place(Shard& shard, const Found& found, Bytes value, bool full);
   int publish(Shard& shard, uint64_t hash, Address address, const Found& found, uint64_t bytes);
+  int end_change();
   void drop(const Found& found);
   uint64_t units_of_notes(const Found& found) const;
   void note_replaced(Record* record, const Found& found);
@@ -267,6 +268,9 @@ class Store {
   void give_marker(unsigned marker) { markers_.fetch_and(~(1u << marker), std::memory_order_release); }
   int validate_entry(unsigned shard, Address address, uint64_t* units, uint64_t* runs, ErrorText* why);
   int room_for_frames();
+  template <class HasRoom>
+  bool lock_for_room(HasRoom has_room);
+  void yield_to_writers() const;
   int room_for_segment();
   int room_for_segment_locked();
   int room_for_run(uint64_t count, uint64_t* first);
@@ -296,6 +300,7 @@ class Store {
   std::atomic<uint64_t> cleaned_{0};
   std::atomic<uint64_t> images_{0}, images_freed_{0};  // of shards, that a save has yet to write; ever freed
   std::atomic<uint32_t> markers_{0};                   // of Index, a bit each: a walk has it
+  std::atomic<uint32_t> wait_for_room_{0};             // writers
   sys::Mutex cleaning_;  // one cleans at a time. Taken before a shard's lock, never with one
 };
 
@@ -306,8 +311,8 @@ struct alignas(128) Shard {
   mutable sys::Mutex lock;
   std::atomic<uint64_t> pair_bytes{0};  // keys and values
   std::atomic<uint64_t> writes{0};      // set and del
-  // While a state is saved: this shard is as it was at the cut, and not in it yet. The first to change it makes an image
-  // before (ShardHeader, then as the state has it; store_format.h).
+  // While a state is saved: this shard is as it was at the cut, and not in it yet. The first to change it makes an
+  // image before (ShardHeader, then as the state has it; store_format.h).
   bool unsaved = false;
   char* image = nullptr;
   uint64_t image_bytes = 0;
@@ -319,11 +324,12 @@ inline Store::ShardLock::~ShardLock() { shard_.lock.unlock(); }
 
 class LogScan;
 
-// Iterates over all keys, in no order: every key that exists from open to the end comes once, however often it is set and
-// cleaning moves it; one that is added or removed meanwhile may or may not (and, removed and added again, may come twice).
-// Holds no lock between steps: writers go on. What of the log lies on a device alone is read first, in its order and ahead
-// (log_scan.h). Its buffers and one of Index::kMarkers marks are the walk's until close(), the buffers until that part is
-// over; a walk that gets none of either reads those records one by one.
+// Iterates over all keys, in no order: every key that exists from open to the end comes once, however often it is set
+// and cleaning moves it; one that is added or removed meanwhile may or may not (and, removed and added again, may come
+// twice). Holds no lock between steps: writers go on. What of the log lies on a device alone is read first, in its
+// order and ahead (log_scan.h). Its buffers and one of Index::kMarkers marks are the walk's until close(), the buffers
+// until that part is over; a walk that gets none of either reads those records one by one: the same keys, with a read a
+// key instead of one a segment.
 // Threading: one thread at a time. Not to be used after the store's close.
 class Walk {
  public:

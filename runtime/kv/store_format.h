@@ -4,8 +4,8 @@
 //   0            4 KiB    8 KiB           60 KiB       64 KiB                              back_offset
 //   │ Superblock │ root A │ root B │ ...  │ Superblock │ segment 0 │ segment 1 │ ...       │ root A │ root B │
 //
-// Superblock: the geometry, written when the store is made and never changed; twice. Root: where the saved state begins,
-// an atomic image in two copies (lun/volume/atomic_image.h says why every crash leaves it whole).
+// Superblock: the geometry, written when the store is made and never changed; twice. Root: where the saved state
+// begins, an atomic image in two copies (lun/volume/atomic_image.h says why every crash leaves it whole).
 //
 // The saved state is everything else: which segments hold what, and the index. It lies in segments of the log, a chain;
 // each link begins with a StateLink. The bytes of the links, one behind the other:
@@ -13,22 +13,22 @@
 //   SegmentEntry × segment_count, then for each shard: ShardHeader, then for each bucket of its index (chain included):
 //   uint64_t n, n entries as in index.h. A bucket's number & (2^index_bits - 1) and the tag are what tells its hashes.
 //
-// What a saved state refers to is not written again before a younger one is durable. So a crash leaves the last one, and
-// all that it refers to. Segments are as record_log.h describes them: records with checksums seeded
+// What a saved state refers to is not written again before a younger one is durable. So a crash leaves the last one,
+// and all that it refers to. Segments are as record_log.h describes them: records with checksums seeded
 // by place and life. A life is a number that no other use of any segment of this store has, in any run of a program: it
 // begins at random with each open.
 //
 // The log to replay. With feature kFeatureLog a store holds more than the saved state: the log goes on where the root
 // says. It is a sequence of batches, each a piece of one segment that begins at a block (in segment 0 behind its first
 // unit) with a record of type kMark that holds a BatchHeader, goes on with records, and is padded to a block by another
-// kMark (where the next batch of the segment begins). Batches are numbered, without a gap. Those of a commit are written
-// in any order, and no later one is begun before they are durable. So what stands at the place of number n is
+// kMark (where the next batch of the segment begins). Batches are numbered, without a gap. Those of a commit are
+// written in any order, and no later one is begun before they are durable. So what stands at the place of number n is
 //   batch n, by its number and all of its checksums;
 //   or the end: no batch beyond it has durable >= n;
 //   or damage: one has.
 // A segment's headers, and the root, name the two segments after it: where n is damaged, those behind it are found.
-// Replaying applies the records in order, as each says what it takes the place of (record.h). What the saved state or the
-// log behind it refers to is not written again before a younger state is durable. Each open that
+// Replaying applies the records in order, as each says what it takes the place of (record.h). What the saved state or
+// the log behind it refers to is not written again before a younger state is durable. Each open that
 // begins a log gives it a number of its own by chance: what a former one left is never taken for a batch of this one.
 //
 // What may change in this format: feature bits of the root (lun/volume/image_format.h). Incompatible: kFeatureLog.
@@ -67,8 +67,8 @@ struct Root {
   uint64_t life;   // of the chain
   uint64_t bytes;  // of the saved state
   uint64_t keys;
-  // Of a log to replay, else 0. It goes on at byte log_at of segment log_segments[0] - 1, with batch number log_batch, and
-  // then in the others (0: not known).
+  // Of a log to replay, else 0. It goes on at byte log_at of segment log_segments[0] - 1, with batch number log_batch,
+  // and then in the others (0: not known).
   uint64_t log;
   uint64_t log_batch;
   uint32_t log_segments[3];

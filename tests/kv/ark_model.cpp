@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// libarkdb against a std::map, by asynchronous chains that re-enter, with blocking threads and an iterator beside them.
+// libarkdb against a std::map, by asynchronous chains that re-enter, with blocking threads and an iterator meanwhile.
 //
 //   ark_model [--path PATH] [--operations N]      LUNAR_SEED=.. replays
 //
 // Each of 64 chains owns 40 keys and knows what they must hold; its next operation is issued by the callback of the one
-// before. Two threads do the same with blocking calls on keys of their own. A third iterates: every key that nothing ever
-// deletes must come exactly once each time. At the end all values are compared and counted.
+// before. Two threads do the same with blocking calls on keys of their own. A third iterates: every key that nothing
+// ever deletes must come exactly once each time. At the end all values are compared and counted.
 #include <arkdb.h>
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of libarkdb share: a store that ends with its scope, keys and values as strings, asynchronous calls that
-// are counted. The library is seen through its public header only.
+// What the tests of libarkdb share: a store that ends with its scope, keys and values as strings, asynchronous calls
+// that are counted. The library is seen through its public header only.
 // Threading: Finished by any thread, the rest by one.
 #pragma once
 #include <arkdb.h>

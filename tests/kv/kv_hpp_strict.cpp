@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar/kv.hpp without exceptions and RTTI, under warnings that are errors. One translation unit of two: the header is in both.
+// lunar/kv.hpp without exceptions and RTTI, under warnings that are errors. One translation unit of two: the header is
+// in both.
 #include <lunar/kv.hpp>
 
 #include <cstdio>

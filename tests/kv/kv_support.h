@@ -57,6 +57,15 @@ inline lunar::kv::Store* open_store(const lunar::kv::StoreOptions& options) {
   return store;
 }
 
+// The value of a key that no thread changes; "none": there is none.
+inline std::string value_of(lunar::kv::Store* store, const std::string& key) {
+  const int64_t length = store->exists(bytes_of(key));
+  if (length < 0) return "none";
+  std::string value(static_cast<uint64_t>(length), 0);
+  if (store->get(bytes_of(key), value.data(), value.size(), 0) != length) fail("get of " + key);
+  return value;
+}
+
 inline void check_store(lunar::kv::Store* store) {
   lunar::ErrorText why;
   if (store->validate(&why) < 0) fail(why.text);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libarkdb, asynchronous gets of records that lie on a device: many at one time, their order with sets, reads that fail,
-// callbacks that issue. The device is sim:, slow and wrong on request.
+// libarkdb, asynchronous gets of records that lie on a device: many at one time, their order with sets, reads that
+// fail, callbacks that issue. The device is sim:, slow and wrong on request.
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>

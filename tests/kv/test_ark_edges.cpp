@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libarkdb, where programs go wrong: what refused calls leave behind, places and their rights, threads that cannot start.
+// libarkdb, where programs go wrong: what refused calls leave behind, places and their rights, threads that cannot
+// start.
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>

@@ -128,7 +128,8 @@ TEST_CASE("ark-fork: a store on a device does not fork, and says so") {
   CHECK(store.get("a") == "b");
 }
 
-// Not with ThreadSanitizer: any program's forked child crashes in it where its last thread returns from its start routine.
+// Not with ThreadSanitizer: any program's forked child crashes in it where its last thread returns from its start
+// routine.
 #ifndef __SANITIZE_THREAD__
 TEST_CASE("ark-fork: a callback that forks and returns in the child ends it there, and nothing runs twice") {
   Store store("mem:4m", 1);

@@ -20,6 +20,7 @@
 using namespace lunar;
 using namespace lunar::kv;
 using kv_test::bytes_of;
+using kv_test::value_of;
 
 namespace {
 
@@ -57,12 +58,6 @@ struct Backing {
     return store;
   }
 };
-
-std::string value_of(Store* store, const std::string& key) {
-  char buffer[100];
-  const int64_t length = store->get(bytes_of(key), buffer, sizeof buffer, 0);
-  return length < 0 ? "none" : std::string(buffer, static_cast<size_t>(length));
-}
 
 void must_set(Store* store, const std::string& key, const std::string& value) {
   REQUIRE(store->set(bytes_of(key), bytes_of(value)) == 0);

@@ -517,7 +517,7 @@ TEST_CASE("kv-hpp: the loop itself may remove and store") {
   CHECK(*store.count() == 10'000);
 }
 
-TEST_CASE("kv-hpp: beside writers every key that stays comes once") {
+TEST_CASE("kv-hpp: every key that stays comes once while threads write") {
   kv::Store store = store_of({.place = "mem:256m", .expected_keys = 1000});
   constexpr int kStay = 5000;
   for (int i = 0; i < kStay; ++i) REQUIRE(store.set("stay " + std::to_string(i), "v"));

@@ -19,6 +19,7 @@
 using namespace lunar;
 using namespace lunar::kv;
 using kv_test::bytes_of;
+using kv_test::value_of;
 
 namespace {
 
@@ -67,12 +68,6 @@ struct Backing {
   }
   void damage(uint64_t at) { memory[at] = static_cast<char>(memory[at] ^ 1); }
 };
-
-std::string value_of(Store* store, const std::string& key) {
-  char buffer[100];
-  const int64_t length = store->get(bytes_of(key), buffer, sizeof buffer, 0);
-  return length < 0 ? "none" : std::string(buffer, static_cast<size_t>(length));
-}
 
 }  // namespace
 
@@ -345,7 +340,7 @@ TEST_CASE("kill -9 leaves what was flushed") {
   (void)unlink(path.c_str());
 }
 
-TEST_CASE("a state that is saved beside a writer is of one moment") {
+TEST_CASE("a state that is saved while a thread writes is of one moment") {
   constexpr uint64_t kKeys = 400;
   StoreOptions options;
   options.contents = Contents::kNew;
@@ -392,7 +387,7 @@ TEST_CASE("a state that is saved beside a writer is of one moment") {
   }
 }
 
-TEST_CASE("saves beside a writer cost no key its place") {
+TEST_CASE("saves while a thread writes cost no key its place") {
   const auto keys_of_full_store = [](bool saves) {
     StoreOptions options;
     options.device = kv_test::open_device("sim:64m", 0);
@@ -419,7 +414,7 @@ TEST_CASE("saves beside a writer cost no key its place") {
     store->close();
     return keys;
   };
-  const uint64_t alone = keys_of_full_store(false), beside = keys_of_full_store(true);
-  INFO(alone << " keys, beside saves " << beside);
-  CHECK(beside >= alone / 16 * 15);
+  const uint64_t alone = keys_of_full_store(false), with_saves = keys_of_full_store(true);
+  INFO(alone << " keys, with saves " << with_saves);
+  CHECK(with_saves >= alone / 16 * 15);
 }

@@ -180,6 +180,27 @@ TEST_CASE("kv-walk: walks that are left half-way give their buffers and marks ba
   CHECK(kv.store->device_ios() - before <= kPlaceBytes / (64 * kKiB));
 }
 
+TEST_CASE("kv-walk: five walks at a time read by segments, and one beyond them, record by record, gives all as well") {
+  constexpr uint64_t kKeys = 20'000, kSegments = kPlaceBytes / (64 * kKiB);
+  const OnDevice kv;
+  kv.fill(kKeys);
+  std::vector<std::unique_ptr<Steps>> walks;
+  uint64_t before = kv.store->device_ios();
+  for (unsigned i = 0; i < 5; ++i) walks.push_back(std::make_unique<Steps>(kv));
+  for (unsigned round = 0; round < 5; ++round)
+    for (auto& walk : walks) walk->go(round < 4 ? 1000 : UINT64_MAX);
+  for (const auto& walk : walks) CHECK(walk->others(kKeys) == 0);
+  const uint64_t by_segments = (kv.store->device_ios() - before) / walks.size();
+  CHECK(by_segments <= kSegments);
+  before = kv.store->device_ios();
+  Steps beyond(kv);
+  beyond.go();
+  CHECK(beyond.others(kKeys) == 0);
+  const uint64_t by_records = kv.store->device_ios() - before;
+  INFO("reads a walk of " << kKeys << " keys: " << by_segments << " by segments, " << by_records << " by records");
+  CHECK(by_records <= kKeys);
+}
+
 TEST_CASE("kv-walk: more walks at a time than there are marks, each at its own pace, among writers") {
   const OnDevice kv;
   kv.fill(9000);

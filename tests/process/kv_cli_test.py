@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`kv_cli_test.py LUNAR LIBARKDB`: `lunar kv` from outside, on files and a loop device. Every refusal is one line and exits as documented; what reads
-leaves the place byte by byte as it was; streams bring any bytes back; every damage that is made is named; a load that is killed loses nothing."""
+"""`kv_cli_test.py LUNAR LIBARKDB`: `lunar kv` from outside, on files and a loop device. Every refusal is one line and
+exits as documented; what reads leaves the place byte by byte as it was; streams bring any bytes back; every damage that
+is made is named; a load that is killed loses nothing."""
 import base64
 import ctypes
 import hashlib
@@ -24,7 +25,13 @@ skips = []
 
 
 def run(*words, given=b"", environment=None):
-    return subprocess.run([LUNAR, "kv", *words], input=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False, env=environment)
+    return subprocess.run([LUNAR, "kv", *words], input=given, capture_output=True, check=False, env=environment)
+
+
+def loading_into(place):
+    """A load that reads what is written to its standard input."""
+    return subprocess.Popen([LUNAR, "kv", "load", place], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)
 
 
 def done(*words, code=0, given=b""):
@@ -54,7 +61,8 @@ def refused(words, parts, place=None, code=2, given=b""):
     result = run(*words, given=given)
     what = f"{words}: {result.stderr!r}"
     check(result.returncode == code, f"{what}: exit {result.returncode}, not {code}")
-    check(result.stdout == b"" and result.stderr.count(b"\n") == 1, f"{what}: not one line (and {result.stdout[:100]!r})")
+    check(result.stdout == b"" and result.stderr.count(b"\n") == 1,
+          f"{what}: not one line (and {result.stdout[:100]!r})")
     check(result.stderr.startswith(b"lunar kv"), what)
     for part in parts:
         check(part.encode() in result.stderr, f"{what}: lacks {part!r}")
@@ -72,16 +80,21 @@ def pairs_of(place):
     return {text_of(pair, "key"): text_of(pair, "value") for pair in map(json.loads, lines)}
 
 
+def base64_of(data):
+    return base64.b64encode(data).decode()
+
+
 def stream_of(pairs):
     """As tools/kv/stream.h has it, but for the checksum, which only a dump can give: as lines."""
-    return b"".join(json.dumps({"key_base64": base64.b64encode(key).decode(), "value_base64": base64.b64encode(value).decode()}).encode() + b"\n"
-                    for key, value in pairs.items())
+    lines = ({"key_base64": base64_of(key), "value_base64": base64_of(value)} for key, value in pairs.items())
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
 def some_pairs(count, large=0):
     chance = random.Random(7)
     pairs = {b"key %d" % number: chance.randbytes(chance.randrange(200)) for number in range(count)}
-    pairs.update({b"": b"no key", b"empty": b"", bytes(range(256)): bytes(range(255, -1, -1)), "gr\u00fc\u00df \U0001f600".encode(): b"text\n\t\"\\"})
+    pairs.update({b"": b"no key", b"empty": b"", bytes(range(256)): bytes(range(255, -1, -1))})
+    pairs["gr\u00fc\u00df \U0001f600".encode()] = b"text\n\t\"\\"
     for number in range(large):
         pairs[b"large %d" % number] = chance.randbytes(100_000 + number)
     return pairs
@@ -98,7 +111,8 @@ def make(directory, name, size="16m", pairs=None):
 def test_create(directory):
     place = os.path.join(directory, "new.kv")
     made = as_json("create", place, "--size", "16m", "--segment", "64k", "--keys", "1000", "--shards", "4")
-    check(made == {"place": place, "place_bytes": 16 * MIB, "segment_bytes": SEGMENT, "segments": 254, "shards": 4}, f"created: {made}")
+    told = {"place": place, "place_bytes": 16 * MIB, "segment_bytes": SEGMENT, "segments": 254, "shards": 4}
+    check(made == told, f"created: {made}")
     check(os.stat(place).st_size == 16 * MIB and os.stat(place).st_mode & 0o077 == 0, "the file that create makes")
     refused(["create", place], ["holds a key/value store", "--force"], place)
     done("set", place, "a", "1")
@@ -119,8 +133,8 @@ def test_create(directory):
         file.truncate(64 << 10)
     refused(["create", small], ["small"], small, code=4)
     refused(["create", small, "--force"], ["small"], small, code=4)
-    for words, part in ((["--size", "1m"], "2m"), (["--size", "x"], "no size"), (["--segment", "3m"], "64k"), (["--shards", "0"], "--shards"),
-                        (["--bogus"], "--bogus")):
+    for words, part in ((["--size", "1m"], "2m"), (["--size", "x"], "no size"), (["--segment", "3m"], "64k"),
+                        (["--shards", "0"], "--shards"), (["--bogus"], "--bogus")):
         refused(["create", os.path.join(directory, "never"), *words], [part])
     refused(["create", os.path.join(directory, "never"), "--size", "1g", "--dram", "100k"], ["DRAM"], code=4)
     check(not os.path.exists(os.path.join(directory, "never")), "a refused create leaves a file")
@@ -140,14 +154,16 @@ def test_pairs(directory):
     big = os.path.join(directory, "big")
     with open(big, "wb") as file:
         file.write(os.urandom(300_000))
-    check(as_json("set", place, "from file", "--file", big) == {"key": "from file", "value_bytes": 300_000}, "set --json")
+    told = as_json("set", place, "from file", "--file", big)
+    check(told == {"key": "from file", "value_bytes": 300_000}, "set --json")
     with open(big, "rb") as file:
         check(done("get", place, "from file") == file.read(), "a value from a file")
     done("set", place, "--", "-dash", "-1")
     check(done("get", place, "--", "-dash") == b"-1", "a key that begins with -")
     done("set", place, "", "of no key")
     check(done("get", place, "") == b"of no key", "an empty key")
-    check(as_json("get", place, "00ff", "--hex") == {"key_base64": "AP8=", "value_base64": "/gE="}, "get --json of bytes")
+    told = as_json("get", place, "00ff", "--hex")
+    check(told == {"key_base64": "AP8=", "value_base64": "/gE="}, "get --json of bytes")
     check(as_json("get", place, "plain") == {"key": "plain", "value": "a value"}, "get --json of text")
     refused(["get", place, "nothing"], ["no key 'nothing'"], place, code=1)
     refused(["get", place, "0", "--hex"], ["hexadecimal"], place)
@@ -156,7 +172,8 @@ def test_pairs(directory):
     refused(["set", place, "k", "--file", big + ".none"], ["big.none", "No such file"], place)
     before = {line for line in done("scan", place, "--hex").splitlines()}
     check(b"00ff" in before and len(before) == 7, f"scan --hex: {before}")
-    check(done("scan", place, "--prefix", "from ", "--values", "--limit", "1").startswith(b"from "), "scan --prefix --limit --values")
+    found = done("scan", place, "--prefix", "from ", "--values", "--limit", "1")
+    check(found.startswith(b"from "), "scan --prefix --limit --values")
     check(b"\\x00\\xff\n" in done("scan", place), "scan shows what is no text")
     done("set", place, "a\\\tb\u00e9")
     check(done("scan", place, "--prefix", "a") == "a\\\\\\x09b\u00e9\n".encode(), "scan shows what can be read")
@@ -164,7 +181,8 @@ def test_pairs(directory):
     check(len(done("scan", place, "--prefix", "from").splitlines()) == 2, "scan --prefix")
     check(done("scan", place, "--prefix", "00", "--hex") == b"00ff\n", "scan --prefix --hex")
     lines = [json.loads(line) for line in done("scan", place, "--json").splitlines()]
-    check({"key": "from file", "value_bytes": 300_000} in lines and {"key": "", "value_bytes": 9} in lines, f"scan --json: {lines}")
+    check({"key": "from file", "value_bytes": 300_000} in lines and {"key": "", "value_bytes": 9} in lines,
+          f"scan --json: {lines}")
     check(done("scan", place, "--limit", "0") == b"", "scan --limit 0")
     check(as_json("del", place, "plain", "from file") == {"deleted": 2, "absent": 0}, "del --json")
     result = run("del", place, "empty", "plain")
@@ -184,7 +202,8 @@ def test_streams(directory):
     check(len(dump) == 16 + sum(17 + len(key) + len(value) for key, value in pairs.items()) + 17, "the size of a dump")
     other = make(directory, "other.kv")
     loaded = as_json("load", other, given=dump)
-    check(loaded["pairs"] == len(pairs) and loaded["bytes"] == sum(len(k) + len(v) for k, v in pairs.items()), f"load --json: {loaded}")
+    pair_bytes = sum(len(key) + len(value) for key, value in pairs.items())
+    check(loaded["pairs"] == len(pairs) and loaded["bytes"] == pair_bytes, f"load --json: {loaded}")
     check(pairs_of(other) == pairs, "a dump brings back what was dumped")
     check(as_json("check", other)["verdict"] == "clean", "check after load")
     path = os.path.join(directory, "stream")
@@ -194,13 +213,19 @@ def test_streams(directory):
     check(pairs_of(other) == pairs, "the same stream again")
     nothing = make(directory, "nothing.kv")
     empty = done("dump", nothing)
-    check(done("load", nothing, given=empty) != b"" and as_json("info", nothing)["keys"] == 0, "the dump of an empty store")
+    told = done("load", nothing, given=empty)
+    check(told != b"" and as_json("info", nothing)["keys"] == 0, "the dump of an empty store")
     # Not a whole stream: nothing of it is kept here, as it is shorter than what the place has free.
-    for what, stream in (("is cut off", dump[:-1]), ("is cut off", dump[:1000]), ("checksum", dump[:100] + bytes([dump[100] ^ 1]) + dump[101:]),
-                         ("goes on", dump + b"x"), ("none of this version", b"LunarKV dump 9\r\n" + dump[16:]), ("is empty", b""),
-                         ("100 GiB", dump[:16] + b"P" + struct.pack("<QQ", 1 << 62, 1)), ("is cut off", dump[:16] + b"P" + struct.pack("<QQ", 1 << 36, 1)),
-                         ("is damaged", dump[:16] + b"Q"), ("line 1 is no JSON", b"hello\n"), ("line 2 lacks", b'{"key":"a","value":"b"}\n{"key":"a"}\n'),
-                         ("line 1 lacks", b'{"key_base64":"A","value":""}\n'), ("line 1 is no JSON", b'{"key":"\\ud800","value":""}\n')):
+    begun, flipped = dump[:16], bytes([dump[100] ^ 1])
+    for what, stream in (("is cut off", dump[:-1]), ("is cut off", dump[:1000]),
+                         ("checksum", dump[:100] + flipped + dump[101:]), ("goes on", dump + b"x"),
+                         ("none of this version", b"LunarKV dump 9\r\n" + dump[16:]), ("is empty", b""),
+                         ("100 GiB", begun + b"P" + struct.pack("<QQ", 1 << 62, 1)),
+                         ("is cut off", begun + b"P" + struct.pack("<QQ", 1 << 36, 1)),
+                         ("is damaged", begun + b"Q"), ("line 1 is no JSON", b"hello\n"),
+                         ("line 2 lacks", b'{"key":"a","value":"b"}\n{"key":"a"}\n'),
+                         ("line 1 lacks", b'{"key_base64":"A","value":""}\n'),
+                         ("line 1 is no JSON", b'{"key":"\\ud800","value":""}\n')):
         refused(["load", nothing], [what, "standard input", nothing], code=2, given=stream)
         check(as_json("info", nothing)["keys"] == 0, f"a stream that {what} left keys")
     refused(["load", nothing, path + ".none"], ["stream.none", "No such file"], nothing)
@@ -208,8 +233,10 @@ def test_streams(directory):
     check(pairs_of(nothing) == {b"k\0": "v\u00e9\n\U0001f600".encode()}, f"lines of others: {pairs_of(nothing)}")
     tight = make(directory, "tight.kv", size="2m")
     done("load", tight, given=stream_of({b"old": b"1"}))
-    refused(["load", tight], ["full", "pair"], code=4, given=stream_of({b"n%d" % n: os.urandom(500) for n in range(5000)}))
-    check(pairs_of(tight).get(b"old") == b"1" and as_json("check", tight)["verdict"] == "clean", "a load that was too much")
+    too_much = stream_of({b"n%d" % n: os.urandom(500) for n in range(5000)})
+    refused(["load", tight], ["full", "pair"], code=4, given=too_much)
+    check(pairs_of(tight).get(b"old") == b"1" and as_json("check", tight)["verdict"] == "clean",
+          "a load that was too much")
 
 
 def test_readers_write_nothing(directory):
@@ -219,9 +246,12 @@ def test_readers_write_nothing(directory):
         done(words[0], place, *words[1:])
         check(digest(place) == before, f"{words}: the place was changed")
     info = as_json("info", place)
-    check(info["version"] == 1 and info["keys"] == 2006 and info["state_sequence"] == 3 and sum(info["segments"].values()) == 254, f"info: {info}")
-    check(info["segments"]["large_pairs"] == 4 and info["features_incompatible"] == 0 and info["index_bytes"] > 0, f"info: {info}")
-    check(info["pair_bytes"] == sum(len(k) + len(v) for k, v in some_pairs(2000, large=2).items()), "bytes of pairs")
+    segments = info["segments"]
+    check(info["version"] == 1 and info["keys"] == 2006 and info["state_sequence"] == 3, f"info: {info}")
+    check(sum(segments.values()) == 254 and segments["large_pairs"] == 4, f"info: {info}")
+    check(info["features_incompatible"] == 0 and info["index_bytes"] > 0, f"info: {info}")
+    pair_bytes = sum(len(key) + len(value) for key, value in some_pairs(2000, large=2).items())
+    check(info["pair_bytes"] == pair_bytes, "bytes of pairs")
     if os.geteuid() != 0:
         os.chmod(place, 0o400)
         check(as_json("info", place)["keys"] == 2006, "a place that may only be read")
@@ -229,7 +259,7 @@ def test_readers_write_nothing(directory):
 
 def test_in_use(directory):
     place = make(directory, "used.kv", pairs={b"a": b"1"})
-    with subprocess.Popen([LUNAR, "kv", "load", place], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as loading:
+    with loading_into(place) as loading:
         loading.stdin.write(stream_of({b"%d" % number: b"x" * 200 for number in range(40_000)})[: 4 * MIB])
         loading.stdin.flush()   # more than pipe and buffers take: it is open by now
         for verb in ("info", "check", "scan", "dump", "compact"):
@@ -251,9 +281,10 @@ def test_killed_loads(directory):
     for round_number in range(12):
         new = {b"new %d" % number: b"%d" % round_number * 300 for number in range(9000)}
         stream = stream_of(new)
-        with subprocess.Popen([LUNAR, "kv", "load", place], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as loading:
+        cut = chance.randrange(len(stream) // 2, len(stream))   # at other places: before, in, behind its saves
+        with loading_into(place) as loading:
             try:
-                loading.stdin.write(stream[: chance.randrange(len(stream) // 2, len(stream))])   # at other places: before, in, behind its saves
+                loading.stdin.write(stream[:cut])
                 loading.stdin.flush()
             except BrokenPipeError:
                 pass
@@ -262,8 +293,10 @@ def test_killed_loads(directory):
         verdict = as_json("check", place)
         check(verdict["verdict"] == "clean", f"round {round_number}: {verdict}")
         now = pairs_of(place)
-        check(all(now.get(key) == value for key, value in old.items()), f"round {round_number}: what was there before is lost")
-        torn = [key for key, value in now.items() if key not in old and value not in [b"%d" % number * 300 for number in range(round_number + 1)]]
+        lost = any(now.get(key) != value for key, value in old.items())
+        check(not lost, f"round {round_number}: what was there before is lost")
+        values = {b"%d" % number * 300 for number in range(round_number + 1)}
+        torn = [key for key, value in now.items() if key not in old and value not in values]
         check(not torn, f"round {round_number}: torn pairs: {torn[:3]}")
 
 
@@ -296,13 +329,18 @@ def test_damage(directory):
         at = image.index(key + b"\0" * (-len(key) % 8) + value)   # the key, padded, then the value
         found = damaged(at + 8 + len(value) // 2, 3)
         one = found["damages"][0]
-        check(len(found["damages"]) == 1 and found["verdict"] == "damaged" and found["pairs_lost"] == 1, f"{key}: {found}")
-        check(one.get("key") == key.decode() and one["offset"] == at - 24 and one["segment"] == (at - 24 - HEAD) // SEGMENT, f"{key}: {one}")
+        alone = len(found["damages"]) == 1 and found["pairs_lost"] == 1
+        check(alone and found["verdict"] == "damaged", f"{key}: {found}")
+        check(one.get("key") == key.decode() and one["offset"] == at - 24, f"{key}: {one}")
+        check(one["segment"] == (at - 24 - HEAD) // SEGMENT, f"{key}: {one}")
         check(found["records"] + found["large_pairs"] == len(pairs) - 1, f"{key}: {found}")
         result = run("get", place, key.decode())
-        check(result.returncode == 3 and b"check" in result.stderr and not result.stdout, f"get of a damaged pair: {result}")
+        check(result.returncode == 3 and b"check" in result.stderr and not result.stdout,
+              f"get of a damaged pair: {result}")
         result = run("dump", place, "--json")
-        check(result.returncode == 3 and len(result.stdout.splitlines()) == len(pairs) - 1 and b"1 pairs" in result.stderr, "a dump leaves it out")
+        lines = result.stdout.splitlines()
+        check(result.returncode == 3 and len(lines) == len(pairs) - 1 and b"1 pairs" in result.stderr,
+              "a dump leaves it out")
         check(key.decode() in done("check", place, code=3).decode(), "check names it")
     # A byte of the key itself, or of the lengths before it: lost, without a name.
     at = image.index(b"key 500\0")
@@ -313,12 +351,15 @@ def test_damage(directory):
         check(found["records"] + found["large_pairs"] == len(pairs) - 1, f"byte {offset - at}: {found}")
     large = image.index(pairs[b"large 1"][:1000]) + 500
     found = damaged(large, 3)
-    check(found["damages"][0]["what"] == "large pair" and found["damages"][0].get("key") != "key 7" and found["pairs_lost"] == 1, f"large: {found}")
+    one = found["damages"][0]
+    check(one["what"] == "large pair" and one.get("key") != "key 7" and found["pairs_lost"] == 1, f"large: {found}")
     far = image.index(pairs[b"large 2"][90_000:91_000])
     found = damaged(far, 3)   # in its second part: the key, in the first, can be read
-    check(found["damages"][0].get("key") == "large 2" and found["damages"][0]["offset"] <= far < found["damages"][0]["offset"] + 65536, f"large 2: {found}")
+    one = found["damages"][0]
+    check(one.get("key") == "large 2" and one["offset"] <= far < one["offset"] + 65536, f"large 2: {found}")
     # Copies that are not needed: no pair is lost.
-    for offset, what in ((20, "superblock"), (60 * 1024 + 20, "superblock"), (4096 + 40, "root of the saved state"), (16 * MIB - 65536 + 40, "root of")):
+    for offset, what in ((20, "superblock"), (60 * 1024 + 20, "superblock"), (4096 + 40, "root of the saved state"),
+                         (16 * MIB - 65536 + 40, "root of")):
         found = damaged(offset, 1)
         check(found["verdict"] == "damaged without loss" and what in found["damages"][0]["what"], f"{offset}: {found}")
     # The saved state: its segments begin with a link, whose checksum is of the rest.
@@ -335,7 +376,7 @@ def test_damage(directory):
     flip(place, at + 9)
     found = as_json("check", place, code=1)
     check(found["damages"][0]["what"] == "space of dead records" and found["pairs_lost"] == 0, f"dead: {found}")
-    check(pairs_of(place)[b"key 7"] == b"another", "what lives beside it")
+    check(pairs_of(place)[b"key 7"] == b"another", "what lives next to it")
     with open(place, "r+b") as file:
         file.truncate(8 * MIB)
     refused(["info", place], ["it was made on"], place, code=3)
@@ -349,7 +390,8 @@ def write_durably(place, pairs):
     if library.ark_create(place.encode(), ctypes.byref(ark), ctypes.c_uint64(2)) != 0:
         os._exit(1)
     for key, value in pairs.items():
-        if library.ark_set(ark, ctypes.c_uint64(len(key)), key, ctypes.c_uint64(len(value)), value, ctypes.byref(length)) != 0:
+        sizes = ctypes.c_uint64(len(key)), ctypes.c_uint64(len(value))
+        if library.ark_set(ark, sizes[0], key, sizes[1], value, ctypes.byref(length)) != 0:
             os._exit(1)
     os._exit(0)
 
@@ -370,13 +412,15 @@ def test_salvage(directory):
         refused([verb, place], ["its log is damaged", "lunar kv dump --salvage"], place, code=3)
     before = digest(place)
     result = run("dump", "--salvage", "--json", place)
-    check(result.returncode == 3 and b"20 pairs" in result.stderr and b"check" in result.stderr, f"dump --salvage: {result.stderr!r}")
+    check(result.returncode == 3 and b"20 pairs" in result.stderr and b"check" in result.stderr,
+          f"dump --salvage: {result.stderr!r}")
     found = {text_of(pair, "key"): text_of(pair, "value") for pair in map(json.loads, result.stdout.splitlines())}
     check(found == {key: pairs[key] for key in list(pairs)[:20]}, "what was before the damage")
     report = as_json("check", place, code=3)
     named = {damage["key"] for damage in report["damages"] if "key" in damage}
     check(named == {f"key {number}" for number in range(21, 40)}, f"what was behind it: {named}")
-    check(report["damages"][0]["what"] == "log of durable sets" and report["pairs_lost"] == 20, f"{report['damages'][0]}")
+    check(report["damages"][0]["what"] == "log of durable sets" and report["pairs_lost"] == 20,
+          f"{report['damages'][0]}")
     check(digest(place) == before, "salvage writes")
     other = make(directory, "salvaged.kv", size="16m")
     done("load", other, given=run("dump", "--salvage", place).stdout)
@@ -394,7 +438,8 @@ def test_compact(directory):
     before = as_json("info", place)["segments"]
     told = as_json("compact", place)
     after = as_json("info", place)["segments"]
-    check(after["records"] < before["records"] / 2 and told["gained_bytes"] == (after["free"] - before["free"]) * SEGMENT, f"{before} {after} {told}")
+    gained = (after["free"] - before["free"]) * SEGMENT
+    check(after["records"] < before["records"] / 2 and told["gained_bytes"] == gained, f"{before} {after} {told}")
     check(told["moved_bytes"] > 0 and told["damaged_segments"] == 0, f"compact: {told}")
     check(pairs_of(place) == pairs and as_json("check", place)["verdict"] == "clean", "compact lost something")
     again = as_json("compact", place)
@@ -426,7 +471,7 @@ def test_block_device(directory):
     backing = os.path.join(directory, "backing")
     with open(backing, "wb") as file:
         file.truncate(16 * MIB)
-    attached = subprocess.run(["losetup", "-f", "--show", backing], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    attached = subprocess.run(["losetup", "-f", "--show", backing], capture_output=True, text=True, check=False)
     if attached.returncode != 0:
         skips.append(f"no loop device: {attached.stderr.strip()}")
         return
@@ -443,8 +488,8 @@ def test_block_device(directory):
 
 def main():
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="lunar-kv-cli-") as directory:
-        for test in (test_create, test_pairs, test_streams, test_readers_write_nothing, test_in_use, test_killed_loads, test_damage, test_salvage, test_compact,
-                     test_words, test_block_device):
+        for test in (test_create, test_pairs, test_streams, test_readers_write_nothing, test_in_use, test_killed_loads,
+                     test_damage, test_salvage, test_compact, test_words, test_block_device):
             before = len(problems)
             try:
                 test(directory)

@@ -9,9 +9,9 @@
 //
 // A stream without its end is cut off, and one with another checksum is damaged: neither passes for a whole one.
 //
-// Lines. One JSON object a line: {"key":"text","value":"text"}. Instead of "key" there may be "key_base64", and instead of
-// "value" "value_base64": what is not valid UTF-8 is written so. Other members are left alone, and so are empty lines.
-// These have no end that could be missed. Which of the two a stream is, its first byte tells.
+// Lines. One JSON object a line: {"key":"text","value":"text"}. Instead of "key" there may be "key_base64", and instead
+// of "value" "value_base64": what is not valid UTF-8 is written so. Other members are left alone, and so are empty
+// lines. These have no end that could be missed. Which of the two a stream is, its first byte tells.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // lunar/kv.hpp - a key/value store for C++20. Header only, over libarkdb (link with -larkdb).
 //
-//   lunar::kv::Result<lunar::kv::Store> opened = lunar::kv::Store::open({.place = "/dev/sdb", .dram_bytes = 4ull << 30});
-//   if (!opened) return opened.error().value();
+//   lunar::kv::Result<lunar::kv::Store> opened = lunar::kv::Store::open({.place = "/dev/sdb", .dram_bytes = 4ull <<
+//   30}); if (!opened) return opened.error().value();
 //   lunar::kv::Store& store = *opened;
 //   store.set("key", "value");                                            blocking
 //   lunar::kv::Result<std::string> value = store.get("key");
@@ -11,22 +11,24 @@
 //   for (std::string_view key : store.keys()) ...
 //
 // Units: bytes. Keys and values are any bytes, from length 0 to 100 GiB.
-// Errors: calls return a Result, whose error() is an errno value (std::generic_category). Besides those that a call lists:
-// EINVAL (the store is not open, or was moved from; too long a key or value), ENOMEM, EIO, EBADMSG and others of the device.
-// Nothing damaged is ever returned. The header throws nothing itself; it can be compiled without exceptions.
-// Threads: every call from any thread, any number at once, but open, close, moves and destruction, as of any object. Calls on
-// one key appear one after the other. None is async-signal-safe.
+// Errors: calls return a Result, whose error() is an errno value (std::generic_category). Besides those that a call
+// lists: EINVAL (the store is not open, or was moved from; too long a key or value), ENOMEM, EIO, EBADMSG and others of
+// the device. Nothing damaged is ever returned. The header throws nothing itself; it can be compiled without
+// exceptions.
+// Threads: every call from any thread, any number at once, but open, close, moves and destruction, as of any object.
+// Calls on one key appear one after the other. None is async-signal-safe.
 // Fork: stores are closed in the child (ark_fork() of the handle() of a store in memory is another matter).
 //
-// Asynchronous calls. They copy the key and the value before they return, and own them. They run on threads of the store's
-// (Options::threads): callbacks are called there, and coroutines resume there, with all signals blocked and 8 MiB of stack.
-//   - EAGAIN: Options::asyncs calls are under way. From a callback, or a coroutine that was resumed, the first call of each
-//     resumption is never EAGAIN.
+// Asynchronous calls. They copy the key and the value before they return, and own them. They run on threads of the
+// store's (Options::threads): callbacks are called there, and coroutines resume there, with all signals blocked and 8
+// MiB of stack.
+//   - EAGAIN: Options::asyncs calls are under way. From a callback, or a coroutine that was resumed, the first call of
+//     each resumption is never EAGAIN.
 //   - What a callback or a coroutine throws beyond its own frame ends the program (std::terminate): there is no caller.
 //   - A coroutine that waits for a call must not be destroyed.
 //   - Destruction and close() of a store wait for the calls that are under way: each of them calls back, or resumes its
-//     coroutine, with its result. What these begin meanwhile is EINVAL. So a coroutine that refers to a store may be under way
-//     when the store is destroyed; it may not begin with the store afterwards.
+//     coroutine, with its result. What these begin meanwhile is EINVAL. So a coroutine that refers to a store may be
+//     under way when the store is destroyed; it may not begin with the store afterwards.
 #ifndef LUNAR_KV_HPP
 #define LUNAR_KV_HPP
 
@@ -60,7 +62,8 @@ inline constexpr std::errc not_found = std::errc::no_such_file_or_directory;    
 inline constexpr std::errc no_space = std::errc::no_space_on_device;                // ENOSPC: nothing has changed
 inline constexpr std::errc try_again = std::errc::resource_unavailable_try_again;   // EAGAIN: see above
 
-// A value or an error, in the manner of C++23's std::expected. pre of value(), * and ->: it has a value (else std::terminate).
+// A value or an error, in the manner of C++23's std::expected. pre of value(), * and ->: it has a value (else
+// std::terminate).
 template <class T>
 class [[nodiscard]] Result {
  public:
@@ -114,8 +117,8 @@ class [[nodiscard]] Result<void> {
   std::error_code error_;
 };
 
-// A view of bytes: of a string literal or C string up to its NUL, of strings, and of spans, vectors and other contiguous ranges
-// of one-byte elements. It owns nothing.
+// A view of bytes: of a string literal or C string up to its NUL, of strings, and of spans, vectors and other
+// contiguous ranges of one-byte elements. It owns nothing.
 class Bytes {
  public:
   constexpr Bytes() noexcept = default;
@@ -147,14 +150,14 @@ enum class Contents {
 enum class Durability : std::uint32_t {
   by_default = 0,                   // LUNAR_KV_DURABILITY, else flush
   flush = LUNAR_KV_DURABLE_FLUSH,   // with the next flush() or close()
-  group = LUNAR_KV_DURABLE_GROUP,   // when the call returns, calls back or resumes; calls at the same time share a write
+  group = LUNAR_KV_DURABLE_GROUP,   // when the call returns, calls back or resumes; calls at one time share a write
   each = LUNAR_KV_DURABLE_EACH,     // the same, without waiting for others
 };
 
 struct Options {
   std::string place;                // file, block device, directory, URI: see ark_create(3). Empty: in memory
-  std::uint64_t dram_bytes = 0;     // DRAM that the store may have, hard. 0: LUNAR_KV_DRAM, else a quarter of what is available
-  std::uint64_t size_bytes = 0;     // of pairs in memory at most; of a file that grows. 0: LUNAR_KV_SIZE, else see ark_create(3)
+  std::uint64_t dram_bytes = 0;     // DRAM that the store may have, hard. 0: LUNAR_KV_DRAM, else see ark_create(3)
+  std::uint64_t size_bytes = 0;     // of pairs in memory at most; of a file that grows. 0: LUNAR_KV_SIZE, else the same
   Contents contents = Contents::scratch;
   Durability durability = Durability::by_default;
   std::uint64_t flags = 0;          // further ARK_KV_... flags
@@ -175,7 +178,8 @@ struct Stats {
 namespace detail {
 
 inline std::error_code error_of(int code) noexcept { return {code, std::generic_category()}; }
-inline void* pointer_of(const void* data) noexcept { return const_cast<void*>(data); }    // the C interface writes to no key
+// The C interface writes to no key.
+inline void* pointer_of(const void* data) noexcept { return const_cast<void*>(data); }
 
 // text.resize(), without exceptions: false where there is no memory.
 inline bool resize(std::string& text, std::uint64_t bytes) noexcept {
@@ -288,8 +292,8 @@ struct Pending {
 
 }  // namespace detail
 
-// What async_... without a callback gives: the call begins with co_await, which gives a Result<T>. Once; what was not awaited
-// does nothing.
+// What async_... without a callback gives: the call begins with co_await, which gives a Result<T>. Once; what was not
+// awaited does nothing.
 template <class T>
 class [[nodiscard]] Awaitable {
  public:
@@ -318,9 +322,10 @@ class [[nodiscard]] Awaitable {
   std::coroutine_handle<> waiting_;
 };
 
-// The keys of a store, an input range, in no order: keys that are there throughout come once, others may or may not. Writers go
-// on meanwhile, also the loop itself. A key is a std::string_view that is good until the iterator advances. Keys that cannot be
-// read are left out; error() has the first error, after the loop. One thread at a time; ends before its store does, or with it.
+// The keys of a store, an input range, in no order: keys that are there throughout come once, others may or may not.
+// Writers go on meanwhile, also the loop itself. A key is a std::string_view that is good until the iterator advances.
+// Keys that cannot be read are left out; error() has the first error, after the loop. One thread at a time; ends before
+// its store does, or with it.
 class Keys : public std::ranges::view_interface<Keys> {
  public:
   class Iterator {
@@ -406,7 +411,8 @@ class Keys : public std::ranges::view_interface<Keys> {
   }
 
   struct End {
-    void operator()(ARI* walk) const noexcept { (void)lunar_kv_end(walk); }    // EINVAL: its store is gone, and it with that
+    // EINVAL: its store is gone, and it with that
+    void operator()(ARI* walk) const noexcept { (void)lunar_kv_end(walk); }
   };
 
   ARK* ark_;
@@ -440,8 +446,9 @@ class Store {
     return Store(ark, options.value_bytes);
   }
 
-  // Closes it, as close(); errors are lost but for a line on standard error. Destroyed on a thread of the store's own (by its
-  // callback, or a coroutine that was resumed there) it ends the program, as a std::thread that is not joined does.
+  // Closes it, as close(); errors are lost but for a line on standard error. Destroyed on a thread of the store's own
+  // (by its callback, or a coroutine that was resumed there) it ends the program, as a std::thread that is not joined
+  // does.
   ~Store() { reset(); }
   Store(Store&& other) noexcept : ark_(std::exchange(other.ark_, nullptr)), value_bytes_(other.value_bytes_) {}
   Store& operator=(Store&& other) noexcept {
@@ -456,8 +463,8 @@ class Store {
   // For the calls of arkdb.h; stays this object's.
   ARK* handle() const noexcept { return ark_; }
 
-  // Waits for what is under way, and keeps what the store holds where its contents are to be kept; ENOSPC, EIO and the like: it
-  // is closed, and what was kept before is there. EDEADLK: on a thread of the store's own; it stays open.
+  // Waits for what is under way, and keeps what the store holds where its contents are to be kept; ENOSPC, EIO and the
+  // like: it is closed, and what was kept before is there. EDEADLK: on a thread of the store's own; it stays open.
   Result<void> close() noexcept {
     const int status = ark_delete(ark_);
     if (status != EDEADLK) ark_ = nullptr;
@@ -501,8 +508,8 @@ class Store {
     return length_of(ark_exists(ark_, key.size(), pointer(key), &length), length);
   }
 
-  // ---- asynchronous, by callback: called once with a Result. An error here: it is not started and the callback is not called;
-  // ---- EAGAIN, ENOMEM, EINVAL
+  // ---- asynchronous, by callback: called once with a Result. An error here: it is not started and the callback is not
+  // ---- called; EAGAIN, ENOMEM, EINVAL
 
   template <std::invocable<Result<void>> Function>
   Result<void> async_set(Bytes key, Bytes value, Function&& function) {
@@ -526,7 +533,9 @@ class Store {
   Awaitable<void> async_set(Bytes key, Bytes value) noexcept { return prepare<void>(detail::Call::set, key, value); }
   Awaitable<std::string> async_get(Bytes key) noexcept { return prepare<std::string>(detail::Call::get, key, {}); }
   Awaitable<std::uint64_t> async_del(Bytes key) noexcept { return prepare<std::uint64_t>(detail::Call::del, key, {}); }
-  Awaitable<std::uint64_t> async_exists(Bytes key) noexcept { return prepare<std::uint64_t>(detail::Call::exists, key, {}); }
+  Awaitable<std::uint64_t> async_exists(Bytes key) noexcept {
+    return prepare<std::uint64_t>(detail::Call::exists, key, {});
+  }
 
   // ---- the whole store ----
 
@@ -558,7 +567,8 @@ class Store {
     if (status != 0) return detail::error_of(status);
     return out;
   }
-  // Makes durable what a store holds whose contents are kept: what an open finds after any crash. Writers wait meanwhile.
+  // Makes durable what a store holds whose contents are kept: what an open finds after any crash. Writers wait
+  // meanwhile.
   Result<void> flush() noexcept { return result_of(ark_flush(ark_)); }
 
  private:
@@ -593,8 +603,8 @@ class Store {
   template <class T, class Function>
   Result<void> start(detail::Call call, Bytes key, Bytes value, Function&& function) const {
     using Pending = detail::Pending<T, std::decay_t<Function>>;
-    std::unique_ptr<Pending> pending(new (std::nothrow)
-                                         Pending(ark_, call, key, value, value_bytes_, std::forward<Function>(function)));
+    std::unique_ptr<Pending> pending(
+        new (std::nothrow) Pending(ark_, call, key, value, value_bytes_, std::forward<Function>(function)));
     if (!pending) return detail::error_of(ENOMEM);
     const int status = pending->request.issue(Pending::done, pending.get());
     if (status == 0) (void)pending.release();  // the callback's, which may have been there already

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stores across fork.
 //
-// fork() alone: the child has no handle that answers (EINVAL): other threads may have been in the middle of a change. Nor
-// has it the descriptors of devices: with them it would keep the place in use after the parent's ark_delete.
-// ark_fork(): the store is paused (calls wait before they begin, those that are under way end), the process forks, and the
-// child has the store as it was at that moment, as a copy of its own. It has none of the threads and of what they had to do;
-// threads start again with its first asynchronous call. Only for stores in DRAM: on a device both would write to the same
-// place, and what one frees the other may still read.
+// fork() alone: the child has no handle that answers (EINVAL): other threads may have been in the middle of a change.
+// Nor has it the descriptors of devices: with them it would keep the place in use after the parent's ark_delete.
+// ark_fork(): the store is paused (calls wait before they begin, those that are under way end), the process forks, and
+// the child has the store as it was at that moment, as a copy of its own. It has none of the threads and of what they
+// had to do; threads start again with its first asynchronous call. Only for stores in DRAM: on a device both would
+// write to the same place, and what one frees the other may still read.
 // Threading: the forking thread. May not, in the child: allocate, wait.
 #include <errno.h>
 #include <pthread.h>

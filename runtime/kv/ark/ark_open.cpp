@@ -6,8 +6,8 @@
 //   a path or URI    lun/compose.h: scratch_open, so nothing that holds data is taken
 //   a=b[=c..]        a stripe over those; not where the whole is a URI or names a file
 //
-// LUNAR_KV_DRAM, LUNAR_KV_SIZE: kv/kept_place.h. A place that gives more and more is a file that the store makes or that
-// was empty, and a virtual LUN that was asked for; the default is ark_create_verbose's `size`, 1 GiB at least.
+// LUNAR_KV_DRAM, LUNAR_KV_SIZE: kv/kept_place.h. A place that gives more and more is a file that the store makes or
+// that was empty, and a virtual LUN that was asked for; the default is ark_create_verbose's `size`, 1 GiB at least.
 // lunar_kv_open() has a parameter for each, which counts before them.
 //   LUNAR_KV_DURABILITY  flush (default), group, each: when what is set with ARK_KV_PERSIST_STORE is durable
 // Threading: any, blocking. No variable counts in a setuid program (config/trust.h).
@@ -95,8 +95,8 @@ int open_stripe(const CreateOptions& options, Device** out, bool* grows, ErrorTe
 uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
 uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-// Three quarters of the budget are the log, unless the caller asked for less. A program that gives no more than the size
-// that the original begins with may still store a GiB, as there.
+// Three quarters of the budget are the log, unless the caller asked for less. A program that gives no more than the
+// size that the original begins with may still store a GiB, as there.
 void size_in_memory(const CreateOptions& options, uint64_t dram, uint64_t wanted, kv::StoreOptions* out) {
   const uint64_t most = dram / 4 * 3;
   uint64_t bytes = most;

@@ -2,8 +2,8 @@
 // Asynchronous calls: see ark_pool.h.
 //
 // A queue is a stack that any thread pushes to and its own thread takes whole, and turns round: no lock, and nothing is
-// ever popped from between, so no ABA. A thread that finds nothing puts kAsleep there, or kInRing when reads are under way
-// that it waits for as well; the one that pushes next takes that away and wakes it.
+// ever popped from between, so no ABA. A thread that finds nothing puts kAsleep there, or kInRing when reads are under
+// way that it waits for as well; the one that pushes next takes that away and wakes it.
 #include "kv/ark/ark_pool.h"
 
 #include <errno.h>

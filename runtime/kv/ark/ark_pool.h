@@ -6,20 +6,20 @@
 //                                                                                            ▼ ▼
 //                                       a queue and its thread: carries out what is not done, and calls back
 //
-// Order of a key. Keys share *lanes* by hash. A lane counts the Ops that are queued and not carried out, and says in whose
-// queue: while there are any, further operations of the lane go behind them; else one may be carried out at once. An
-// operation that was issued before, by this thread or by one that told it, has been counted before, so it is seen.
+// Order of a key. Keys share *lanes* by hash. A lane counts the Ops that are queued and not carried out, and says in
+// whose queue: while there are any, further operations of the lane go behind them; else one may be carried out at once.
+// An operation that was issued before, by this thread or by one that told it, has been counted before, so it is seen.
 //
-// Callbacks run on the pool's threads alone, one after the other, never within a call that issues. What a callback issues
-// and is carried out at once goes to the end of its own thread's queue: no hand-over, and no nesting. Of other threads, what
-// is done goes to as many queues as there are CPUs, so that few threads are woken. Reads of the device go there too, as a
-// thread has many under way (cold_ring.h); what blocks its thread, to a queue among all. A queue's thread starts with its
-// first Op, and sleeps while there is none; only a sleeping one is woken.
+// Callbacks run on the pool's threads alone, one after the other, never within a call that issues. What a callback
+// issues and is carried out at once goes to the end of its own thread's queue: no hand-over, and no nesting. Of other
+// threads, what is done goes to as many queues as there are CPUs, so that few threads are woken. Reads of the device go
+// there too, as a thread has many under way (cold_ring.h); what blocks its thread, to a queue among all. A queue's
+// thread starts with its first Op, and sleeps while there is none; only a sleeping one is woken.
 //
-// How much may be under way: an Op is one of `nasync` that a connection has; a queue takes `nqueue`. Beyond either it is
-// EAGAIN. What a callback issues goes by other rules, as a pool thread that waits for room in queues could wait for itself:
-// the first operation of a callback on its own connection takes over the Op of the one that called back, and no queue is
-// full for it.
+// How much may be under way: an Op is one of `nasync` that a connection has; a queue takes `nqueue`. Beyond either it
+// is EAGAIN. What a callback issues goes by other rules, as a pool thread that waits for room in queues could wait for
+// itself: the first operation of a callback on its own connection takes over the Op of the one that called back, and no
+// queue is full for it.
 // Threading: issue() by any thread. May not: be stopped by a thread of its own.
 #pragma once
 #include <atomic>
@@ -102,7 +102,8 @@ class Pool {
   void open(Queue* queues, Lane* lanes, unsigned threads, unsigned depth);
   // 0, EAGAIN, ENOMEM (its thread cannot be started). Pre: the connection is in use.
   [[nodiscard]] int issue(Connection* connection, const Request& request);
-  // Carries out what is queued, and ends the threads. Pre: nothing is issued any more, but by callbacks that are refused.
+  // Carries out what is queued, and ends the threads. Pre: nothing is issued any more, but by callbacks that are
+  // refused.
   void stop();
   // In a forked child: no threads, nothing queued.
   void forget_in_child();

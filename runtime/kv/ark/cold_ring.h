@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads of records from the device that one thread of the pool has under way: a context of the device, with many commands
-// in flight, in place of a thread that waits for each.
+// Reads of records from the device that one thread of the pool has under way: a context of the device, with many
+// commands in flight, in place of a thread that waits for each.
 //
 // A lane (ark_pool.h) has one read in flight at a time; what comes behind it waits here, in order.
-// Threading: its thread's alone. A write to the queue's cold_event wakes it. The context and its memory are made for the first read.
+// Threading: its thread's alone. A write to the queue's cold_event wakes it. The context and its memory are made for
+// the first read.
 #pragma once
 #include "kv/ark/ark_pool.h"
 #include "kv/store.h"
@@ -26,7 +27,8 @@ class ColdRing {
   bool busy(uint32_t lane) const;
   void wait(Op* op) { waiting_.append(op); }
   Op* take_waiting(uint32_t lane);  // the first one of it; nullptr
-  // -EINPROGRESS: it is in flight, or about to be; else its result, -EAGAIN or -ENOBUFS (Store::cold_begin). Pre: not full().
+  // -EINPROGRESS: it is in flight, or about to be; else its result, -EAGAIN or -ENOBUFS (Store::cold_begin). Pre: not
+  // full().
   [[nodiscard]] int64_t begin(Op* op);
   // Starts what begin() has left, and waits until so many are done; a signal counts as one. 0: does not wait.
   // op->result of what is done: as of Store::cold_finish.

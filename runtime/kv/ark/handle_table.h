@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Maps the handles that programs hold (ARK*, ARC*, ARI*) to objects. A handle is a number in the form of a pointer, and is
-// never looked through:
+// Maps the handles that programs hold (ARK*, ARC*, ARI*) to objects. A handle is a number in the form of a pointer, and
+// is never looked through:
 //
 //   0 │ generation, 44 bits │ slot, 16 bits │ 000
 //
-// No two handles of a process have the same number, so a call with one that was closed finds that out and touches nothing.
-// A slot outlives its object. A thread that looked an object up *uses* it until it releases it; the users of a slot are
-// counted in several places, so that threads do not share a cache line for it.
+// No two handles of a process have the same number, so a call with one that was closed finds that out and touches
+// nothing. A slot outlives its object. A thread that looked an object up *uses* it until it releases it; the users of a
+// slot are counted in several places, so that threads do not share a cache line for it.
 // Threading: any. acquire and release neither lock nor allocate; acquire waits while the object's store is paused
 // (ark_store.h).
 #pragma once

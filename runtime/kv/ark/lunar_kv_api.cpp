@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of lunar/kv.h: what libarkdb has beside IBM's.
+// The calls of lunar/kv.h: what libarkdb has in addition to IBM's.
 // Threading: any.
 #include "lunar/kv.h"
 

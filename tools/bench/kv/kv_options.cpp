@@ -26,7 +26,7 @@ constexpr const char* kFooter =
     "  cold    gets of 4 KiB values, --data of them: uniform and zipfian with 128 in flight, uniform with one\n"
     "  ycsb    YCSB A, B, C, D and F on --data of 1000-byte values, 16 threads\n"
     "  scan    all keys one by one and 1000 a call, and the disk from end to end\n"
-    "  growth  cold gets of twice and of six times --dram with a quarter of it\n"
+    "  growth  cold gets of 16 and of 48 times the DRAM, which is a quarter of --dram (64m at least)\n"
     "  index   what an entry of the index takes\n"
     "Systems: lunar = libarkdb by its ark_* calls; rocksdb, rocksdb-lz4 = RocksDB as its wiki says for point lookups,\n"
     "without and with compression; lmdb; raw = values in the slots of a file, by io_uring and O_DIRECT. All have the\n"

@@ -62,7 +62,7 @@ std::string chart_text(const Chart& chart, const std::string& file) {
                            gnuplot_quoted(file), chart.series.size() + 1, data);
 }
 
-// The systems beside each other in the workloads of one experiment.
+// The systems next to each other in the workloads of one experiment.
 Chart compared(const KvReport& report, const std::string& experiment, bool p99) {
   Chart chart;
   chart.name = fmt::format("kv-{}{}", experiment, p99 ? "-p99" : "");

@@ -2,9 +2,10 @@
 // RocksDB, set up as its wiki says for point lookups: full bloom filters of 10 bits (none for the last level: every key
 // that is asked for is there), hash indexes in the blocks, index and filters in the block cache, direct I/O.
 //
-// The DRAM budget goes to two memtables and the block cache: a quarter and a half for a load (compaction wants the rest),
-// which ends with a full compaction (untimed), an eighth and the rest from then on. Durable at a flush: no write-ahead log, and a flush of the
-// memtables; every write: a synced log, which concurrent writers share, and loads without batches.
+// The DRAM budget goes to two memtables and the block cache: a quarter and a half for a load (compaction wants the
+// rest), which ends with a full compaction (untimed), an eighth and the rest from then on. Durable at a flush: no
+// write-ahead log, and a flush of the memtables; every write: a synced log, which concurrent writers share, and loads
+// without batches.
 // Threading: as in the header. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 

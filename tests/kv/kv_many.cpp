@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// A store of many small pairs, 8-byte keys with 24-byte values, on a file: two threads build it, it is closed, opened
+// again, each key is found once by a walk with the value that it was given, a sweep reads every record with its
+// checksum, and some are overwritten, deleted and found so by another open. Prints how long each step took.
+//   kv_many [--pairs N] [--path DIRECTORY]
+#include <errno.h>
+#include <sys/stat.h>
+
+#include <thread>
+#include <vector>
+
+#include "kv/inspect.h"
+#include "tests/kv/kv_support.h"
+
+using namespace lunar;
+using namespace lunar::kv;
+using namespace kv_test;
+
+namespace {
+
+struct Value {
+  uint64_t words[3];
+  bool operator==(const Value&) const = default;
+};
+
+constexpr uint64_t kGets = 20'000;  // of each open: a read each, as a rule
+
+Value value_of(uint64_t key, uint64_t version) {
+  return {{mix(key ^ version << 48), mix(key + 0x9e3779b97f4a7c15), version}};
+}
+
+// Keys that differ in all of their bits; the product is invertible, so a key says which it is.
+uint64_t key_of(uint64_t number) { return number * 0x9e3779b97f4a7c15; }
+uint64_t number_of(uint64_t key) { return key * 0xf1de83e19937733d; }  // the inverse modulo 2^64
+static_assert(0x9e3779b97f4a7c15 * 0xf1de83e19937733d == 1);
+
+class Many {
+ public:
+  Many(uint64_t pairs, std::string path) : pairs_(pairs), path_(std::move(path)), begun_(sys::now_ns()) {}
+  void build();
+  void verify(const char* step);
+  void change();
+  void sweep();
+
+ private:
+  Store* open(Contents contents, bool read_only = false);
+  void took(const char* step);
+  uint64_t version_of(uint64_t number) const { return changed_ && number % 1000 == 1 ? 2 : 1; }
+  bool is_deleted(uint64_t number) const { return changed_ && number % 1000 == 2; }
+  uint64_t count() const {
+    uint64_t deleted = 0;
+    for (uint64_t number = 0; number < pairs_; ++number) deleted += is_deleted(number) ? 1 : 0;
+    return pairs_ - deleted;
+  }
+
+  uint64_t pairs_;
+  std::string path_;
+  uint64_t begun_;
+  bool changed_ = false;
+};
+
+void Many::took(const char* step) {
+  const uint64_t now = sys::now_ns();
+  printf("%-34s %8.1f s\n", step, static_cast<double>(now - begun_) / 1e9);
+  fflush(stdout);
+  begun_ = now;
+}
+
+// 56 bytes a record; a state of about 10 bytes a pair, twice, and room for another; the reserve for cleaning.
+Store* Many::open(Contents contents, bool read_only) {
+  if (contents == Contents::kNew) make_file(path_.c_str(), pairs_ * 108 + 64 * kMiB);
+  StoreOptions options;
+  options.device = open_device(path_.c_str(), 0);
+  options.contents = contents;
+  options.log_bytes = 0;
+  options.dram_bytes = pairs_ * 14 + 64 * kMiB;
+  options.expected_keys = pairs_;
+  options.read_only = read_only;
+  return open_store(options);
+}
+
+void Many::build() {
+  Store* store = open(Contents::kNew);
+  std::vector<std::thread> threads;
+  for (uint64_t half = 0; half < 2; ++half) {
+    threads.emplace_back([&, half] {
+      for (uint64_t number = half; number < pairs_; number += 2) {
+        const uint64_t key = key_of(number);
+        const Value value = value_of(key, 1);
+        if (const int status = store->set({&key, sizeof key}, {&value, sizeof value}); status < 0)
+          fail("set: " + std::to_string(status));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  took("built");
+  if (store->flush() < 0) fail("flush");
+  took("flushed");
+  printf("%.2f bytes of index a pair\n", static_cast<double>(store->index_bytes()) / static_cast<double>(pairs_));
+  store->close();
+}
+
+void Many::verify(const char* step) {
+  begun_ = sys::now_ns();
+  Store* store = open(Contents::kKept);
+  took(step);
+  if (store->count() != count()) fail("it counts " + std::to_string(store->count()));
+  Walk* walk = nullptr;
+  if (Walk::open(store, &walk) < 0) fail("walk");
+  std::vector<bool> seen(pairs_);
+  uint64_t key = 0, found = 0;
+  int64_t length = 0;
+  while ((length = walk->next(&key, sizeof key)) == sizeof key) {
+    const uint64_t number = number_of(key);
+    if (number >= pairs_ || is_deleted(number)) fail("a key that is not there");
+    if (seen[number]) fail("a key comes twice");
+    seen[number] = true;
+    ++found;
+  }
+  if (length != -ENOENT) fail("walk: " + std::to_string(length));
+  walk->close();
+  if (found != count()) fail("a walk finds " + std::to_string(found));
+  took("  every key, once, by a walk");
+  Random random(3);
+  const uint64_t gets = pairs_ < kGets ? pairs_ : kGets;
+  for (uint64_t i = 0; i < gets; ++i) {
+    const uint64_t number = gets == pairs_ ? i : random.below(pairs_), at = key_of(number);
+    Value value;
+    const int64_t bytes = store->get({&at, sizeof at}, &value, sizeof value, 0);
+    if (bytes != (is_deleted(number) ? -ENOENT : static_cast<int64_t>(sizeof value)))
+      fail("get: " + std::to_string(bytes));
+    if (bytes > 0 && !(value == value_of(at, version_of(number)))) fail("a wrong value");
+  }
+  took("  20,000 gets by chance");
+  store->close();
+}
+
+// What the index says of each record, and its checksum, key and value.
+void Many::sweep() {
+  struct Seen {
+    const Many* many;
+    uint64_t wrong = 0;
+  } seen{this};
+  begun_ = sys::now_ns();
+  Store* store = open(Contents::kKept, true);
+  Sweep sweep;
+  sweep.context = &seen;
+  sweep.on_damage = [](void*, const Damage& damage) { fail(std::string("damaged: ") + damage.what); };
+  sweep.on_pair = [](void* context, Bytes key, Bytes value) {
+    auto& to = *static_cast<Seen*>(context);
+    uint64_t word = 0;
+    Value got{};
+    if (key.size != sizeof word || value.size != sizeof got) return false;
+    memcpy(&word, key.data, sizeof word);
+    memcpy(&got, value.data, sizeof got);
+    to.wrong += got == value_of(word, to.many->version_of(number_of(word))) ? 0 : 1;
+    return true;
+  };
+  CheckReport report;
+  const int status = store->sweep(sweep, &report);
+  if (status < 0 || seen.wrong != 0) fail("sweep: " + std::to_string(status) + ", wrong " + std::to_string(seen.wrong));
+  if (report.records != count()) fail("a sweep finds " + std::to_string(report.records));
+  store->close();
+  took("every record by a sweep, all values");
+}
+
+void Many::change() {
+  Store* store = open(Contents::kKept);
+  changed_ = true;
+  for (uint64_t number = 0; number < pairs_; ++number) {
+    const uint64_t key = key_of(number);
+    const Value value = value_of(key, 2);
+    if (version_of(number) == 2 && store->set({&key, sizeof key}, {&value, sizeof value}) < 0) fail("set");
+    if (is_deleted(number) && store->del({&key, sizeof key}) != sizeof value) fail("del");
+  }
+  if (store->flush() < 0) fail("flush");
+  store->close();
+  took("opened, 2 in 1000 changed, flushed");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const char* directory = text_argument(argc, argv, "--path");
+  const uint64_t pairs = argument(argc, argv, "--pairs", 300'000);
+  const std::string path =
+      std::string(directory ? directory : "/var/tmp") + "/lunar-kv-many-" + std::to_string(getpid());
+  Many many(pairs, path);
+  many.build();
+  struct stat file = {};
+  if (stat(path.c_str(), &file) == 0)
+    printf("%llu pairs, %.2f GiB of disk\n", static_cast<unsigned long long>(pairs),
+           static_cast<double>(file.st_blocks) * 512 / static_cast<double>(kGiB));
+  many.verify("opened again");
+  many.sweep();
+  many.change();
+  many.verify("opened again after the changes");
+  many.sweep();
+  (void)unlink(path.c_str());
+  return 0;
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a save of the state holds up. The device stands still when the state's root is to be written, so a save is under
+// way for as long as a test likes; what other writers get done meanwhile is counted, no time is judged. Large pairs at
+// 80% full: none is refused.
+#include <errno.h>
+
+#include <atomic>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kv/inspect.h"
+#include "kv/store.h"
+#include "tests/catch.h"
+#include "tests/kv/kv_support.h"
+#include "tests/support/lun_device.h"
+
+using namespace lunar;
+using namespace lunar::kv;
+using kv_test::bytes_of;
+
+namespace {
+
+constexpr uint64_t kPatienceNs = 20'000'000'000;  // beyond it a writer counts as held up
+
+// Holds the writes of roots while `closed`.
+class Gate final : public lunar_test::MemoryDevice {
+ public:
+  using MemoryDevice::MemoryDevice;
+  std::atomic<bool> closed{false};
+  std::atomic<unsigned> waiting{0};
+  int64_t transfer(const Command& command) override {
+    const bool root = command.op == Op::kWrite &&
+                      command.offset.value - lunar::kv::media::kFrontRootsAt < 2 * lunar::kv::media::kBlockBytes;
+    if (root && closed.load()) {
+      waiting.fetch_add(1);
+      while (closed.load()) sys::sleep_ns(100'000);
+    }
+    const MutexLock guard(lock_);
+    return MemoryDevice::transfer(command);
+  }
+
+ private:
+  sys::Mutex lock_;
+};
+
+struct Stage {
+  explicit Stage(Durability durability, uint64_t replay_bytes_most = 0) {
+    StoreOptions options;
+    options.device = &device;
+    options.contents = Contents::kNew;
+    options.durability = durability;
+    options.replay_bytes_most = replay_bytes_most;
+    options.log_bytes = 0;
+    options.segment_bytes = 64 * kKiB;
+    options.dram_bytes = 64 * kMiB;  // frames for all of the log
+    options.expected_keys = 16;
+    store = kv_test::open_store(options);
+  }
+  ~Stage() {
+    device.closed = false;
+    for (std::thread& thread : threads) thread.join();
+    kv_test::check_store(store);
+    store->close();
+  }
+  // Sets until `most` are done. Keys are of this writer alone, some of them set again and again.
+  void write(unsigned writer, uint64_t keys, uint64_t length, uint64_t most, std::atomic<uint64_t>* done) {
+    threads.emplace_back([=, this] {
+      const std::string value(length, 'v');
+      for (uint64_t i = 0; i < most; ++i) {
+        const uint64_t key = writer * 1'000'000 + i % keys;
+        if (store->set({&key, sizeof key}, bytes_of(value)) < 0) kv_test::fail("set");
+        done->fetch_add(1);
+      }
+    });
+  }
+  template <class Done>
+  static bool comes(Done done) {
+    for (const uint64_t end = sys::now_ns() + kPatienceNs; !done();) {
+      if (sys::now_ns() > end) return false;
+      sys::sleep_ns(100'000);
+    }
+    return true;
+  }
+
+  std::vector<char> memory = std::vector<char>(32 * kMiB);
+  Gate device{memory.data(), memory.size()};
+  Store* store = nullptr;
+  std::vector<std::thread> threads;
+};
+
+}  // namespace
+
+TEST_CASE("kv-stalls: large pairs are set while a state is saved") {
+  for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
+    Stage stage(durability);
+    stage.device.closed = true;
+    stage.threads.emplace_back([&] {
+      if (stage.store->flush() < 0) kv_test::fail("flush");
+    });
+    REQUIRE(Stage::comes([&] { return stage.device.waiting != 0; }));
+    std::atomic<uint64_t> done{0};
+    stage.write(1, 5, 300'000, 20, &done);
+    CHECK(Stage::comes([&] { return done == 20; }));
+  }
+}
+
+// The writer that saves is one; what the others write until the log is as long as it may be has room.
+TEST_CASE("kv-stalls: a log that grows long holds up the one writer that saves") {
+  Stage stage(Durability::kEach, 4 * kMiB);
+  stage.device.closed = true;
+  std::atomic<uint64_t> saver{0}, other{0};
+  stage.write(1, 100, 3000, 1024, &saver);  // 4 MiB of blocks
+  REQUIRE(Stage::comes([&] { return stage.device.waiting != 0; }));
+  CHECK(saver < 1000);
+  stage.write(2, 100, 3000, 150, &other);
+  CHECK(Stage::comes([&] { return other == 150; }));
+  CHECK(stage.device.waiting == 1);
+}
+
+TEST_CASE("kv-stalls: what only a younger state frees of large pairs holds up the one writer that saves") {
+  constexpr uint64_t kKeys = 160, kMore = 5;  // 20 of 32 MiB
+  Stage stage(Durability::kFlush);
+  std::atomic<uint64_t> filled{0}, saver{0}, other{0};
+  stage.write(1, kKeys, 100'000, kKeys, &filled);
+  REQUIRE(Stage::comes([&] { return filled == kKeys; }));
+  REQUIRE(stage.store->flush() == 0);
+  stage.device.closed = true;
+  stage.write(1, kKeys, 100'000, 20 * kKeys, &saver);
+  REQUIRE(Stage::comes([&] { return stage.device.waiting != 0; }));
+  stage.write(2, kMore, 100'000, kMore, &other);
+  CHECK(Stage::comes([&] { return other == kMore; }));
+}
+
+// Only who has the mutex of cleaning learns that the store is full: how many flushes take it meanwhile.
+TEST_CASE("kv-stalls: a thread that flushes again and again lets a writer have its turn") {
+  constexpr uint64_t kFlushesMost = 500;
+  Stage stage(Durability::kFlush);
+  const std::string value(1000, 'v');
+  uint64_t keys = 0, most = 0;
+  while (stage.store->set({&keys, sizeof keys}, bytes_of(value)) == 0) ++keys;
+  std::atomic<uint64_t> flushes{0};
+  std::atomic<bool> over{false};
+  stage.threads.emplace_back([&] {
+    while (!over && flushes <= kFlushesMost) {
+      if (stage.store->flush() < 0) kv_test::fail("flush");
+      flushes.fetch_add(1);
+    }
+  });
+  REQUIRE(Stage::comes([&] { return flushes > 2; }));
+  for (uint64_t i = 0; i < 20; ++i) {
+    const uint64_t key = keys + 1 + i, before = flushes;
+    CHECK(stage.store->set({&key, sizeof key}, bytes_of(value)) == -ENOSPC);
+    most = flushes - before > most ? flushes - before : most;
+  }
+  over = true;
+  INFO("flushes during one set: " << most);
+  CHECK(most <= 20);
+}
+
+// Of one to 16 segments of 64 KiB, a hundredth of all; what is deleted for them lies anywhere.
+TEST_CASE("kv-stalls: large pairs of many lengths find room at 80% full") {
+  constexpr uint64_t kSegments = 1500, kBytes = kSegments * 64 * kKiB, kLongest = kMiB, kKeys = 300;
+  for (const bool kept : {false, true}) {
+    std::vector<char> memory(kBytes + kMiB);
+    lunar_test::MemoryDevice device(memory.data(), memory.size());
+    StoreOptions options;
+    options.device = &device;
+    options.contents = kept ? Contents::kNew : Contents::kScratch;
+    options.log_bytes = 0;
+    options.segment_bytes = 64 * kKiB;
+    options.dram_bytes = 6 * kMiB;
+    options.expected_keys = 1000;
+    Store* store = kv_test::open_store(options);
+    kv_test::Random random(11);
+    std::map<uint64_t, uint64_t> segments_of;
+    uint64_t taken = 0, refused = 0;
+    std::string value;
+    for (unsigned i = 0; i < 3000; ++i) {
+      const uint64_t key = random.below(kKeys), length = 64 * kKiB + random.below(kLongest - 64 * kKiB);
+      const uint64_t count = length / (64 * kKiB - 8) + 1;
+      while (taken + count > kSegments * 8 / 10) {
+        const auto victim = segments_of.lower_bound(random.below(kKeys));
+        if (victim == segments_of.end()) continue;
+        REQUIRE(store->del({&victim->first, sizeof key}) > 0);
+        taken -= victim->second;
+        segments_of.erase(victim);
+      }
+      value.assign(length, static_cast<char>(i));
+      const int status = store->set({&key, sizeof key}, bytes_of(value));
+      if (status < 0) CHECK(status == -ENOSPC);
+      refused += status < 0 ? 1 : 0;
+      if (status == 0) taken += count - segments_of[key], segments_of[key] = count;
+      if (kept && i % 50 == 0) REQUIRE(store->flush() == 0);
+    }
+    INFO("refused: " << refused << " of 3000");
+    CHECK(refused == 0);
+    kv_test::check_store(store);
+    store->close();
+  }
+}
