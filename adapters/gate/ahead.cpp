@@ -32,7 +32,10 @@ bool turn_due(uint64_t now) { return ahead_due(now) || now >= g_ahead.looked + k
 // The last event of a round: commands have run.
 void turn(void*, int, void*, int) {
   Ahead& a = g_ahead;
-  if (*a.blocked == 0) (void)expiry_shut();
+  if (*a.blocked == 0) {
+    (void)expiry_shut();
+    gate().rehash.shut_cron();
+  }
   const uint64_t now = sys::now_ns();
   if (!turn_due(now)) return;
   a.looked = now;
@@ -89,7 +92,7 @@ int ahead_add_event(epoll_event* events, int n, int max) {
   const Ahead& a = g_ahead;
   if (a.fd < 0 || n >= max) return n;
   const uint64_t now = sys::now_ns();
-  if (!turn_due(now) && !expiry_works()) return n;
+  if (!turn_due(now) && !expiry_works() && !gate().rehash.shuts_cron()) return n;
   events[n] = epoll_event{};
   events[n].events = EPOLLIN;
   events[n].data.fd = a.fd;
@@ -98,6 +101,7 @@ int ahead_add_event(epoll_event* events, int n, int max) {
 
 void ahead_before_wait() {
   expiry_open();
+  gate().rehash.open_cron();
   gate().rehash.lift(gate().layout);
 }
 

@@ -2,15 +2,15 @@
 // The server's own work on cold keys, between clients' commands: active expiry (expiry.h) and eviction at maxmemory
 // (eviction.h). The gate's threads fetch what it needs first.
 //
-//   epoll_wait() returns ──► a file event of ours among its events ──► the server's loop calls turn(): data may be looked at, and changed
-//                                                                        │ what is missing ──► fetcher ──► the next turn
+//   epoll_wait() returns ──► a file event of ours among its events ──► the server's loop calls turn()
+//                        data may be looked at, and changed; what is missing ──► fetcher ──► the next turn
 //
 // The event's descriptor is never readable: the gate adds it to the result of epoll_wait, as it does with held clients.
 // An idle server is not woken: a turn goes along with a wake-up that the server has anyway, at most one in kLookNs.
 //
-// Redis 7.0, 8.0 and Valkey 8.1, whose functions are known (server_tables.h for what their tables differ in). Elsewhere,
-// and where a symbol is missing, expiry and eviction read by faults; so does expiry in a cluster of Redis 8.0 or Valkey,
-// which have a table of expiries for each slot.
+// Redis 7.0, 8.0 and Valkey 8.1, whose functions are known (server_tables.h for what their tables differ in).
+// Elsewhere, and where a symbol is missing, expiry and eviction read by faults; so does expiry in a cluster of Redis
+// 8.0 or Valkey, which have a table of expiries for each slot.
 //
 // Threading: the server's main thread. Allocates nothing, but what the server's own functions do.
 #pragma once

@@ -20,8 +20,8 @@
 #pragma once
 namespace lunar::redis {
 
-// Redirects fgets, once; the gate's other calls are redirected already. `known`: whether keys may be looked at. A server
-// that does not call it loads as it can.
+// Redirects fgets, once; the gate's other calls are redirected already. `known`: whether keys may be looked at. A
+// server that does not call it loads as it can.
 void aof_ahead_watch(bool (*known)());
 
 }  // namespace lunar::redis

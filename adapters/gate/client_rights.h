@@ -4,7 +4,8 @@
 // RESET, ACL and CONFIG: what counts is the user that the client's structure names now, and that user's rights now.
 //
 //   authRequired(client)            yes ──► nothing is looked up
-//   client ─► user                  the default user, or the one that the server has under that name; else nothing is looked up
+//   client ─► user                  the default user, or the one that the server has under that name; else
+//                                   nothing is looked up
 //   user: all commands, all keys    two flags of its first selector: no further question (the price of a read: one
 //                                   call, five loads)
 //   else, a command at a time       RM_ACLCheckCommandPermissions, the server's own check, with the command's

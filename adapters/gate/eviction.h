@@ -4,7 +4,8 @@
 // samples candidates ahead with the server's own function and policy, fetches what freeing them reads, and puts them at
 // the end of the server's pool, from where the server takes them:
 //
-//   evictionPoolPopulate ──► batches of candidates ──► fetcher ──► ready ──► the server's pool, as its best 16 ──► the server evicts
+//   evictionPoolPopulate ──► batches of candidates ──► fetcher ──► ready ──► the server's pool, as its best 16
+//                                                                             └──► the server evicts
 //
 // A client's command that will evict depends on its victims' memory as on its keys': while none is ready, it is held
 // for one that is fetched.

@@ -3,8 +3,9 @@
 // and frees due keys: one fault for each cold string, 30 ms without serving its clients. The gate switches the server's
 // cycle off while any key close ahead of it is due, and does its work in turns:
 //
-//   table of expiries   ...│ window │ window │ window │ window │      each: look up what is due ─► fetch what is missing ─► expire
-//                          ▲ the server's cursor                       (buckets of kWindow places, a request each)
+//   table of expiries   ...│ window │ window │ window │ window │      (buckets of kWindow places, a request each)
+//                          ▲ the server's cursor
+//   each window             look up what is due ─► fetch what is missing ─► expire
 //
 // The same order, cursor and function for each key: counters, notifications, deletes sent to replicas and the
 // append-only file are the server's. The same end: a table whose last window had at most a tenth of due keys is left

@@ -4,6 +4,8 @@
 
 #include <time.h>
 
+#include <cstring>
+
 #include "collection_probe.h"
 #include "gate_inside.h"
 #include "pager/pager.h"
@@ -14,6 +16,7 @@ namespace {
 constexpr uint64_t kFreedElementsMax = 1024;  // of a collection that is gone through
 // elements from which on another thread frees it (the server's own bound)
 constexpr uint64_t kFreedLaterFrom = 64;
+constexpr size_t kCountedBytes = 8;     // of a listpack or integers: up to the number of elements
 constexpr unsigned kListNodesMax = 16;  // a chain: each may cost a round
 
 // EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT: whether the time has been.
@@ -65,13 +68,54 @@ void freed_text(KeyLookup& lookup, const void* text) {
 enum class Parts { kMembers, kFields, kScores };
 
 void freed_entries(KeyLookup& lookup, const EntryView* entry, Parts parts) {
-  for (unsigned n = 0; entry != nullptr && n < kChainMax && have_part(lookup, entry, sizeof *entry);
-       ++n, entry = entry->next) {
-    freed_text(lookup, entry->key);
-    if (parts == Parts::kFields) freed_text(lookup, entry->value);
+  for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n) {
+    const Marked marked{reinterpret_cast<uintptr_t>(entry)};
+    const bool no_value = marked.is_without_value();
+    const auto* at = reinterpret_cast<const EntryView*>(marked.address());
+    if (marked.is_key()) return freed_text(lookup, at);
+    if (!have_part(lookup, at, no_value ? 16 : sizeof *at)) return;
+    freed_text(lookup, at->key);
+    if (parts == Parts::kFields) freed_text(lookup, at->value);
     // member, score, links
-    if (parts == Parts::kScores && entry->value != nullptr)
-      (void)have_part(lookup, static_cast<const char*>(entry->value) - 8, 40);
+    if (parts == Parts::kScores && at->value != nullptr)
+      (void)have_part(lookup, static_cast<const char*>(at->value) - 8, 40);
+    entry = no_value ? static_cast<const EntryView*>(at->value) : at->next;
+  }
+}
+
+// Valkey: a node, or a text, with a pointer to the value before it if the header says so.
+void freed_entry(KeyLookup& lookup, const void* entry, Parts parts) {
+  const auto* name = static_cast<const char*>(entry);
+  if (parts == Parts::kScores) {
+    const auto* node = static_cast<const SkiplistNodeView*>(entry);
+    if (have_part(lookup, node, sizeof *node)) freed_text(lookup, node->member);
+    return;
+  }
+  if (!have_part(lookup, name - 1, 1) || parts != Parts::kFields || !KeyLookup::value_is_apart(name)) return;
+  const char* at = name - sds_header(static_cast<uint8_t>(name[-1])) - sizeof(void*);
+  const void* value;
+  if (!have_part(lookup, at, sizeof value)) return;
+  memcpy(&value, at, sizeof value);
+  freed_text(lookup, value);
+}
+
+void freed_table(KeyLookup& lookup, const TableView* table, Parts parts, bool later) {
+  if (!lookup.have(table, sizeof *table)) return;
+  if (table->used[0] + table->used[1] > (later ? kFreedLaterFrom : kFreedElementsMax)) return;
+  for (int t = 0; t < 2; ++t) {
+    if (table->table[t] == nullptr) continue;
+    const uint64_t slots = uint64_t{1} << table->exponent[t];
+    if (slots > 2 * kFreedElementsMax) return;  // few left of many
+    lookup.missing->work(static_cast<unsigned>(slots + 2 * table->used[t]));
+    if (!lookup.have(table->table[t], slots * sizeof(BucketView))) continue;
+    for (uint64_t s = 0; s < slots && !lookup.missing->full(); ++s) {
+      const BucketView* bucket = table->table[t] + s;
+      for (unsigned n = 0; bucket != nullptr && n < kChainMax && have_part(lookup, bucket, sizeof *bucket); ++n) {
+        for (unsigned i = 0; i < bucket->places(); ++i)
+          if (bucket->holds(i)) freed_entry(lookup, bucket->entries[i], parts);
+        bucket = bucket->next();
+      }
+    }
   }
 }
 
@@ -87,6 +131,13 @@ void freed_dict(KeyLookup& lookup, const DictView* dict, Parts parts, bool later
     for (uint64_t s = 0; s < slots && !lookup.missing->full(); ++s)
       if (dict->table[t][s] != nullptr) freed_entries(lookup, dict->table[t][s], parts);
   }
+}
+
+void freed_members(KeyLookup& lookup, const void* members, Parts parts, bool later) {
+  if (lookup.layout.keyspace() == Keyspace::kTables)
+    freed_table(lookup, static_cast<const TableView*>(members), parts, later);
+  else
+    freed_dict(lookup, static_cast<const DictView*>(members), parts, later);
 }
 
 void freed_list(KeyLookup& lookup, const QuicklistView* list) {
@@ -115,25 +166,19 @@ Wants wants_of_key(const CommandKeys& keys, const Command& command, unsigned nth
 void look_up_freed(KeyLookup& lookup, const ObjectView& object, bool later) {
   const char* at = object.pointer;
   if (at == nullptr || !collection_known(lookup.layout.keyspace(), object)) return;
-  const bool dicts = lookup.layout.keyspace() == Keyspace::kDict;  // what is in their collections is known
   switch (object.encoding()) {
     case kRaw:
       if (object.type() == kString) freed_text(lookup, at);
       break;
     case kHashTable:
-      if (!dicts)
-        (void)lookup.have(at, sizeof(DictView));
-      else
-        freed_dict(lookup, reinterpret_cast<const DictView*>(at),
-                   object.type() == kHash ? Parts::kFields : Parts::kMembers, later);
+      freed_members(lookup, at, object.type() == kHash ? Parts::kFields : Parts::kMembers, later);
       break;
     case kSkiplist: {
       const auto* zset = reinterpret_cast<const ZsetView*>(at);
       if (!lookup.have(zset, sizeof *zset) || !lookup.have(zset->skiplist, kSkiplistBytes)) return;
-      if (!dicts) return (void)lookup.have(zset->members, sizeof(DictView));
       const void* head = *static_cast<const void* const*>(zset->skiplist);
       if (head != nullptr) (void)lookup.have(head, 40);
-      freed_dict(lookup, static_cast<const DictView*>(zset->members), Parts::kScores, later);
+      freed_members(lookup, zset->members, Parts::kScores, later);
       break;
     }
     case kQuicklist:
@@ -141,6 +186,10 @@ void look_up_freed(KeyLookup& lookup, const ObjectView& object, bool later) {
       break;
     case kStream:
       (void)lookup.have(at, kStreamBytes);
+      break;
+    case kListpack:
+    case kIntset:  // Redis 8 counts keys by their elements
+      if (lookup.layout.keyspace() == Keyspace::kDicts) (void)lookup.have(at, kCountedBytes);
       break;
     default:
       break;  // in the object, or one piece whose inside is not read

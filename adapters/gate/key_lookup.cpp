@@ -66,15 +66,69 @@ bool KeyLookup::have_text(const char* text) {
   return have(text - header, header + (length < kValueBytesMax ? length : kValueBytesMax) + 1);
 }
 
-bool KeyLookup::chain(EntryView* entry, Slice key, EntryView** found) {
+namespace {
+
+// Redis 8.0's strings for names of fields: two bits of type, whether an expiry lies before them, a length.
+constexpr uint8_t kFieldHeader[4] = {1, 3, 3, 9};
+constexpr unsigned kFieldExpires = 4, kFieldExpiryBytes = 18;
+
+// pre: its header can be read.
+uint64_t field_length(const char* field) {
+  const auto info = static_cast<uint8_t>(field[-1]);
+  uint64_t length = 0;
+  switch (info & 3) {
+    case 0:
+      return info >> 3;
+    case 1:
+      return static_cast<uint8_t>(field[-2]);
+    case 2:
+      memcpy(&length, field - 3, 2);
+      return length;
+    default:
+      memcpy(&length, field - 9, 8);
+      return length;
+  }
+}
+
+}  // namespace
+
+bool KeyLookup::have_field(const char* field) {
+  if (!have(field - 1, 1)) return false;
+  const auto info = static_cast<uint8_t>(field[-1]);
+  const unsigned header = kFieldHeader[info & 3], before = (info & kFieldExpires) != 0 ? kFieldExpiryBytes : 0;
+  if (!have(field - header - before, header + before)) return false;
+  const uint64_t length = field_length(field);
+  return have(field, (length < kValueBytesMax ? length : kValueBytesMax) + 1);
+}
+
+bool KeyLookup::value_is_apart(const char* field) {
+  const auto flag = static_cast<uint8_t>(field[-1]);
+  return (flag & 7) != 0 && (flag & 8) != 0;
+}
+
+bool KeyLookup::have_field_value(const char* field) {
+  constexpr unsigned kHeader = 3;  // of a value behind its field
+  if (!value_is_apart(field)) {
+    const char* value = field + sds_length(field) + 1 + kHeader;
+    return have(value - kHeader, kHeader) && have_text(value);
+  }
+  const char* at = field - sds_header(static_cast<uint8_t>(field[-1])) - sizeof(char*);
+  if (!have(at, sizeof(char*))) return false;
+  const char* value;
+  memcpy(&value, at, sizeof value);
+  return value == nullptr || have_text(value);
+}
+
+bool KeyLookup::chain(EntryView* entry, Slice key, bool fields, EntryView** found) {
   for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n) {
     const Marked marked{reinterpret_cast<uintptr_t>(entry)};
-    const bool no_value = (marked.raw & 7) == 4;
+    const bool no_value = marked.is_without_value();
     auto* at = reinterpret_cast<EntryView*>(marked.address());
     if (!marked.is_key() && !have(at, no_value ? 16 : sizeof *at)) return false;
     const char* its_key = marked.is_key() ? reinterpret_cast<const char*>(at) : at->key;
-    if (!have_text(its_key)) return false;
-    if (sds_length(its_key) == key.bytes && memcmp(its_key, key.data, key.bytes) == 0) {
+    if (!(fields ? have_field(its_key) : have_text(its_key))) return false;
+    if ((fields ? field_length(its_key) : sds_length(its_key)) == key.bytes &&
+        memcmp(its_key, key.data, key.bytes) == 0) {
       *found = marked.is_key() || no_value ? nullptr : at;
       return true;
     }
@@ -83,7 +137,7 @@ bool KeyLookup::chain(EntryView* entry, Slice key, EntryView** found) {
   return true;
 }
 
-EntryView* KeyLookup::find(DictView* dict, Slice key) {
+EntryView* KeyLookup::find(DictView* dict, Slice key, bool fields) {
   if (dict == nullptr || !have(dict, sizeof *dict) || unsettled(dict->rehash_index) ||
       dict->used[0] + dict->used[1] == 0)
     return nullptr;
@@ -91,7 +145,7 @@ EntryView* KeyLookup::find(DictView* dict, Slice key) {
   EntryView* found = nullptr;
   for (int t = 0; t < 2 && found == nullptr && dict->table[t] != nullptr; ++t) {
     EntryView** slot = dict->table[t] + (hash & ((uint64_t{1} << dict->exponent[t]) - 1));
-    if (!have(slot, sizeof *slot) || !chain(*slot, key, &found)) return nullptr;
+    if (!have(slot, sizeof *slot) || !chain(*slot, key, fields, &found)) return nullptr;
   }
   return found;
 }
@@ -104,7 +158,22 @@ const char* KeyLookup::key_inside(const ObjectView* object) {
   return have_text(key) ? key : nullptr;
 }
 
-const void* KeyLookup::find(TableView* table, Slice key, bool objects) {
+namespace {
+
+const char* key_of_entry(KeyLookup& lookup, const void* entry, Entries entries) {
+  if (entries == Entries::kObjects) return lookup.key_inside(static_cast<const ObjectView*>(entry));
+  const char* key = static_cast<const char*>(entry);
+  if (entries == Entries::kNodes) {
+    const auto* node = static_cast<const SkiplistNodeView*>(entry);
+    if (!lookup.have(node, sizeof *node)) return nullptr;
+    key = node->member;
+  }
+  return lookup.have_text(key) ? key : nullptr;
+}
+
+}  // namespace
+
+const void* KeyLookup::find(TableView* table, Slice key, Entries entries) {
   if (!have(table, sizeof *table) || unsettled(table->rehash_index)) return nullptr;
   const uint64_t hash = layout.hash(key);
   for (int t = 0; t < 2; ++t) {
@@ -114,19 +183,14 @@ const void* KeyLookup::find(TableView* table, Slice key, bool objects) {
     const BucketView* bucket = table->table[t] + index;
     for (unsigned n = 0; bucket != nullptr && n < kChainMax; ++n) {
       if (!have(bucket, sizeof *bucket)) return nullptr;
-      const bool more = (bucket->marks & 1) != 0;
-      for (unsigned i = 0; i < (more ? 6u : 7u); ++i) {
-        if ((bucket->marks >> (i + 1) & 1) == 0 || bucket->hashes[i] != hash >> 56) continue;
+      for (unsigned i = 0; i < bucket->places(); ++i) {
+        if (!bucket->holds(i) || bucket->hashes[i] != hash >> 56) continue;
         const void* entry = bucket->entries[i];
-        const char* its_key = static_cast<const char*>(entry);
-        if (objects)
-          its_key = key_inside(static_cast<const ObjectView*>(entry));
-        else if (!have_text(its_key))
-          its_key = nullptr;
+        const char* its_key = key_of_entry(*this, entry, entries);
         if (its_key == nullptr) return nullptr;
         if (sds_length(its_key) == key.bytes && memcmp(its_key, key.data, key.bytes) == 0) return entry;
       }
-      bucket = more ? static_cast<const BucketView*>(bucket->entries[6]) : nullptr;
+      bucket = bucket->next();
     }
   }
   return nullptr;
@@ -138,7 +202,7 @@ const void* KeyLookup::look_up(const void* store, Slice key) {
     const auto* tables = static_cast<const TableStoreView*>(store);
     if (!have(tables, sizeof *tables) || !have(tables->tables + slot, sizeof(void*)) || tables->tables[slot] == nullptr)
       return nullptr;
-    return find(tables->tables[slot], key, true);
+    return find(tables->tables[slot], key, Entries::kObjects);
   }
   auto* dict = static_cast<DictView*>(const_cast<void*>(store));
   if (layout.keyspace() == Keyspace::kDicts) {
@@ -151,23 +215,43 @@ const void* KeyLookup::look_up(const void* store, Slice key) {
   return entry == nullptr ? nullptr : entry->value;
 }
 
-// Members that a command names. Fields of large hashes are known in 7.0 only, members of large sorted sets not in
-// Valkey.
+// Each search in a dictionary that is being rehashed moves a bucket first, and reads the keys in it.
+void KeyLookup::moved_by(DictView* dict, unsigned searches, bool fields) {
+  if (dict->rehash_index < 0 || dict->paused != 0 || dict->table[0] == nullptr || dict->table[1] == nullptr) return;
+  const uint64_t size = uint64_t{1} << dict->exponent[0], mask = (uint64_t{1} << dict->exponent[1]) - 1;
+  auto at = static_cast<uint64_t>(dict->rehash_index);
+  for (; searches != 0 && at < size && !missing->full(); --searches, ++at) {
+    for (unsigned empty = 0; empty < kEmptyBucketsMax && at < size; ++empty, ++at)
+      if (!have(dict->table[0] + at, sizeof(void*)) || dict->table[0][at] != nullptr) break;
+    if (at >= size || !have(dict->table[0] + at, sizeof(void*))) return;
+    EntryView* found = nullptr;
+    (void)chain(dict->table[0][at], Slice{"", 0}, fields, &found);
+    (void)have(dict->table[1] + (at & mask), sizeof(void*));
+    (void)have(dict->table[1] + ((at + size) & mask), sizeof(void*));
+  }
+}
+
+// Members that a command names.
 void KeyLookup::members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type) {
   const bool tables = layout.keyspace() == Keyspace::kTables;
-  if (keys.member == 0 || (type == kHash && layout.keyspace() != Keyspace::kDict) || (type == kSortedSet && tables))
-    return;
-  if (!tables && !have(members, sizeof(DictView))) return;
+  if (keys.member == 0 || (!tables && !have(members, sizeof(DictView)))) return;
+  const bool fields = type == kHash && has_fields();
+  const Entries entries = type == kSortedSet ? Entries::kNodes : Entries::kTexts;
+  unsigned searches = 0;
   for (unsigned i = static_cast<unsigned>(keys.member); i < command.kept && !missing->full();
        i += static_cast<unsigned>(keys.member_step)) {
     if (tables) {
-      (void)find(static_cast<TableView*>(members), command.argument[i], false);
+      const void* entry = find(static_cast<TableView*>(members), command.argument[i], entries);
+      if (entry != nullptr && type == kHash) (void)have_field_value(static_cast<const char*>(entry));
       continue;
     }
-    const EntryView* entry = find(static_cast<DictView*>(members), command.argument[i]);
-    if (entry != nullptr && type == kHash && entry->value != nullptr)
-      (void)have_text(static_cast<const char*>(entry->value));
+    ++searches;
+    const EntryView* entry = find(static_cast<DictView*>(members), command.argument[i], fields);
+    if (entry == nullptr || entry->value == nullptr) continue;
+    if (type == kHash) (void)have_text(static_cast<const char*>(entry->value));
+    if (type == kSortedSet) (void)have(entry->value, sizeof(double));  // in the skip list's node
   }
+  if (!tables) moved_by(static_cast<DictView*>(members), searches, fields);
 }
 
 void KeyLookup::list_end(QuicklistNodeView* node) {

@@ -99,7 +99,7 @@ constexpr Shape kValkey8 = {
 
 template <class T>
 bool peek(const void* from, T* to) {
-  return sys::peek(from, to, sizeof(T)) == 0;
+  return sys::peek(from, to, sizeof(T)) == 0;  // NOLINT(bugprone-sizeof-expression): T may be a pointer
 }
 
 template <class F>
@@ -306,8 +306,8 @@ int ServerLayout::check_table(TableView* table, uint64_t index, ErrorText* why) 
   for (uint64_t b = 0; b < buckets && b < kSlotsScanned && checked < kKeysChecked; ++b) {
     BucketView bucket;
     if (!peek(view.table[0] + b, &bucket)) return why->set(-ENOTSUP, "its hash tables look different"), -1;
-    for (unsigned i = 0; i < 7u - (bucket.marks & 1); ++i) {
-      if ((bucket.marks >> (i + 1) & 1) == 0) continue;
+    for (unsigned i = 0; i < bucket.places(); ++i) {
+      if (!bucket.holds(i)) continue;
       const auto* object = static_cast<const ObjectView*>(bucket.entries[i]);
       uint64_t length = 0;
       const char* key = nullptr;

@@ -68,6 +68,11 @@ struct BucketView {
   uint8_t marks;      // 1: the last entry is a further bucket; the other bits: which entries are there
   uint8_t hashes[7];  // the high bytes
   const void* entries[7];
+
+  bool leads_on() const { return (marks & 1) != 0; }
+  unsigned places() const { return leads_on() ? 6 : 7; }
+  bool holds(unsigned place) const { return (marks >> (place + 1) & 1) != 0; }
+  const BucketView* next() const { return leads_on() ? static_cast<const BucketView*>(entries[6]) : nullptr; }
 };
 struct TableView {
   const void* type;

@@ -9,6 +9,9 @@
 
 namespace lunar::redis {
 
+// That the server's dictRehash passes, for each bucket that it is to move.
+inline constexpr unsigned kEmptyBucketsMax = 10;
+
 enum Encoding : unsigned {
   kRaw = 0,
   kInt = 1,
@@ -27,6 +30,7 @@ enum Encoding : unsigned {
 struct Marked {
   uintptr_t raw;
   bool is_key() const { return (raw & 3) != 0; }
+  bool is_without_value() const { return (raw & 7) == 4; }
   uintptr_t address() const { return (raw & 1) != 0 ? raw : raw & ~uintptr_t{7}; }
 };
 
@@ -58,6 +62,9 @@ constexpr unsigned kString = 0, kSortedSet = 3, kHash = 4;  // types
 constexpr size_t kStreamBytes = 64, kSkiplistBytes = 32;
 
 constexpr unsigned kChainMax = 64;  // entries; a longer chain of colliding keys is left to the server
+
+// What the entries of a table lead to (Valkey).
+enum class Entries : uint8_t { kObjects, kTexts, kNodes };
 
 // Pages that are to stay where they are.
 struct SkippedPages {
@@ -101,12 +108,19 @@ struct KeyLookup {
   // The bytes can be read now; else they are noted.
   bool have(const void* address, size_t bytes);
   bool have_text(const char* text);
+  // Redis 8.0: the name of a field, with the expiry before it.
+  bool have_field(const char* field);
+  // Valkey: the value of a field whose name can be read.
+  bool have_field_value(const char* field);
+  static bool value_is_apart(const char* field);  // pre: the byte before it can be read
   // Follows a chain of entries to `key`. True: all of it that a search reads is resident.
-  bool chain(EntryView* entry, Slice key, EntryView** found);
-  // nullptr: not there, or not known yet (then complete is false).
-  EntryView* find(DictView* dict, Slice key);
-  // The entry of `key` in a table: an object, or a string. nullptr likewise.
-  const void* find(TableView* table, Slice key, bool objects);
+  bool chain(EntryView* entry, Slice key, bool fields, EntryView** found);
+  // nullptr: not there, or not known yet (then complete is false). fields: its keys are names of fields (Redis 8.0).
+  EntryView* find(DictView* dict, Slice key, bool fields = false);
+  // The entry of `key` in a table. nullptr likewise.
+  const void* find(TableView* table, Slice key, Entries entries);
+  // Whether fields of hashes are not plain strings in this server's dictionaries.
+  bool has_fields() const { return layout.keyspace() == Keyspace::kDicts; }
   // The key inside of an object. nullptr: it has none, or it is missing.
   const char* key_inside(const ObjectView* object);
   // What `store` (keys or expiries of a database) has for `key`: of keys an object. nullptr likewise.
@@ -114,6 +128,7 @@ struct KeyLookup {
   // All of a value that is one string, listpack or set of integers. False: it is something else.
   bool compact(const ObjectView& object);
   void value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key);
+  void moved_by(DictView* dict, unsigned searches, bool fields);
   void members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type);
   void list_end(QuicklistNodeView* node);
 };

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves the entries of a database from its old hash table to the new one in the server's place, as far as they are in
-// DRAM (Redis 7.0).
+// DRAM (Redis 7.0 and 8.0).
 //
 // One added key makes the server double a table. It then moves a bucket a command, and in its cron as many as a
 // millisecond allows, a hundred at a time; each entry and key of a cold table is a fault. Fetching buckets ahead of it
 // does not help: the cron moves those within the millisecond, and meets the cold ones behind them. So the gate pauses
 // the server's rehash (the counter that its own iterators use):
 //
-//   inside read():  next buckets ─► those whose entries and keys are resident, up to the first that are not: dictRehash, the server's own
+//   inside read():  next buckets ─► those whose entries and keys are resident, up to the first that are not:
+//                                │  MovingTable::move
 //                                └► what is missing is fetched; no client waits for it
 //
 // A table moves as fast as its entries come in, at reads and in turns (ahead.h); until then lookups search both tables,
@@ -20,10 +21,16 @@
 // in (kPatienceNs) is moved with its faults. When keys are added faster than buckets come in (a quarter more keys than
 // the new table has slots), all are moved with their faults, more than were added.
 //
+// Redis 8.0 keeps a list of the tables that are moving, and its cron asks the first of it to move until a
+// millisecond is over, which one that is paused answers at once: so their setting activerehashing is cleared for the
+// cron while one moves here, by the last event of a round, and set again before the next wait. One that is clear behind
+// the commands is a client's wish. With a dictionary for each cluster slot nothing is done here: those are small.
+//
 // Threading: the main thread, inside read(), around epoll_wait() and in turns. Allocates nothing.
 #pragma once
 #include "fetcher.h"
 #include "layout.h"
+#include "moving_table.h"
 
 namespace lunar::redis {
 
@@ -37,24 +44,30 @@ class RehashAhead {
   void pause_again(const ServerLayout& layout);
   bool moves() const { return moving_ >= 0; }
   bool pauses() const { return paused_count_ != 0; }
+  void shut_cron();
+  void open_cron();
+  bool shuts_cron() const { return moves() && cron_moves_ != nullptr; }
 
  private:
   struct Paused {
-    DictView* dict;  // never followed from here: it may be gone
-    int database;    // where it was last seen
-    bool up;         // its counter, by us
-    uint64_t used;   // keys, when it was last looked at
+    MovingTable table;  // never followed from here: it may be gone
+    int database;       // where it was last seen
+    bool up;            // its counter, by us
+    uint64_t used;      // keys, when it was last looked at
   };
   static constexpr unsigned kPausedMax = 64, kEvery = 8;
-  Paused* pause(int database, DictView* dict);
+  Paused* pause(int database, MovingTable table);
   bool still_there(const ServerLayout& layout, Paused* paused_one) const;
   void forget_dead(const ServerLayout& layout);
-  void keep_pace(DictView* dict, Paused* paused_one);
-  bool look_at(const ServerLayout& layout, int database, DictView* dict, Fetcher* fetcher);  // true: it moves
-  unsigned ready(const ServerLayout& layout, DictView* dict, bool* whole, NonresidentRanges* missing);
-  void move(DictView* dict, unsigned buckets, bool whole);
+  void keep_pace(MovingTable table, Paused* paused_one);
+  bool look_at(const ServerLayout& layout, int database, void* store, Fetcher* fetcher);  // true: it moves
+  unsigned ready(KeyLookup* lookup, MovingTable table);
+  void move(MovingTable table, unsigned buckets, bool whole);
 
-  int (*rehash_)(DictView*, int) = nullptr;
+  bool works_ = false;
+  Rehash rehash_ = nullptr;
+  int* cron_moves_ = nullptr;  // the server's setting, where it has to be cleared
+  bool cron_shut_ = false;
   Paused paused_[kPausedMax] = {};
   unsigned paused_count_ = 0, reads_ = 0;
   bool lifted_ = false;

@@ -2,8 +2,10 @@
 // The link to the server's master: the gate reads ahead in the stream, so that a replica fetches many cold keys at a
 // time.
 //
-//   socket ──► buffer of the gate ──► commands, in order:   done │ done │ asked for │ asked for │ not looked at │ part of one
-//                                     └─ read() gives these ─┘      └─ one wave of requests ─┘
+//   socket ──► buffer of the gate ──► commands, in order:
+//
+//              done │ done │ asked for │ asked for │ not looked at │ part of one
+//              └─ read() ─┘ └─ a wave of requests ─┘
 //
 // A wave asks for what is missing for all commands of the window, each one step of its lookup (key_lookup.h); when it
 // is in, the next one begins. Whole commands are given in the order and with the very bytes that came, as far as

@@ -198,9 +198,8 @@ void SaveAhead::keyed_objects(KeyLookup& lookup, const BucketView* bucket, const
                               bool* at_value) {
   for (unsigned n = 0; bucket != nullptr && n < kChainMax && !missing.full(); ++n) {
     if (!lookup.have(bucket, sizeof *bucket)) return;
-    const bool more = (bucket->marks & 1) != 0;
-    for (unsigned i = 0; i < (more ? 6u : 7u) && !missing.full(); ++i) {
-      if ((bucket->marks >> (i + 1) & 1) == 0) continue;
+    for (unsigned i = 0; i < bucket->places() && !missing.full(); ++i) {
+      if (!bucket->holds(i)) continue;
       const auto* at = static_cast<const ObjectView*>(bucket->entries[i]);
       const char* key = lookup.key_inside(at);
       if (key == nullptr) continue;
@@ -209,7 +208,7 @@ void SaveAhead::keyed_objects(KeyLookup& lookup, const BucketView* bucket, const
       object(lookup, at);
       *at_value = missing.count > before;
     }
-    bucket = more ? static_cast<const BucketView*>(bucket->entries[6]) : nullptr;
+    bucket = bucket->next();
   }
 }
 

@@ -3,8 +3,10 @@
 // The saver goes through all databases in the order of their tables, which is no order of pages: a fault a key, one
 // after the other. A thread reads ahead:
 //
-//   group of buckets:  table ─► entries ─► keys, objects ─► values      what a round misses is fetched in batches at queue depth
-//                      └─ one page of a value is left out: the *marker*. Once it is resident, the saver has come to this group.
+//   group of buckets:  table ─► entries ─► keys, objects ─► values
+//                      │  what a round misses is fetched in batches at queue depth
+//                      └─ one page of a value is left out: the *marker*. Once it is resident, the saver has come to
+//                         this group.
 //
 // Not more than a part of the DRAM is brought in beyond the last marker that was reached. Members of large hashes, sets
 // and sorted sets are gone through in the same way where they are known (key_lookup.cpp); long lists as far as their

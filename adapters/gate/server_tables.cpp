@@ -48,14 +48,13 @@ unsigned chain_of(KeyLookup& lookup, const TableView& table, int t, uint64_t cur
   unsigned n = 0;
   for (unsigned buckets = 0; bucket != nullptr && buckets < kChainMax && lookup.have(bucket, sizeof *bucket);
        ++buckets) {
-    const bool more = (bucket->marks & 1) != 0;
-    for (unsigned i = 0; i < (more ? 6u : 7u) && n < kChainMax; ++i) {
-      if ((bucket->marks >> (i + 1) & 1) == 0) continue;
+    for (unsigned i = 0; i < bucket->places() && n < kChainMax; ++i) {
+      if (!bucket->holds(i)) continue;
       const auto* object = static_cast<const ObjectView*>(bucket->entries[i]);
       if (!lookup.have(object, sizeof *object + sizeof(int64_t)) || !object->has_expiry()) continue;
       out[n++] = {object, *reinterpret_cast<const int64_t*>(object + 1)};
     }
-    bucket = more ? static_cast<const BucketView*>(bucket->entries[6]) : nullptr;
+    bucket = bucket->next();
   }
   return n;
 }

@@ -3,7 +3,8 @@
 // a walk over the expiries in the order of the server's own cursor.
 //
 //   Redis 7.0                cursor 0, 1, 2, 3 ...       buckets one after the other
-//   Redis 8.0, Valkey 8.1    cursor 0, 4, 2, 6, 1 ...    its highest bit counts first, as SCAN's: stays right when a table grows or shrinks
+//   Redis 8.0, Valkey 8.1    cursor 0, 4, 2, 6, 1 ...    its highest bit counts first, as SCAN's: stays right when
+//                                                      a table grows or shrinks
 //
 // Threading: as ahead.h. Allocates nothing.
 #pragma once

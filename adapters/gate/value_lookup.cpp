@@ -115,11 +115,11 @@ bool ValueLookup::chain(EntryView* entry, unsigned type) {
   for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n) {
     (void)work(4);
     const Marked marked{reinterpret_cast<uintptr_t>(entry)};
-    const bool no_value = (marked.raw & 7) == 4;
+    const bool no_value = marked.is_without_value();
     auto* at = reinterpret_cast<EntryView*>(marked.address());
     if (marked.is_key()) return text(reinterpret_cast<const char*>(at)) && all;
     if (!lookup_.have(at, no_value ? 16 : sizeof *at)) return false;
-    if (!text(at->key)) all = false;
+    if (!(type == kHash && lookup_.has_fields() ? lookup_.have_field(at->key) : text(at->key))) all = false;
     const auto* value = no_value ? nullptr : static_cast<const char*>(at->value);
     if (type == kHash && value != nullptr && !text(value)) all = false;
     // the skip list's node: its member, score and links
@@ -170,8 +170,17 @@ bool ValueLookup::scanned(DictView* dict, const Command& command, unsigned argum
   return all;
 }
 
-// A set of Valkey.
-bool ValueLookup::table(TableView* table) {
+// An entry of a set, hash or sorted set of Valkey.
+bool ValueLookup::entry(const void* entry, unsigned type) {
+  if (type == kSortedSet) {
+    const auto* node = static_cast<const SkiplistNodeView*>(entry);
+    return lookup_.have(node, sizeof *node) && text(node->member);
+  }
+  const auto* name = static_cast<const char*>(entry);
+  return type == kHash ? lookup_.have_text(name) && lookup_.have_field_value(name) : text(name);
+}
+
+bool ValueLookup::table(TableView* table, unsigned type) {
   if (!lookup_.have(table, sizeof *table)) return false;
   const uint64_t first = table->table[0] == nullptr ? 0 : uint64_t{1} << table->exponent[0];
   const uint64_t end = first + (table->table[1] == nullptr ? 0 : uint64_t{1} << table->exponent[1]);
@@ -185,10 +194,9 @@ bool ValueLookup::table(TableView* table) {
         all = false;
         break;
       }
-      const bool more = (bucket->marks & 1) != 0;
-      for (unsigned i = 0; i < (more ? 6u : 7u); ++i)
-        if ((bucket->marks >> (i + 1) & 1) != 0 && !text(static_cast<const char*>(bucket->entries[i]))) all = false;
-      bucket = more ? static_cast<const BucketView*>(bucket->entries[6]) : nullptr;
+      for (unsigned i = 0; i < bucket->places(); ++i)
+        if (bucket->holds(i) && !entry(bucket->entries[i], type)) all = false;
+      bucket = bucket->next();
     }
     if (!all && at < whole_to) whole_to = at;
   }
@@ -276,7 +284,8 @@ bool ValueLookup::sorted_set(const ZsetView* zset, const Command& command, Reach
   }
   if (!all) return true;
   if (!lookup_.have(list->header, sizeof(SkiplistNodeView))) return false;
-  return lookup_.layout.keyspace() == Keyspace::kTables || dict(members, kSortedSet);
+  return lookup_.layout.keyspace() == Keyspace::kTables ? table(static_cast<TableView*>(zset->members), kSortedSet)
+                                                        : dict(members, kSortedSet);
 }
 
 bool ValueLookup::part(const ObjectView& object, const Command& command, const CommandKeys& keys, unsigned argument) {
@@ -303,10 +312,8 @@ bool ValueLookup::part(const ObjectView& object, const Command& command, const C
     }
     case kHashTable: {
       const bool tables = lookup_.layout.keyspace() == Keyspace::kTables;
-      if ((object.type() == kHash && lookup_.layout.keyspace() != Keyspace::kDict) ||
-          !(some || keys.reach == Reach::kScan))
-        return true;
-      if (tables) return !some || table(reinterpret_cast<TableView*>(const_cast<char*>(at)));
+      if (!some && keys.reach != Reach::kScan) return true;
+      if (tables) return !some || table(reinterpret_cast<TableView*>(const_cast<char*>(at)), object.type());
       auto* members = reinterpret_cast<DictView*>(const_cast<char*>(at));
       return some ? dict(members, object.type()) : scanned(members, command, argument, object.type());
     }

@@ -10,8 +10,7 @@
 // One look is bounded (kLookUnits for all its commands: a few hundred microseconds; and the room of NonresidentRanges);
 // the next one goes on where the last one found something missing. Between two looks it keeps a LookupCursor: a number
 // of buckets, nodes or pages, never an address. Each look starts from the key again, as other commands may have changed
-// or freed anything meanwhile; a stale number costs faults. Known: on Redis 7.0 all of them; sorted sets and sets on
-// Redis 8.0; sets on Valkey 8.1; lists and strings on each. Others: their top level.
+// or freed anything meanwhile; a stale number costs faults. Known on Redis 7.0, 8.0 and Valkey 8.1: all of them.
 //
 // Threading: as key_lookup.h. Allocates nothing.
 #pragma once
@@ -49,7 +48,8 @@ class ValueLookup {
   bool chain(EntryView* entry, unsigned type);
   bool dict(DictView* dict, unsigned type);
   bool scanned(DictView* dict, const Command& command, unsigned argument, unsigned type);
-  bool table(TableView* table);
+  bool entry(const void* entry, unsigned type);
+  bool table(TableView* table, unsigned type);
   bool list(const QuicklistView* list, int64_t first, int64_t last);
   bool sorted_set(const ZsetView* zset, const Command& command, Reach reach, unsigned argument);
   bool nodes(const char* skiplist, uint64_t count, bool backward);

@@ -98,10 +98,10 @@ State state_of(const Space& space, uint64_t wanted, uint64_t base) {
   if (space.committed > space.edge) return State::kFull;
   if (wanted < base && space.committed > space.limit / 8 * 7) return State::kHeld;
   // Holes and buffers have taken half of what they may before maxmemory has to follow.
-  const uint64_t beside = space.committed > space.counted ? space.committed - space.counted : 0,
+  const uint64_t uncounted = space.committed > space.counted ? space.committed - space.counted : 0,
                  most = ceiling_of(space);
-  return space.counted + beside > space.limit / 8 * 7 && beside > (most - base) + space.margin() / 4 ? State::kLow
-                                                                                                     : State::kOk;
+  return space.counted + uncounted > space.limit / 8 * 7 && uncounted > (most - base) + space.margin() / 4 ? State::kLow
+                                                                                                           : State::kOk;
 }
 
 // A line when it gets worse, and when it is over; not again within a minute.

@@ -24,7 +24,7 @@ void reply_prefix(Context* context, const PrefixUse& use, uint64_t samples) {
   size_t bytes = use.bytes;
   memcpy(text, use.text, bytes);
   if (use.cut) {
-    memcpy(text + bytes, "...", 3);
+    memset(text + bytes, '.', 3);
     bytes += 3;
   }
   g_api.ReplyWithMap(context, 4);

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Redis Cluster of six tiered nodes on this host: three masters, three replicas, each with the Lunar module.
 
-Fills the masters to some multiple of their DRAM, moves slots from one master to another and kills a third with SIGKILL, both while a
-client writes; waits for the failover, reads every key back and prints what each node did. Everything lies in one directory and goes
-at the end, the servers too, also on Ctrl-C. Needs redis-server, redis-cli and Python alone.
+Fills the masters to some multiple of their DRAM, moves slots from one master to another and kills a third with SIGKILL,
+both while a client writes; waits for the failover, reads every key back and prints what each node did. Everything lies
+in one directory and goes at the end, the servers too, also on Ctrl-C. Needs redis-server, redis-cli and Python alone.
 
     cluster.py [--module PATH] [--dram MIB] [--times N] [--slots N] [--directory DIR]
 
@@ -70,9 +70,10 @@ class Node:
         for _ in range(5):   # another program may take a port between our look and the server's bind
             self.port = free_port()
             self.process = subprocess.Popen(
-                ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.directory, "--logfile", "log",
-                 "--save", "", "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--repl-diskless-sync-delay", "0",
-                 "--loadmodule", *self.options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+                ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.directory,
+                 "--logfile", "log", "--save", "", "--cluster-enabled", "yes", "--cluster-node-timeout", "2000",
+                 "--repl-diskless-sync-delay", "0", "--loadmodule", *self.options],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
                 preexec_fn=die_with_parent)
             while self.process.poll() is None:
                 try:
@@ -85,7 +86,8 @@ class Node:
         raise RuntimeError(f"{self.name} does not start:\n{self.log()[-1500:]}")
 
     def info(self, section):
-        return dict(line.split(":", 1) for line in self.connection.ask("INFO", section).decode().splitlines() if ":" in line)
+        lines = self.connection.ask("INFO", section).decode().splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
 
     def role(self):
         return self.info("replication")["role"]
@@ -114,8 +116,9 @@ def free_port():
 
 
 class Values:
-    """What every key must hold: the value of a key follows from it and a version. A write counts as confirmed once its master and
-    a replica have it; a failover may lose what is not, so a key may hold any version from the last confirmed to the last sent."""
+    """What every key must hold: the value of a key follows from it and a version. A write counts as confirmed once its
+    master and a replica have it; a failover may lose what is not, so a key may hold any version from the last confirmed
+    to the last sent."""
 
     def __init__(self, count):
         self.sent = [1] * count
@@ -218,15 +221,17 @@ def batches(count, size=256):
 
 
 def print_table(nodes):
-    print(f"{'node':8} {'role':8} {'keys':>7} {'DRAM':>8} {'resident peak':>14} {'cold':>9} {'evicted':>9} {'overlapped reads':>17}")
+    print(f"{'node':8} {'role':8} {'keys':>7} {'DRAM':>8} {'resident peak':>14} {'cold':>9} {'evicted':>9} "
+          f"{'overlapped reads':>17}")
     for node in nodes:
         if node.process.poll() is not None:
             print(f"{node.name:8} killed")
             continue
         info = node.info("lunar")
-        mib = {name: int(info[f"lunar_{name}"]) >> 20 for name in ("dram_budget_bytes", "resident_peak_bytes", "cold_bytes")}
-        print(f"{node.name:8} {node.role():8} {node.connection.ask('DBSIZE'):7} {mib['dram_budget_bytes']:4} MiB "
-              f"{mib['resident_peak_bytes']:10} MiB {mib['cold_bytes']:5} MiB {int(info['lunar_evicted_pages']) >> 8:5} MiB "
+        names = "dram_budget_bytes", "resident_peak_bytes", "cold_bytes"
+        budget, peak, cold = (int(info["lunar_" + name]) >> 20 for name in names)
+        print(f"{node.name:8} {node.role():8} {node.connection.ask('DBSIZE'):7} {budget:4} MiB "
+              f"{peak:10} MiB {cold:5} MiB {int(info['lunar_evicted_pages']) >> 8:5} MiB "
               f"{int(info['lunar_overlapped_reads']):17}")
 
 
@@ -250,8 +255,8 @@ def fill(client, count, started):
     late = client.values.confirmed.count(0)
     if late > 0:
         raise RuntimeError(f"{late} values did not reach a replica in time")
-    took = time.monotonic() - start
-    say(started, f"stored {count} values, {count * VALUE_BYTES >> 20} MiB: {count * VALUE_BYTES / took / (1 << 20):.0f} MiB/s")
+    took, stored = time.monotonic() - start, count * VALUE_BYTES
+    say(started, f"stored {count} values, {stored >> 20} MiB: {stored / took / (1 << 20):.0f} MiB/s")
 
 
 def move_slots(nodes, slots, load, started):
@@ -260,7 +265,8 @@ def move_slots(nodes, slots, load, started):
     cli("--cluster", "reshard", f"127.0.0.1:{nodes[0].port}", "--cluster-from", source, "--cluster-to", target,
         "--cluster-slots", slots, "--cluster-yes")
     took = time.monotonic() - start
-    say(started, f"moved {slots} slots from node-0 to node-1 in {took:.1f} s, beside {(load.operations - before) / took:.0f} op/s")
+    rate = (load.operations - before) / took
+    say(started, f"moved {slots} slots from node-0 to node-1 in {took:.1f} s, while a client did {rate:.0f} op/s")
 
 
 def fail_over(nodes, load, started):
@@ -275,7 +281,8 @@ def fail_over(nodes, load, started):
     load.client.replica_ms = 0   # its new master has none, and nothing more is killed
     before = load.operations
     wait_until("the client's next operation", lambda: load.operations > before + 64 or load.problems)
-    say(started, f"killed {victim.name}; {successor.name} took over in {took:.1f} s; the client's longest pause: {load.pause_s:.1f} s")
+    say(started, f"killed {victim.name}; {successor.name} took over in {took:.1f} s; "
+                 f"the client's longest pause: {load.pause_s:.1f} s")
     return rest
 
 
@@ -294,7 +301,7 @@ def run(arguments, directory, nodes):
     alive = fail_over(nodes, load, started)
     load.finish()
     wrong = [bad for keys in batches(count) for bad in client.read(keys)]
-    say(started, f"read {count} keys after {load.operations} operations beside all this: {len(wrong)} wrong")
+    say(started, f"read {count} keys after {load.operations} operations meanwhile: {len(wrong)} wrong")
     print_table(nodes)
     for bad in wrong[:5]:
         print("wrong:", bad)
@@ -308,7 +315,8 @@ def arguments_of():
     parser.add_argument("--dram", type=int, default=64, metavar="MIB", help="of each node (default: 64)")
     parser.add_argument("--times", type=int, default=4, metavar="N", help="data of a master / its DRAM (default: 4)")
     parser.add_argument("--slots", type=int, default=1000, metavar="N", help="how many to move (default: 1000)")
-    parser.add_argument("--directory", default="/var/tmp", metavar="DIR", help="for the LUNs, on a disk (default: /var/tmp)")
+    parser.add_argument("--directory", default="/var/tmp", metavar="DIR",
+                        help="for the LUNs, on a disk (default: /var/tmp)")
     return parser.parse_args()
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As much of a Redis client as cluster.py needs: RESP2 over a socket, pipelines, and a cluster's redirections. One thread an object."""
+"""As much of a Redis client as cluster.py needs: RESP2 over a socket, pipelines, and a cluster's redirections. One
+thread an object."""
 import binascii
 import socket
 import time
@@ -66,8 +67,8 @@ class Connection:
 
 
 class Cluster:
-    """Runs batches of commands, each of one key, at the nodes that have their slots; follows MOVED and ASK, and tries again while
-    a slot is being moved or its master is being replaced."""
+    """Runs batches of commands, each of one key, at the nodes that have their slots; follows MOVED and ASK, and tries
+    again while a slot is being moved or its master is being replaced."""
 
     def __init__(self, ports, patience_s):
         self.ports, self.patience_s = list(ports), patience_s
@@ -95,9 +96,11 @@ class Cluster:
         raise ConnectionError("no node of the cluster answers")
 
     def run(self, commands, replica_ms=0):
-        """[(reply, whether a replica had it within `replica_ms`)], in the order of `commands`; the key is a command's second word."""
+        """[(reply, whether a replica had it within `replica_ms`)], in the order of `commands`; the key is a command's
+        second word."""
         results = [None] * len(commands)
-        left = {index: (None, False) for index in range(len(commands))}   # where to (None: the slot's owner), after ASKING?
+        # By index: where to (None: the slot's owner), and whether after ASKING.
+        left = {index: (None, False) for index in range(len(commands))}
         end = time.monotonic() + self.patience_s
         while left:
             if time.monotonic() > end:

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# A tiered master and a tiered replica of it on this host, both from the redis.conf beside this script with smaller sizes: data of
-# four times the DRAM of each, full sync, writes that follow, every value read from the replica, equal digests.
+# A tiered master and a tiered replica of it on this host, both from the redis.conf next to this script with smaller
+# sizes: data of four times the DRAM of each, full sync, writes that follow, every value read from the replica, equal
+# digests.
 # Everything lies in a directory of its own and goes at the end, also on Ctrl-C.
 #   replication.sh [MODULE [CLIENT [DRAM_MIB]]]     default: the installed module, ./client (client.c), 64
 # Exit code 77: this host or user cannot run it.
@@ -52,7 +53,8 @@ start() {   # start NAME ARGUMENT...; another port is tried where this one is ta
   for _ in 1 2 3 4 5; do
     port[$name]=$((20000 + RANDOM % 10000))
     redis-server "$directory/$name/redis.conf" --port "${port[$name]}" --bind 127.0.0.1 --dir "$directory/$name" \
-      --logfile "$directory/$name/log" --enable-debug-command local "${@:2}" </dev/null >"$directory/$name/errors" 2>&1 &
+      --logfile "$directory/$name/log" --enable-debug-command local "${@:2}" \
+      </dev/null >"$directory/$name/errors" 2>&1 &
     pid[$name]=$!
     while kill -0 "${pid[$name]}" 2>/dev/null; do
       ! answers "$name" || return 0
@@ -89,7 +91,8 @@ printf '%-8s %12s %14s %10s %10s\n' server 'DRAM budget' 'resident peak' 'cold' 
 for name in master replica; do
   budget=$(field "$name" lunar lunar_dram_budget_bytes) peak=$(field "$name" lunar lunar_resident_peak_bytes)
   cold=$(field "$name" lunar lunar_cold_bytes) evicted=$(field "$name" lunar lunar_evicted_pages)
-  printf '%-8s %8d MiB %10d MiB %6d MiB %6d MiB\n' "$name" $((budget >> 20)) $((peak >> 20)) $((cold >> 20)) $((evicted >> 8))
+  printf '%-8s %8d MiB %10d MiB %6d MiB %6d MiB\n' "$name" $((budget >> 20)) $((peak >> 20)) $((cold >> 20)) \
+    $((evicted >> 8))
   [ "$peak" -le "$budget" ] || fail "the $name passed its budget"
   [ $((cold >> 20)) -ge $((2 * dram)) ] || fail "the $name holds too much in DRAM: is it tiered?"
 done

@@ -26,7 +26,7 @@
 namespace e2e {
 
 constexpr uint64_t kMiB = 1 << 20;
-constexpr uint64_t kOverhead = 64 * kMiB;  // what the resident set may have beside the cap
+constexpr uint64_t kOverhead = 64 * kMiB;  // what the resident set may have above the cap
 
 using Words = std::vector<std::string>;
 
@@ -124,7 +124,7 @@ inline double now_s() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-constexpr double kWaitSecondsMax = 900;  // a save of 1 GiB beside its writer, on a loaded machine
+constexpr double kWaitSecondsMax = 900;  // a save of 1 GiB with its writer, on a loaded machine
 
 template <class Done>
 void wait_until(const std::string& what, Done done) {

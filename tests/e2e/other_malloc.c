@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A malloc that is not jemalloc, put first by LD_PRELOAD: glibc's own blocks with a head that tells size and start. For the test
- * of what the Redis module refuses. */
+/* A malloc that is not jemalloc, put first by LD_PRELOAD: glibc's own blocks with a head that tells size and start. For
+ * the test of what the Redis module refuses. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>

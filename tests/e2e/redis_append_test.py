@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """redis_append_test MODULE LUNAR module|run: an append-only file loads at about the pace of a plain server.
 
-A plain server writes the file (a dump, or commands, first; then SETRANGE, SET, hashes, several databases over all of it); a tiered one, a
-quarter of whose data fits in DRAM, loads it. Its main thread seldom faults, the gate's fetchers read ahead of its commands, and the data is the same.
+A plain server writes the file (a dump, or commands, first; then SETRANGE, SET, hashes, several databases over all of
+it); a tiered one, a quarter of whose data fits in DRAM, loads it. Its main thread seldom faults, the gate's fetchers
+read ahead of its commands, and the data is the same.
 """
 import os
 import random
@@ -29,8 +30,17 @@ def noise(size):
 
 
 def appending(directory, words=(), wrapper=()):
-    return Server(directory, "--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0", "--aof-timestamp-enabled", "yes", *words,
-                  wrapper=wrapper, patience_s=PATIENCE_S)
+    return Server(directory, "--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0",
+                  "--aof-timestamp-enabled", "yes", *words, wrapper=wrapper, patience_s=PATIENCE_S)
+
+
+def rewriting(server):
+    persistence = server.info("persistence")
+    return "1" in (persistence["aof_rewrite_in_progress"], persistence["aof_rewrite_scheduled"])
+
+
+def random_hash():
+    return f"hash:{RANDOM.randrange(500)}"
 
 
 def make(directory, dump):
@@ -39,14 +49,21 @@ def make(directory, dump):
     server.pipeline([("SET", f"key:{key}", noise(SIZE)) for key in range(KEYS)])
     if dump:
         server.client.ask("BGREWRITEAOF")
-        while b"aof_rewrite_in_progress:1" in server.client.ask("INFO", "persistence") or b"aof_rewrite_scheduled:1" in server.client.ask("INFO", "persistence"):
+        while rewriting(server):
             time.sleep(0.1)
-    words = [("SELECT", "2"), *(("HSET", f"hash:{i}", *(part for j in range(20) for part in (f"field:{j}", noise(100)))) for i in range(500)), ("SELECT", "0")]
+    words = [("SELECT", "2")]
+    for i in range(500):
+        words.append(("HSET", f"hash:{i}", *(part for j in range(20) for part in (f"field:{j}", noise(100)))))
+    words.append(("SELECT", "0"))
     for i in range(WRITES):
         key = f"key:{RANDOM.randrange(KEYS)}"
-        words.append(("SETRANGE", key, str(RANDOM.randrange(SIZE - 20)), noise(16)) if i % 4 else ("SET", key, noise(SIZE)))
+        if i % 4:
+            words.append(("SETRANGE", key, str(RANDOM.randrange(SIZE - 20)), noise(16)))
+        else:
+            words.append(("SET", key, noise(SIZE)))
         if i % 5000 == 0:
-            words += [("SELECT", "2"), ("HSET", f"hash:{RANDOM.randrange(500)}", "field:3", noise(50)), ("MULTI",), ("DEL", f"hash:{RANDOM.randrange(500)}"), ("EXEC",),
+            words += [("SELECT", "2"), ("HSET", random_hash(), "field:3", noise(50)),
+                      ("MULTI",), ("DEL", random_hash()), ("EXEC",),
                       ("SELECT", "0"), ("SET", f"large:{i}", noise(900_000))]
     server.pipeline(words)
     digest = server.client.ask("DEBUG", "DIGEST")
@@ -59,8 +76,11 @@ def main(module, lunar, how):
     print(f"seed {SEED}")
     root = tempfile.mkdtemp(prefix="lunar-append-", dir=os.environ.get("TMPDIR", "/var/tmp"))
     servers, failures = [], []
-    further = ("--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", root, "size", "500mb") if how == "module" else ()
-    wrapper = (lunar, "run", "--dram=16m", "--size=500m", f"--lun={root}", "--") if how == "run" else ()
+    further, wrapper = (), ()
+    if how == "module":
+        further = ("--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", root, "size", "500mb")
+    elif how == "run":
+        wrapper = (lunar, "run", "--dram=16m", "--size=500m", f"--lun={root}", "--")
     try:
         for name in ("commands", "dump"):
             here = os.path.join(root, name)
@@ -71,12 +91,16 @@ def main(module, lunar, how):
             tiered = appending(here, further, wrapper)
             servers.append(tiered)
             faults = tiered.faults() / WRITES
-            info = tiered.info("lunar") if how == "module" else None
-            cold, ahead = (int(info[f"lunar_{name}"]) / WRITES for name in ("main_cold_faults", "overlapped_reads")) if info else (0, AHEAD_MIN)
+            cold, ahead = 0, AHEAD_MIN
+            if how == "module":
+                info = tiered.info("lunar")
+                cold, ahead = (int(info["lunar_" + name]) / WRITES for name in ("main_cold_faults", "overlapped_reads"))
             now = tiered.digest()
             tiered.end()
-            print(f"{name:9} plain {plain.took:.2f} s, tiered {tiered.took:.2f} s ({tiered.took / plain.took:.2f}x); a later write: {faults:.3f} faults"
-                  + (f", {cold:.4f} of them cold, {ahead:.2f} reads ahead" if info else ""), flush=True)
+            ratio = tiered.took / plain.took
+            print(f"{name:9} plain {plain.took:.2f} s, tiered {tiered.took:.2f} s ({ratio:.2f}x); "
+                  f"a later write: {faults:.3f} faults"
+                  + (f", {cold:.4f} of them cold, {ahead:.2f} reads ahead" if how == "module" else ""), flush=True)
             assert now == digest, f"{name}: the digests differ"
             if faults > FAULTS_MAX or cold > COLD_MAX:
                 failures.append(f"{name}: {faults:.3f} faults a later write, {cold:.4f} of them cold")

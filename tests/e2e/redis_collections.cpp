@@ -67,6 +67,11 @@ struct Case {
   Words (*ask)(const std::string& key);
   double most;
 };
+unsigned number_of(const std::string& key) {
+  return static_cast<unsigned>(strtoul(key.c_str() + key.find(':') + 1, nullptr, 10));
+}
+std::string member_of(const std::string& key, unsigned n) { return value_of(number_of(key), n, kFieldBytes); }
+
 const Case kCases[] = {
     {"HGETALL", "hash", [](const std::string& key) -> Words { return {"HGETALL", key}; }, 25},
     {"HVALS", "hash", [](const std::string& key) -> Words { return {"HVALS", key}; }, 25},
@@ -80,6 +85,18 @@ const Case kCases[] = {
     {"GET", "string", [](const std::string& key) -> Words { return {"GET", key}; }, 12},
     {"GETRANGE", "string", [](const std::string& key) -> Words { return {"GETRANGE", key, "700000", "710000"}; }, 3},
     {"DUMP", "hash", [](const std::string& key) -> Words { return {"DUMP", key}; }, 40},
+    {"HMGET", "hash",
+     [](const std::string& key) -> Words { return {"HMGET", key, "field:7", "field:1407", "none", "field:2999"}; }, 2},
+    {"SMISMEMBER", "set",
+     [](const std::string& key) -> Words {
+       return {"SMISMEMBER", key, member_of(key, 7), member_of(key, 1407), "none", member_of(key, 2999)};
+     },
+     2},
+    {"ZMSCORE", "zset",
+     [](const std::string& key) -> Words {
+       return {"ZMSCORE", key, member_of(key, 7), member_of(key, 1407), "none", member_of(key, 2999)};
+     },
+     2},
     {"SORT", "list", [](const std::string& key) -> Words { return {"SORT", key, "ALPHA", "DESC"}; }, 40},
 };
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """redis_crash_test LUNAR MODULE: a redis-server that crashes reports and dies, above its DRAM too.
 
-Its crash report tests memory: it saves, overwrites and restores every writable map that /proc/self/maps shows without a file. On
-tiered memory the pager's service threads run on meanwhile, and their tables must not be among these maps. (What the test does to
-libc's own memory may end it early on plain memory as well; so what counts is that it begins, and that the process dies by the
-signal in the time that plain memory takes, a byte tested.)
+Its crash report tests memory: it saves, overwrites and restores every writable map that /proc/self/maps shows without
+a file. On tiered memory the pager's service threads run on meanwhile, and their tables must not be among these maps.
+(What the test does to libc's own memory may end it early on plain memory as well; so what counts is that it begins,
+and that the process dies by the signal in the time that plain memory takes, a byte tested.)
 """
 import os
 import re
@@ -40,7 +40,8 @@ def connect(server, port):
 def fill(client):
     replies = client.makefile("rb")
     for first in range(0, VALUES, 128):
-        client.sendall(b"".join(b"*3\r\n$3\r\nSET\r\n$9\r\nk%08d\r\n$4000\r\n%s\r\n" % (i, os.urandom(4000)) for i in range(first, first + 128)))
+        client.sendall(b"".join(b"*3\r\n$3\r\nSET\r\n$9\r\nk%08d\r\n$4000\r\n%s\r\n" % (i, os.urandom(4000))
+                                for i in range(first, first + 128)))
         for _ in range(128):
             answer = replies.readline()
             assert answer == b"+OK\r\n", answer
@@ -55,7 +56,8 @@ def crash(name, prefix, further):
     server = None
     try:
         with open(log, "wb") as out:
-            server = subprocess.Popen([word.replace("DIRECTORY", directory) for word in command], stdout=out, stderr=out)
+            command = [word.replace("DIRECTORY", directory) for word in command]
+            server = subprocess.Popen(command, stdout=out, stderr=out)
         client = connect(server, port)
         if client is None:
             text = open(log, errors="replace").read()
@@ -71,7 +73,8 @@ def crash(name, prefix, further):
         text = open(log, errors="replace").read()
         tested = sum(int(n) for n in re.findall(r"memory region [0-9a-f]+ \((\d+) bytes\)", text))
         assert status == -signal.SIGSEGV, f"{name}: it ended with {status}:\n{text[-2000:]}"
-        assert "REDIS BUG REPORT START" in text and tested > VALUES * 4000, f"{name}: no report, or {tested} bytes tested:\n{text[-2000:]}"
+        assert "REDIS BUG REPORT START" in text and tested > VALUES * 4000, (
+            f"{name}: no report, or {tested} bytes tested:\n{text[-2000:]}")
         print(f"{name:7} died after {seconds:.1f} s, {tested >> 20} MiB tested, {seconds / tested * 2**30:.1f} s a GiB")
         return seconds, tested
     finally:

@@ -24,7 +24,7 @@ using lunar::tools::RedisServer;
 using lunar::tools::ServerSetup;
 
 constexpr int kPatienceSeconds = 900;                              // DEBUG DIGEST of 1 GiB on a loaded machine
-constexpr double kForkSecondsMax = 150, kForkSecondsPerMiB = 0.7;  // a save beside its writer, on a loaded machine
+constexpr double kForkSecondsMax = 150, kForkSecondsPerMiB = 0.7;  // a save with its writer, on a loaded machine
 
 struct Run {
   std::string lunar;
@@ -38,7 +38,7 @@ struct Run {
     result.wrapper = {
         lunar,     "run", fmt::format("--dram={}", cap), fmt::format("--size={}", 24 * cap), "--lun=" + scratch->path,
         "--stats", "--"};
-    // What the server is told beside what the demo tells it, by a shell that execs it.
+    // What the server is told in addition to what the demo tells it, by a shell that execs it.
     if (append_only)
       result.wrapper.insert(result.wrapper.end(), {"/bin/sh", "-c", "exec \"$@\" --appendonly yes", "sh"});
     result.directory = scratch->path;

@@ -277,7 +277,7 @@ void endings(Twins& t, unsigned rounds) {
       Wire killer(t.tiered.port());
       victim.send_all(cold_reads(t, 400));
       killer.send_all(resp({"CLIENT", "KILL", "ID", id}));
-      require(killer.receive_until("\r\n") == ":1\r\n", "CLIENT KILL found nobody");
+      require(killer.receive_until("\r\n") == ":1\r\n", "CLIENT KILL found no client");
       (void)victim.receive_to_the_end();
       require(victim.ended(), "a killed client was not ended");
       Wire next(t.tiered.port()), other(t.plain.port());

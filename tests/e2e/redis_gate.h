@@ -99,7 +99,7 @@ inline std::string resp(const Words& words) {
 
 class Server {
  public:
-  // `wrapper`: what starts it ("lunar run ... --"), or nothing. `environment`: variables beside ours, "NAME=value".
+  // `wrapper`: what starts it ("lunar run ... --"), or nothing. `environment`: variables added to ours, "NAME=value".
   Server(const std::string& directory, const std::string& name, int port, const Words& further,
          const Words& wrapper = {}, Words environment = {})
       : port_(port) {

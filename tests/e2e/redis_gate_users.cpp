@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For whom the input gate reads from the LUN, and what clients that mean no good can make it do. Counts only, no times.
+// Which clients the input gate reads from the LUN for, and what hostile clients can make it do. Counts only, no times.
 //
 //   redis_gate_users MODULE
 //
@@ -199,8 +199,8 @@ void one_byte(Scene& scene) {
   const Figures did = scene.figures() - before;
   require(right == kReads, "one byte: {} values of {}", right, kReads);
   require(did.held >= kReads / kBatch / 2 && did.overflows == 0,
-          "beside {} clients that sent one byte: held {}, {} passed cold", kOneByteClients, did.held, did.overflows);
-  fmt::print("beside one byte: held {}, passed cold {}\n", did.held, did.overflows);
+          "with {} clients that sent one byte: held {}, {} passed cold", kOneByteClients, did.held, did.overflows);
+  fmt::print("with one byte: held {}, passed cold {}\n", did.held, did.overflows);
   for (Wire& one : many) one.send_all("1\r\n$4\r\nECHO\r\n");  // wrong arity: an error each, none is lost
   for (Wire& one : many) {
     const std::string reply = one.receive_until("command\r\n");
@@ -230,7 +230,7 @@ void turns(Scene& scene) {
   require(did.turns >= kMany / 4 && did.overflows == 0,
           "{} clients of one user: {} times one waited for its turn, {} were passed cold", kMany, did.turns,
           did.overflows);
-  require(right == kReads && did.held >= kMany + kReads / kBatch / 2, "beside them {} values of {}, held {}", right,
+  require(right == kReads && did.held >= kMany + kReads / kBatch / 2, "with them {} values of {}, held {}", right,
           kReads, did.held);
   fmt::print("turns: {}, held {}, asked for {}, read {} bytes, passed cold {}\n", did.turns, did.held, did.asked_for,
              did.read_bytes, did.overflows);

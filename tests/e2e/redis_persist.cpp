@@ -33,7 +33,7 @@ using namespace e2e;
 using lunar::tools::CgroupPlace;
 using lunar::tools::MemoryCgroup;
 
-constexpr uint64_t kGroupAboveCap = 128 * kMiB;  // what the cgroup may have beside the cap
+constexpr uint64_t kGroupAboveCap = 128 * kMiB;  // what the cgroup may have above the cap
 constexpr int kTriesMax = 3;
 constexpr unsigned kForksBefore = 3;  // arenas, pools and tables are made at the first ones
 

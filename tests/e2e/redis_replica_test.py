@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_replica_test MODULE stream|chain|faults: a tiered replica follows a tiered master, both with a quarter of the data in DRAM.
+"""redis_replica_test MODULE stream|chain|faults: a tiered replica follows a tiered master, both with a quarter of the
+data in DRAM.
 
-  stream   uniform SETRANGE and SET from several clients: the replica has all of it soon after the master, and its main thread seldom
-           waited for the LUN itself; its own clients are answered meanwhile
+  stream   uniform SETRANGE and SET from several clients: the replica has all of it soon after the master, and its main
+           thread seldom waited for the LUN itself; its own clients are answered meanwhile
   chain    the same with a replica of the replica, whose stream is the one that the first reads
-  faults   the same with links killed on either side, commands larger than what is read ahead, transactions, other databases, and kill -9 of
-           the replica and of the master: equal digests, and a partial resync where a plain server makes one
+  faults   the same with links killed on either side, commands larger than what is read ahead, transactions, other
+           databases, and kill -9 of the replica and of the master: equal digests, and a partial resync where a plain
+           server makes one
 """
 import os
 import random
@@ -33,9 +35,11 @@ class Member(Server):
 
     def __init__(self, directory, module):
         self.module = module
-        tier = ["--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", directory, "size", "1gb"] if module else []
-        super().__init__(directory, "--repl-diskless-sync-delay", "0", "--repl-backlog-size", "8mb", "--client-output-buffer-limit", "replica 0 0 0", *tier,
-                         patience_s=PATIENCE_S)
+        tier = []
+        if module:
+            tier = ["--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", directory, "size", "1gb"]
+        super().__init__(directory, "--repl-diskless-sync-delay", "0", "--repl-backlog-size", "8mb",
+                         "--client-output-buffer-limit", "replica 0 0 0", *tier, patience_s=PATIENCE_S)
 
     def cold_faults(self):
         return int(self.info("lunar")["lunar_cold_faults"]) if self.module else 0
@@ -77,13 +81,15 @@ class Writer(threading.Thread):
 
     def __init__(self, port, number, operations, kinds, batch=64):
         super().__init__()
-        self.port, self.random, self.left, self.kinds, self.batch = port, random.Random(SEED * 100 + number), operations, kinds, batch
+        self.port, self.random = port, random.Random(SEED * 100 + number)
+        self.left, self.kinds, self.batch = operations, kinds, batch
         self.failure, self.stop = None, False
 
     def word(self):
         key, kind = self.random.randrange(KEYS), self.random.choice(self.kinds)
         if kind == "SETRANGE":
-            return ("SETRANGE", f"key:{key}", str(self.random.randrange(SIZE - 40)), part(self.random.randrange(1 << 20), 32))
+            at = str(self.random.randrange(SIZE - 40))
+            return ("SETRANGE", f"key:{key}", at, part(self.random.randrange(1 << 20), 32))
         if kind == "SET":
             return ("SET", f"key:{key}", part(self.random.randrange(1 << 20), SIZE))
         if kind == "HSET":
@@ -165,13 +171,15 @@ def stream(master, *replicas):
             caught_up(above, below)
         here = time.monotonic() - start
         faults, cold = (replica.faults() - faults) / OPERATIONS, (replica.cold_faults() - cold) / OPERATIONS
-        print(f"{kinds[0]:9} master {OPERATIONS / there:7.0f} op/s, replica {OPERATIONS / here:7.0f} op/s; {faults:.3f} faults of its main thread an operation, "
-              f"{cold:.3f} cold ones; PING {longest * 1000:.1f} ms at the most")
+        print(f"{kinds[0]:9} master {OPERATIONS / there:7.0f} op/s, replica {OPERATIONS / here:7.0f} op/s; "
+              f"{faults:.3f} faults of its main thread an operation, {cold:.3f} cold ones; "
+              f"PING {longest * 1000:.1f} ms at the most")
         results.append((kinds[0], cold))
     for replica in replicas:
         equal(master, replica, "after the stream")
     lunar = replica.info("lunar")
-    print({name: lunar["lunar_" + name] for name in ("gate_commands", "gate_held", "gate_rounds", "overlapped_reads", "gate_timeouts", "prefetched_pages")})
+    names = "gate_commands", "gate_held", "gate_rounds", "overlapped_reads", "gate_timeouts", "prefetched_pages"
+    print({name: lunar["lunar_" + name] for name in names})
     for kind, cold in results:
         assert cold <= FAULTS_MAX, f"{kind}: {cold:.3f} cold faults an operation"
 

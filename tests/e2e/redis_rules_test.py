@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_rules_test MODULE: what the gate does in the server's place keeps the server's rules (LUNAR_REDIS_SERVER: those of another one).
+"""redis_rules_test MODULE: what the gate does in the server's place keeps the rules of the server (LUNAR_REDIS_SERVER:
+of another one).
 
 A plain server tells what they are. Counts decide: lengths of chains, words in the append-only file, keys that expired.
 """
@@ -33,7 +34,8 @@ def require(good, what):
 
 class CheckedServer(Server):
     def __init__(self, root, name, *further):
-        super().__init__(os.path.join(root, name), "--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0", *further, patience_s=PATIENCE_S)
+        super().__init__(os.path.join(root, name), "--appendonly", "yes", "--appendfsync", "no",
+                         "--auto-aof-rewrite-percentage", "0", *further, patience_s=PATIENCE_S)
         self.ask = self.client.ask
 
     def line(self, name):
@@ -41,11 +43,13 @@ class CheckedServer(Server):
         return self.info("everything").get(name)
 
     def longest_chain(self, database):
-        return max(map(int, re.findall(rb"max chain length: (\d+)", self.ask("DEBUG", "HTSTATS", str(database)))), default=0)
+        tables = self.ask("DEBUG", "HTSTATS", str(database))
+        return max(map(int, re.findall(rb"max chain length: (\d+)", tables)), default=0)
 
     def appended(self):
         where = os.path.join(self.directory, "appendonlydir")
-        return b"".join(open(os.path.join(where, name), "rb").read() for name in os.listdir(where) if name.endswith("incr.aof"))
+        names = [name for name in os.listdir(where) if name.endswith("incr.aof")]
+        return b"".join(open(os.path.join(where, name), "rb").read() for name in names)
 
 
 def wait_for(what, done):
@@ -69,7 +73,8 @@ def key_tables(server, name):
         require(chain <= CHAIN_MAX, f"{name}: {chain} keys in a chain of database {database} after a script")
     server.ask("SELECT", "6")
     server.ask("SET", "first", "x")
-    server.client.send([("EXISTS", "first")] * 40 + [("MULTI",)] + [("SET", f"queued:{i}", "x") for i in range(SCRIPT_KEYS)] + [("EXEC",)])
+    queued = [("SET", f"queued:{i}", "x") for i in range(SCRIPT_KEYS)]
+    server.client.send([("EXISTS", "first")] * 40 + [("MULTI",), *queued, ("EXEC",)])
     for _ in range(40 + SCRIPT_KEYS + 2):
         server.client.receive()
     require(server.longest_chain(6) <= CHAIN_MAX, f"{name}: {server.longest_chain(6)} keys in a chain after EXEC")
@@ -84,13 +89,15 @@ def rehash_goes_on(server):
         if gate == "no":
             server.ask("CONFIG", "SET", "lunar.gate", "no")
         time.sleep(1.0)
-        wait_for(f"the end of a rehash, gate {gate}", lambda: b"rehashing target" not in server.ask("DEBUG", "HTSTATS", "7"))
+        wait_for(f"the end of a rehash, gate {gate}",
+                 lambda: b"rehashing target" not in server.ask("DEBUG", "HTSTATS", "7"))
     server.ask("CONFIG", "SET", "lunar.gate", "yes")
     server.ask("SELECT", "0")
 
 
 def deletions(text):
-    """In an append-only file. What the server does by itself is an UNLINK where lazyfree settings say so (the default of Valkey)."""
+    """In an append-only file. What the server does by itself is an UNLINK where lazyfree settings say so (the default
+    of Valkey)."""
     return text.count(b"$3\r\nDEL\r\n") + text.count(b"$6\r\nUNLINK\r\n")
 
 
@@ -107,7 +114,8 @@ def propagation(server, name):
 
 
 def random_eviction(server, name):
-    """Each key that is evicted is one deletion outside of any transaction, one event and one in INFO; no client sees another policy or limit meanwhile."""
+    """Each key that is evicted is one deletion outside of any transaction, one event and one in INFO; no client sees
+    another policy or limit meanwhile."""
     server.ask("CONFIG", "SET", "notify-keyspace-events", "Ee")
     listener = Connection(server.port, PATIENCE_S)
     listener.ask("PSUBSCRIBE", "__keyevent@*__:evicted")
@@ -120,14 +128,16 @@ def random_eviction(server, name):
         server.client.send([("SET", f"new:{i}", "x" * SIZE) for i in range(first, first + 50)] + ask)
         replies += [server.client.receive() for _ in range(50 + len(ask))]
     settings = {repr(reply) for reply in replies if isinstance(reply, list) and len(reply) > 2}
-    require(len(settings) == 1 and "allkeys-random" in min(settings) and limit in min(settings), f"{name}: CONFIG GET says {settings}")
+    require(len(settings) == 1 and "allkeys-random" in min(settings) and limit in min(settings),
+            f"{name}: CONFIG GET says {settings}")
     server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "0")
     evicted = int(server.line("evicted_keys")) - before
     text = server.appended()
     text = text[text.index(b"new:0"):]
     print(f"{name}: {evicted} keys evicted for {NEW} new ones")
     require(evicted > NEW // 2, f"{name}: {evicted} keys were evicted")
-    require(deletions(text) == evicted, f"{name}: {deletions(text)} deletions in the append-only file, {evicted} keys evicted")
+    deleted = deletions(text)
+    require(deleted == evicted, f"{name}: {deleted} deletions in the append-only file, {evicted} keys evicted")
     require(text.count(b"MULTI") == 0, f"{name}: {text.count(b'MULTI')} transactions in the append-only file")
     for _ in range(evicted):
         listener.receive()
@@ -197,7 +207,8 @@ def main(module):
             servers.append(server)
             server.pipeline([("SET", f"cold:{i}", "v" * SIZE) for i in range(COLD)])
             if further:
-                require(server.line("lunar_gate") == "watching" and int(server.line("lunar_evicted_pages")) > 0, "the gate does not watch: nothing is tested")
+                require(server.line("lunar_gate") == "watching" and int(server.line("lunar_evicted_pages")) > 0,
+                        "the gate does not watch: nothing is tested")
             key_tables(server, name)
             propagation(server, name)
             fields(server, name)

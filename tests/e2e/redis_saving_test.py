@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_saving_test MODULE LUNAR module|run: a server that saves in the foreground (SAVE, DEBUG RELOAD, SHUTDOWN) is read ahead of.
+"""redis_saving_test MODULE LUNAR module|run: a server that saves in the foreground (SAVE, DEBUG RELOAD, SHUTDOWN) is
+read ahead of.
 
-A quarter of the data fits in DRAM. What counts is how often the server itself waited for the LUN, a key: without reading ahead it
-is once or more. Keys have an expiry or none, and the table of expiries is being rehashed when one of the saves begins: what changes
-while the server saves is left alone. What was saved is compared with a plain server that loads it.
+A quarter of the data fits in DRAM. What counts is how often the server itself waited for the LUN, a key: without
+reading ahead it is once or more. Keys have an expiry or none, and the table of expiries is being rehashed when one of
+the saves begins: what changes while the server saves is left alone. What was saved is compared with a plain server
+that loads it.
 """
 import os
 import random
@@ -23,23 +25,36 @@ SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 
 NOISE = random.Random(SEED).randbytes(1 << 20)
 
 
+def data_of(key):
+    return NOISE[key * 7919 % (len(NOISE) - SIZE):][:SIZE]
+
+
 def fill(server, first, count, expiry):
+    options = ("EX", "100000") if expiry else ()
     for batch in range(first, first + count, 200):
         keys = range(batch, min(batch + 200, first + count))
-        server.client.send([("SET", f"key:{key}", NOISE[key * 7919 % (len(NOISE) - SIZE):][:SIZE], *(("EX", "100000") if expiry else ())) for key in keys])
+        server.client.send([("SET", f"key:{key}", data_of(key), *options) for key in keys])
         for _ in keys:
             assert server.client.receive() == b"OK"
 
 
 def others(server):
     """Values of the other kinds, large and small."""
+    def noise(at, size):
+        return NOISE[at:][:size]
+
+    def name(number, at, size):
+        return b"%d:" % number + noise(at, size).hex().encode()
+
     words = []
     for i in range(60):
-        words += [("RPUSH", f"list:{i}", *(NOISE[j * 311 + i:][:120] for j in range(80))),
-                  ("HSET", f"hash:{i}", *(part for j in range(200) for part in (f"field:{j}", NOISE[j * 97 + i:][:90]))),
-                  ("ZADD", f"zset:{i}", *(part for j in range(200) for part in (str(j * i), b"%d:" % j + NOISE[j * 53 + i:][:60].hex().encode()))),
-                  ("SADD", f"set:{i}", *(b"%d:" % j + NOISE[j * 71 + i:][:80].hex().encode() for j in range(150))),
-                  ("XADD", f"stream:{i}", "1-1", "field", NOISE[i * 1009:][:900])]
+        fields = ((f"field:{j}", noise(j * 97 + i, 90)) for j in range(200))
+        scores = ((str(j * i), name(j, j * 53 + i, 60)) for j in range(200))
+        words += [("RPUSH", f"list:{i}", *(noise(j * 311 + i, 120) for j in range(80))),
+                  ("HSET", f"hash:{i}", *(part for pair in fields for part in pair)),
+                  ("ZADD", f"zset:{i}", *(part for pair in scores for part in pair)),
+                  ("SADD", f"set:{i}", *(name(j, j * 71 + i, 80) for j in range(150))),
+                  ("XADD", f"stream:{i}", "1-1", "field", noise(i * 1009, 900))]
     for word in words:
         server.client.ask(*word)
 
@@ -54,7 +69,8 @@ def saved(server, what, *words):
 
 
 def resident(server):
-    """Nothing is cold, nothing is read ahead: the server has nobody to wait for. (Sleeps are counted, as a busy machine changes the time.)"""
+    """Nothing is cold, nothing is read ahead: the server does not wait. (Sleeps are counted, as a busy machine changes
+    the time.)"""
     for _ in range(30):
         server.client.send([("SET", f"small:{random.random()}", "value") for _ in range(1000)])
         assert {server.client.receive() for _ in range(1000)} == {b"OK"}
@@ -74,8 +90,11 @@ def main(module, lunar, how):
     root = tempfile.mkdtemp(prefix="lunar-saving-", dir=os.environ.get("TMPDIR", "/var/tmp"))
     here, there = os.path.join(root, "tiered"), os.path.join(root, "plain")
     os.mkdir(here), os.mkdir(there)
-    further = ("--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", here, "size", "400mb") if how == "module" else ()
-    wrapper = (lunar, "run", "--dram=16m", "--size=400m", f"--lun={here}", "--") if how == "run" else ()
+    further, wrapper = (), ()
+    if how == "module":
+        further = ("--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", here, "size", "400mb")
+    elif how == "run":
+        wrapper = (lunar, "run", "--dram=16m", "--size=400m", f"--lun={here}", "--")
     servers = []
     try:
         plain = Server(there, patience_s=PATIENCE_S)

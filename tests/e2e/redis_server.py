@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers of the end-to-end tests, plain or tiered: started, asked and ended. A server that cannot start ends the test with its log; without the
-right to userfaultfd the test is skipped.
+"""Servers of the end-to-end tests, plain or tiered: started, asked and ended. A server that cannot start ends the test
+with its log; without the right to userfaultfd the test is skipped.
 """
 import os
 import shutil
@@ -38,14 +38,15 @@ def explain_start(text):
 
 
 class Server:
-    """`words` behind redis-server's own, `wrapper` in front. Its data and its log are in `directory`, which is made. Answers when it is made."""
+    """`words` behind redis-server's own, `wrapper` in front. Its data and its log are in `directory`, which is made.
+    Answers when it is made."""
 
     def __init__(self, directory, *words, wrapper=(), patience_s=120):
         os.makedirs(directory, exist_ok=True)
         self.directory, self.log, self.patience_s = directory, os.path.join(directory, "log"), patience_s
         self.port = free_port()
-        self.command = [*wrapper, SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "",
-                        "--enable-debug-command", "yes", *words]
+        self.command = [*wrapper, SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory,
+                        "--save", "", "--enable-debug-command", "yes", *words]
         self.start()
 
     def start(self):
@@ -71,7 +72,8 @@ class Server:
         return open(self.log, errors="replace").read()
 
     def info(self, section):
-        return dict(line.split(":", 1) for line in self.client.ask("INFO", section).decode().split("\r\n") if ":" in line)
+        lines = self.client.ask("INFO", section).decode().split("\r\n")
+        return dict(line.split(":", 1) for line in lines if ":" in line)
 
     def faults(self):
         """Of the main thread, since it started, for whatever page; those of memory that is new among them."""
@@ -100,7 +102,8 @@ class Server:
 
 
 def run_scenario(name, scenarios, scenario, *arguments):
-    """Calls scenarios[scenario](directory, *arguments) in a new directory, which is removed. The exit code of the test `name`."""
+    """Calls scenarios[scenario](directory, *arguments) in a new directory, which is removed. The exit code of the test
+    `name`."""
     if not os.access(SERVER, os.X_OK):
         print(f"skip: redis-server: {SERVER} is not there")
         return 77

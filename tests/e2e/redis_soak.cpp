@@ -15,8 +15,7 @@
 //   errors   reads and writes that fail, bits that flip on their way: tried again. Nothing may be seen of it, and the
 //            LUN stays as large as it is
 //   torn     writes that land in part or elsewhere: pages are lost. The server may end at any time, with a line that
-//            says
-//            so, or answer with an error; it may not give a wrong reply, or write one to its files
+//            says so, or answer with an error; it may not give a wrong reply, or write one to its files
 //
 // At the end a plain server loads the append-only file, and the last dump, and every key is read. LUNAR_SEED= replays
 // choices, not timing. Threading: 24 clients, and main for the server. May not: leave files or processes behind.

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_space_test MODULE SCENARIO: a server whose LUN is full of fragments, of buffers or of one large value answers OOM and goes on.
+"""redis_space_test MODULE SCENARIO: a server whose LUN is full of fragments, of buffers or of one large value answers
+OOM and goes on.
 
-The LUN is charged by what the allocator has committed, maxmemory bounds what the server has allocated: between the two lie the holes
-that deleted values of another size have left.
+The LUN is charged by what the allocator has committed, maxmemory bounds what the server has allocated: between the two
+lie the holes that deleted values of another size have left.
 
-  forks       1000-byte values, 7 of 8 deleted at random, refilled with other sizes: BGSAVE is never refused, no write gets MISCONF
+  forks       1000-byte values, 7 of 8 deleted at random, refilled with other sizes: BGSAVE is never refused, no write
+              gets MISCONF
   no-forks    the same with `forks no`: every answer is OK or OOM, and the server lives
   evict       the same with maxmemory-policy allkeys-random: the answers are OK
   pack        when space is short values are moved together: maxmemory comes back, and nothing changes
   child       a script and many clients while a forked child holds its half
-  large       one value larger than what is left: SET, SETRANGE, APPEND, a reply that nobody reads, a script
+  large       one value larger than what is left: SET, SETRANGE, APPEND, a reply that no client reads, a script
   purge       what deleted values leave near the limit is given back, by the module and by the preload library under it
   rewrite     CONFIG REWRITE, then a start with a larger size: maxmemory follows; an own maxmemory stays
 """
@@ -44,14 +46,16 @@ class Client(Connection):
 
 
 class Server:
-    def __init__(self, directory, module, *further, size="96mb", forks="yes", config=None, lun=None, wrapper=(), environment=()):
+    def __init__(self, directory, module, *further, size="96mb", forks="yes", config=None, lun=None, wrapper=(),
+                 environment=()):
         self.directory, self.log = directory, os.path.join(directory, "log")
         self.port = free_port()
-        tier = ["forks", forks] if wrapper else ["dram", "16mb", "lun", lun or directory, "size", size, "forks", forks]
-        command = [*wrapper, SERVER] + ([config] if config else []) + ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, *further,
-                   "--loadmodule", os.path.abspath(module), *tier]
+        tier = ["dram", "16mb", "lun", lun or directory, "size", size] if not wrapper else []
+        command = [*wrapper, SERVER, *([config] if config else []), "--port", str(self.port), "--bind", "127.0.0.1",
+                   "--dir", directory, *further, "--loadmodule", os.path.abspath(module), *tier, "forks", forks]
         self.out = open(self.log, "ab")
-        self.process = subprocess.Popen(command, stdout=self.out, stderr=self.out, env={**os.environ, **dict(environment)})
+        environment = {**os.environ, **dict(environment)}
+        self.process = subprocess.Popen(command, stdout=self.out, stderr=self.out, env=environment)
         for _ in range(600):
             if self.process.poll() is not None:
                 explain_start(self.text())
@@ -111,10 +115,15 @@ def store(server, client, prefix, first, count, size):
 
 def space(client):
     memory, lunar = client.info("memory"), client.info("lunar")
-    names = ("committed_bytes", "lun_size_bytes", "maxmemory_ceiling_bytes", "lun_free_bytes", "lun_holes_bytes", "space_state")
-    return f"used {int(memory['used_memory']) / MIB:.1f} maxmemory {int(memory['maxmemory']) / MIB:.1f}; " + ", ".join(
-        f"{name} {int(lunar['lunar_' + name]) / MIB:.1f}" if lunar.get("lunar_" + name, "x").isdigit() else f"{name} {lunar.get('lunar_' + name)}"
-        for name in names)
+
+    def figure(name):
+        text = lunar.get("lunar_" + name)
+        return f"{name} {int(text) / MIB:.1f}" if text and text.isdigit() else f"{name} {text}"
+
+    names = ("committed_bytes", "lun_size_bytes", "maxmemory_ceiling_bytes", "lun_free_bytes", "lun_holes_bytes",
+             "space_state")
+    used, limit = int(memory["used_memory"]) / MIB, int(memory["maxmemory"]) / MIB
+    return f"used {used:.1f} maxmemory {limit:.1f}; " + ", ".join(map(figure, names))
 
 
 def drop_most(client, prefix, count, seed):
@@ -135,9 +144,11 @@ def save(server, client, when, maxmemory=None):
     end = time.monotonic() + PATIENCE_S
     while client.info("persistence")["rdb_bgsave_in_progress"] != "0":
         assert time.monotonic() < end, f"{when}: BGSAVE does not end"
-        assert maxmemory in (None, client.config("maxmemory")), f"{when}: a child has lowered maxmemory: {space(client)}"
+        limit = client.config("maxmemory")
+        assert maxmemory in (None, limit), f"{when}: a child has lowered maxmemory: {space(client)}"
         time.sleep(0.02)
-    assert client.info("persistence")["rdb_last_bgsave_status"] == "ok", f"{when}: BGSAVE failed:\n{server.text()[-2000:]}"
+    status = client.info("persistence")["rdb_last_bgsave_status"]
+    assert status == "ok", f"{when}: BGSAVE failed:\n{server.text()[-2000:]}"
 
 
 ROUNDS = (2100, 700, 3500, 300, 5000)
@@ -162,7 +173,8 @@ def fragmented(server, client, saves, evicts):
     if not evicts:
         for prefix, size, keys in kept:
             for key in random.Random(SEED).sample(keys, min(len(keys), 300)):
-                assert client.ask("GET", f"{prefix}:{key}") == value(key, size), f"{prefix}:{key} is not what was stored"
+                stored = client.ask("GET", f"{prefix}:{key}")
+                assert stored == value(key, size), f"{prefix}:{key} is not what was stored"
         assert "LUN space runs short" in server.text(), "the log says nothing"
     server.must_live("at the end")
 
@@ -210,12 +222,14 @@ def pack_values(server):
 
 
 def evict(directory, module):
-    with_server(directory, module, lambda s: fragmented(s, s.client(), True, True), "--save", "3600 1", "--maxmemory-policy", "allkeys-random")
+    with_server(directory, module, lambda s: fragmented(s, s.client(), True, True), "--save", "3600 1",
+                "--maxmemory-policy", "allkeys-random")
 
 
 def purge(directory, module, lunar):
+    keeping = {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}
     for wrapper in ((), (lunar, "run", "--dram", "16m", "--lun", directory, "--size", "96m", "--")):
-        with_server(directory, module, purged, "--save", "", wrapper=wrapper, environment={"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"})
+        with_server(directory, module, purged, "--save", "", wrapper=wrapper, environment=keeping)
 
 
 def purged(server):
@@ -256,7 +270,8 @@ def large_values(server):
     body = NOISE * 16
     assert refused(server.client(), "SET", "one", body), "64 MiB were stored where 10 MiB are left"
     server.must_live("SET of 64 MiB")
-    for command in (("SETRANGE", "two", 64 * MIB, "x"), ("SETBIT", "three", 8 * 64 * MIB, 1), ("APPEND", "four", body[:8 * MIB])):
+    for command in (("SETRANGE", "two", 64 * MIB, "x"), ("SETBIT", "three", 8 * 64 * MIB, 1),
+                    ("APPEND", "four", body[:8 * MIB])):
         assert refused(server.client(), *command), f"{command[0]} was done"
         server.must_live(command[0])
     clients = [server.client() for _ in range(40)]   # each has sent the head of a value, and waits
@@ -278,7 +293,7 @@ def large_values(server):
     except OSError:
         pass
     time.sleep(1)
-    server.must_live("replies that nobody reads")
+    server.must_live("replies that no client reads")
     assert not refused(client, "GET", "big"), "an honest client was ended"
     script = "for i = 1, 400 do redis.call('SET', 's:' .. i, string.rep('x', 100000)) end return 1"
     refused(server.client(), "EVAL", script, 0)
@@ -295,10 +310,10 @@ def large_values(server):
 
 def child(directory, module):
     """The same while a save goes on that has taken its half."""
-    with_server(directory, module, beside_child, "--save", "3600 1", "--enable-debug-command", "yes")
+    with_server(directory, module, while_child_saves, "--save", "3600 1", "--enable-debug-command", "yes")
 
 
-def beside_child(server):
+def while_child_saves(server):
     client = server.client()
     stored = store(server, client, "fill", 0, 24 * MIB // 4000, 4000)
     client.ask("CONFIG", "SET", "rdb-key-save-delay", 1000)
@@ -345,7 +360,8 @@ def rewrite(directory, module):
         finally:
             server.end()
         text = open(config).read()     # the module's arguments are in the file now
-        open(config, "w").write("".join(line for line in text.splitlines(True) if not line.startswith(("loadmodule", "port", "bind", "dir"))))
+        added = ("loadmodule", "port", "bind", "dir")
+        open(config, "w").write("".join(line for line in text.splitlines(True) if not line.startswith(added)))
 
     def maxmemory(wanted, name="maxmemory"):
         def test(client):
@@ -354,7 +370,8 @@ def rewrite(directory, module):
 
     def nearly(most):   # of so small a LUN the holes of a start already count
         def test(client):
-            assert most * 7 // 8 <= int(client.config("maxmemory")) <= most, f"maxmemory is {client.config('maxmemory')}, not {most} or a little less"
+            got = int(client.config("maxmemory"))
+            assert most * 7 // 8 <= got <= most, f"maxmemory is {got}, not {most} or a little less"
         return test
 
     def own(client):
@@ -383,7 +400,8 @@ def with_server(directory, module, test, *further, **options):
     try:
         test(server)
     except Exception:
-        print(f"the server {'lives' if server.process.poll() is None else server.process.returncode}:\n{server.text()[-3000:]}")
+        state = "lives" if server.process.poll() is None else server.process.returncode
+        print(f"the server {state}:\n{server.text()[-3000:]}")
         raise
     finally:
         server.end()

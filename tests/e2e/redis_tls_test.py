@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# The input gate under TLS: clients of a tiered server's TLS port keep a model of their keys, send pipelines longer than a TLS
-# record, cut commands in two, and hang up in the middle; each reply is checked. Cold commands must have been held, also those
-# behind which the session has more to give (SSL_pending).
+# The input gate under TLS: clients of a tiered server's TLS port keep a model of their keys, send pipelines longer than
+# a TLS record, cut commands in two, and hang up in the middle; each reply is checked. Cold commands must have been
+# held, also those behind which the session has more to give (SSL_pending).
 #   redis_tls_test.py MODULE
 import os
 import random
@@ -151,12 +151,14 @@ def info(port):
 
 def start(directory, module, port, tls_port):
     key, certificate, log = (os.path.join(directory, name) for name in ("key.pem", "certificate.pem", "log"))
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-                    "-subj", "/CN=localhost", "-keyout", key, "-out", certificate], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                    "-days", "2", "-subj", "/CN=localhost", "-keyout", key, "-out", certificate],
+                   check=True, stderr=subprocess.DEVNULL)
     with open(log, "wb") as out:
+        binary = os.environ.get("LUNAR_REDIS_SERVER", shutil.which("redis-server"))
         server = subprocess.Popen(
-            [os.environ.get("LUNAR_REDIS_SERVER", shutil.which("redis-server")), "--bind", "127.0.0.1", "--port", str(port),
-             "--tls-port", str(tls_port), "--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", certificate,
+            [binary, "--bind", "127.0.0.1", "--port", str(port), "--tls-port", str(tls_port),
+             "--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", certificate,
              "--tls-auth-clients", "no", "--save", "", "--dir", directory,
              "--loadmodule", module, "dram", "16mb", "lun", directory, "size", "512mb"], stdout=out, stderr=out)
     for _ in range(600):

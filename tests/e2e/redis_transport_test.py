@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_transport_test MODULE SCENARIO [HELPER]: what the gate does for clients that come another way, and what the module does when it is loaded
-or unloaded in another order.
+"""redis_transport_test MODULE SCENARIO [HELPER]: what the gate does for clients that come another way, and what the
+module does when it is loaded or unloaded in another order.
 
-  unix        cold reads over a unix socket are held like those over TCP, beside which they run; each reply is checked
-  modules     MODULE UNLOAD, MODULE LOAD after loads that failed at each stage: one line that says why, and a server that lives
-  threads     a thread of the server's own that reads (io-threads) opens the gate, whenever it begins to; HELPER: killer_module
+  unix        cold reads over a unix socket are held like those over TCP, which run at the same time; each reply is
+              checked
+  modules     MODULE UNLOAD, MODULE LOAD after loads that failed at each stage: one line that says why, and a server
+              that lives
+  threads     a thread of the server's own that reads (io-threads) opens the gate, whenever it begins to; HELPER:
+              killer_module
   collections lists, hashes, sets, sorted sets and streams of this server are laid out as the gate has them
-  config      CONFIG GET lunar.*, then CONFIG SET of what it said: only what the server itself calls immutable is refused
+  config      CONFIG GET lunar.*, then CONFIG SET of what it said: only what the server itself calls immutable is
+              refused
 """
 import os
 import random
@@ -98,7 +102,8 @@ def config(directory, module):
             assert error == "" or error == of_server.replace("databases", name), f"CONFIG SET {name} {text}: {error}"
             if error == "":
                 mutable[name] = text
-        assert {"lunar.dram", "lunar.forks", "lunar.gate", "lunar.gate-hold-ms"} <= set(mutable), f"only {sorted(mutable)} can be set"
+        wanted = {"lunar.dram", "lunar.forks", "lunar.gate", "lunar.gate-hold-ms"}
+        assert wanted <= set(mutable), f"only {sorted(mutable)} can be set"
         # As tools do it: all that can be set, at once. What the server refuses of its own goes first.
         for name, text in settings.items():
             if name not in ours and refusal(client, "CONFIG", "SET", name, text) == "":
@@ -106,8 +111,10 @@ def config(directory, module):
         error = refusal(client, "CONFIG", "SET", *[word for pair in mutable.items() for word in pair])
         assert error == "", f"{len(mutable)} settings at once: {error}"
         again = client.ask("CONFIG", "GET", "lunar.*")
-        assert dict(zip(again[::2], again[1::2])) == {name.encode(): text for name, text in ours.items()}, "a setting is another one now"
-        print(f"{len(mutable)} of {len(settings)} settings can be set to what they are, {len([n for n in mutable if n in ours])} of {len(ours)} of ours")
+        before = {name.encode(): text for name, text in ours.items()}
+        assert dict(zip(again[::2], again[1::2])) == before, "a setting is another one now"
+        print(f"{len(mutable)} of {len(settings)} settings can be set to what they are, "
+              f"{len([name for name in mutable if name in ours])} of {len(ours)} of ours")
         read(client, random.Random(SEED), 100, 10)
         server.must_live("CONFIG SET of all that CONFIG GET said")
 
@@ -129,7 +136,8 @@ def threads(directory, module, helper):
             assert client.ask("KILLER.READ", name) == b"OK", "nothing was read"
             read(client, pick, 100, 10)
             figures = client.info("lunar")
-            assert figures["lunar_gate"] == state, f"after a thread named {name} has read the gate is {figures['lunar_gate']}"
+            gate = figures["lunar_gate"]
+            assert gate == state, f"after a thread named {name} has read the gate is {gate}"
             if state == "open":
                 assert "io-threads" in figures["lunar_gate_reason"], figures["lunar_gate_reason"]
                 assert server.text().count("input gate stays open") == 1, "not one line in the log"
@@ -160,8 +168,9 @@ class PlainServer(Server):
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.out = open(self.log, "ab")   # pylint: disable=consider-using-with
-        self.process = subprocess.Popen([SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "",   # pylint: disable=consider-using-with
-                                         "--enable-module-command", "yes"], stdout=self.out, stderr=self.out)
+        self.process = subprocess.Popen(   # pylint: disable=consider-using-with
+            [SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "",
+             "--enable-module-command", "yes"], stdout=self.out, stderr=self.out)
         for _ in range(400):
             try:
                 self.client()
@@ -171,7 +180,8 @@ class PlainServer(Server):
         sys.exit("the server does not answer")
 
 
-FIGURES = ("lunar_dram_budget_bytes", "lunar_lun_size_bytes", "lunar_maxmemory_ceiling_bytes", "lunar_forks_refused_at_bytes")
+FIGURES = ("lunar_dram_budget_bytes", "lunar_lun_size_bytes", "lunar_maxmemory_ceiling_bytes",
+           "lunar_forks_refused_at_bytes")
 
 
 def modules(directory, module):
@@ -218,9 +228,12 @@ def modules(directory, module):
                     added = server.text()[seen:]
                     assert text in added, f"MODULE LOAD {failing} says {added}"
                 assert client.ask("CONFIG", "GET", "lunar.*") == [], "settings are left of a load that failed"
-                assert "unknown command" in refusal(client, "LUNAR", "STATS").lower(), "a command is left of a load that failed"
+                unknown = refusal(client, "LUNAR", "STATS").lower()
+                assert "unknown command" in unknown, "a command is left of a load that failed"
                 assert load(client, arguments) == "", f"{arguments} after loads that failed:\n{server.text()[-2000:]}"
-                assert figures(client) == expected[number], f"{arguments} after loads that failed: {figures(client)} instead of {expected[number]}"
+                got = figures(client)
+                assert got == expected[number], (
+                    f"{arguments} after loads that failed: {got} instead of {expected[number]}")
                 if order == 0:
                     loaded_twice(server, client, module, arguments)
             finally:
@@ -251,21 +264,24 @@ def collections(directory, module):
         client = server.client()
         fill(client)
         for i in range(60):
-            client.send([("RPUSH", f"l{i}", *[value(i + n, 300) for n in range(100)]), ("RPUSH", f"large{i}", value(i, 8000), value(i, 8000)),
+            client.send([("RPUSH", f"l{i}", *[value(i + n, 300) for n in range(100)]),
+                         ("RPUSH", f"large{i}", value(i, 8000), value(i, 8000)),
                          ("HSET", f"h{i}", *[word for n in range(600) for word in (f"f{n}", value(n, 20))]),
                          ("SADD", f"s{i}", *[value(i + n, 20) for n in range(600)]),
                          ("ZADD", f"z{i}", *[word for n in range(200) for word in (n, value(i + n, 50))]),
-                         *[("XADD", f"x{i}", "*", "a", value(n, 100)) for n in range(150)], ("XTRIM", f"x{i}", "MAXLEN", i % 3 * 70)])
+                         *[("XADD", f"x{i}", "*", "a", value(n, 100)) for n in range(150)],
+                         ("XTRIM", f"x{i}", "MAXLEN", i % 3 * 70)])
             for _ in range(156):
                 reply = client.receive()
                 assert not isinstance(reply, Refused), reply
             read(client, random.Random(SEED + i), 60, 20)
         before = client.figure("gate_held")
         for i in range(60):
-            for words in (("LINDEX", f"l{i}", 0), ("LINDEX", f"large{i}", 1), ("HGET", f"h{i}", "f1"), ("SISMEMBER", f"s{i}", "x"),
-                          ("ZSCORE", f"z{i}", "x"), ("XLEN", f"x{i}")):
+            for words in (("LINDEX", f"l{i}", 0), ("LINDEX", f"large{i}", 1), ("HGET", f"h{i}", "f1"),
+                          ("SISMEMBER", f"s{i}", "x"), ("ZSCORE", f"z{i}", "x"), ("XLEN", f"x{i}")):
                 client.ask(*words)
-        assert client.figure("gate_held") > before + 60, f"{client.figure('gate_held') - before} of 360 commands were held"
+        held = client.figure("gate_held") - before
+        assert held > 60, f"{held} of 360 commands were held"
         text = server.text()
         assert "looks no further" not in text and "stays open" not in text, text[-1000:]
 

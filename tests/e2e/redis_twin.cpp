@@ -175,7 +175,7 @@ void replicate(Run& run, const std::string& diskless_load) {
     if (now_s() - start > kPatienceSeconds) give_up("the replica does not come up: " + replica->log());
   run.twins.tell({"CONFIG", "SET", "rdbcompression", "no"});
   rounds(run, 40);
-  const std::string wanted = checkpoint(run, "beside a replica");
+  const std::string wanted = checkpoint(run, "with a replica");
   const Server& master = run.twins.tiered();  // WAIT would look at what its own connection has written
   for (const double start = now_s(); replica->info("slave_repl_offset") != master.info("master_repl_offset");
        usleep(20'000))

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`shared_lun_test.py LUNAR STAMPED`: processes that share one formatted LUN (a file), and stripes. Each checks every page of its own.
-Some are killed: their space is taken back, that of the living is not; a daemon that forked twice and closed everything keeps its own.
-At the end the LUN checks clean and is empty."""
+"""`shared_lun_test.py LUNAR STAMPED`: processes that share one formatted LUN (a file), and stripes. Each checks every
+page of its own. Some are killed: their space is taken back, that of the living is not; a daemon that forked twice and
+closed everything keeps its own. At the end the LUN checks clean and is empty."""
 import json
 import os
 import shutil
@@ -25,8 +25,9 @@ def file_of(directory, name, mib):
 
 def start(luns, seed, mib, passes, *further, size=None):
     flags = [word for lun in luns for word in ("--lun", lun)]
-    return subprocess.Popen([LUNAR, "run", "--dram", "16m", "--size", size or f"{3 * mib}m", *flags, "--", STAMPED, str(seed), str(mib),
-                             str(passes), *further], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    words = ["--dram", "16m", "--size", size or f"{3 * mib}m", *flags, "--", STAMPED, str(seed), str(mib), str(passes)]
+    return subprocess.Popen([LUNAR, "run", *words, *further], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True)
 
 
 def sound(child, what):
@@ -36,8 +37,8 @@ def sound(child, what):
 
 
 def lunar(*words):
-    return subprocess.run([LUNAR, "lun", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          check=False)
+    return subprocess.run([LUNAR, "lun", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, check=False)
 
 
 def check_clean(lun):
@@ -50,7 +51,8 @@ def scratch_luns(lun):
     result = lunar("list", "--json", lun)
     if result.returncode != 0:
         raise SystemExit(f"FAIL: `lunar lun list --json {lun}`: {result.stdout}")
-    return [entry for entry in json.loads(result.stdout)["devices"][0]["virtual_luns"] if entry["scratch"] and entry["in_use"]]
+    entries = json.loads(result.stdout)["devices"][0]["virtual_luns"]
+    return [entry for entry in entries if entry["scratch"] and entry["in_use"]]
 
 
 def together(directory):
@@ -64,7 +66,7 @@ def together(directory):
     victim.wait()
     victim.stdout.close()
     for child in others:
-        sound(child, "beside a killed one")
+        sound(child, "next to a killed one")
     sound(start([lun], 4, 96, 1), "in the space of the killed one")
     check_clean(lun)
     end = time.monotonic() + 20   # the kernel ends the rings of a process, and with them its locks, some time after it
@@ -81,7 +83,7 @@ def daemon(directory):
     parent.wait()
     parent.stdout.close()
     while not os.path.exists(report):
-        sound(start([lun], 6, 32, 1), "beside a daemon")   # takes what has no owner
+        sound(start([lun], 6, 32, 1), "next to a daemon")   # takes what has no owner
     with open(report, encoding="utf-8") as file:
         if (line := file.read()) != "sound\n":
             raise SystemExit(f"FAIL: the daemon: {line}")
@@ -89,12 +91,12 @@ def daemon(directory):
 
 
 def plain(directory):
-    """An empty file is one tree's: its processes share it, and nobody else has it while one of them lives, be it a daemon that closed everything
-    before it forked."""
+    """An empty file is one tree's: its processes share it, and no other process has it while one of them lives, be it
+    a daemon that closed everything before it forked."""
     lun = os.path.join(directory, "plain")
     open(lun, "wb").close()
     report = os.path.join(directory, "report-plain")
-    parent = start([lun], 11, 64, 2, report, "close-first", size="512m")   # enough that the LUN is open before the forks
+    parent = start([lun], 11, 64, 2, report, "close-first", size="512m")   # large: the LUN is open before the forks
     parent.wait()
     parent.stdout.close()
     refused = 0
@@ -104,12 +106,13 @@ def plain(directory):
         if foreign.returncode == 125 and "in use" in output:
             refused += 1
         elif not os.path.exists(report):
-            raise SystemExit(f"FAIL: another program took the LUN of a living daemon: exit code {foreign.returncode}: {output}")
+            raise SystemExit("FAIL: another program took the LUN of a living daemon: "
+                             f"exit code {foreign.returncode}: {output}")
     with open(report, encoding="utf-8") as file:
         if (line := file.read()) != "sound\n":
             raise SystemExit(f"FAIL: the daemon on a plain file: {line}")
     if not refused:
-        raise SystemExit("FAIL: the daemon was done before anybody could be refused; give it more passes")
+        raise SystemExit("FAIL: the daemon was done before any process could be refused; give it more passes")
 
 
 def composed(directory):
