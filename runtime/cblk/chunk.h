@@ -10,8 +10,8 @@
 // The harvester wakes exactly those whose command is done; a leader that leaves designates another. While there is a
 // leader no other thread harvests: else it could take the leader's own completion, and the leader would sleep on.
 //
-// A command: free ─► active (backlog, then ring) ─► done ─► free, by cblk_aresult; a command with the caller's status goes from active
-// to free.
+// A command: free ─► active (backlog, then ring) ─► done ─► free, by cblk_aresult; a command with the caller's status
+// goes from active to free.
 //
 // Time limit (CFLSH_BLK_TIMEOUT): an I/O that is not done by then fails with ETIMEDOUT, but it cannot be taken back
 // from the device: it is *lost*. So that it never touches the caller's memory afterwards, every I/O under a limit moves
@@ -21,13 +21,13 @@
 // others overtake them; set_size and close refuse (EBUSY). Without a limit, and on devices whose I/O is a copy
 // (Capabilities::instant), I/O uses the caller's own buffer, and a blocking one Device::transfer.
 //
-// A late command: active ─► done with ETIMEDOUT, `lost` ─► (fetched) orphaned ─► free, when the ring delivers it. The thread that waits
-// for it or polls it notices that it is late; for a command with a status the completer does.
+// A late command: active ─► done with ETIMEDOUT, `lost` ─► (fetched) orphaned ─► free, when the ring delivers it. The
+// thread that waits for it or polls it notices that it is late; for a command with a status the completer does.
 //
-// Parts: CommandTable (command_table.h), WaitQueue (wait_queue.h), Completer (completer.h), Lanes, Cache, BouncePool; the chunk is
-// what they have in common: the lock, the ring, the leader.
-// Files: chunk.cpp open and close; issue.cpp, harvest.cpp, wait.cpp the ring; result.cpp; late.cpp; sync.cpp; listio.cpp;
-// fork_handlers.cpp.
+// Parts: CommandTable (command_table.h), WaitQueue (wait_queue.h), Completer (completer.h), Lanes, Cache, BouncePool;
+// the chunk is what they have in common: the lock, the ring, the leader.
+// Files: chunk.cpp open and close; issue.cpp, harvest.cpp, wait.cpp the ring; result.cpp; late.cpp; sync.cpp;
+// listio.cpp; fork_handlers.cpp.
 // Threading: public calls from any thread unless they say otherwise. Data path: no allocation.
 #pragma once
 #include "capiblock.h"

@@ -46,27 +46,9 @@ bool namespace_numbers(const char* name, int* length, const char** numbers, cons
   return number > 0 && (**partition == 'p' || **partition == 0);
 }
 
-// The part of the name behind kNamespace, by the kernel's word for the namespace of that node. False when it is none.
-bool namespace_key(const struct stat& node, char* out, size_t size) {
-  char name[64], path[128], nqn[300], nsid[24];
-  const char *numbers, *partition;
-  int length;
-  if (!device_node_name(S_ISBLK(node.st_mode), node.st_rdev, name, sizeof name)) return false;
-  if (!namespace_numbers(name, &length, &numbers, &partition)) return false;
-  format_to(path, sizeof path, "/sys/class/block/nvme%.*s/nsid", length, numbers);
-  if (sys::read_text(path, nsid, sizeof nsid) <= 0) return false;
-  format_to(path, sizeof path, "/sys/class/block/nvme%.*s/device/subsysnqn", length, numbers);
-  const int bytes = sys::read_text(path, nqn, sizeof nqn);
-  if (bytes <= 0) return false;
-  const uint64_t hash = XXH3_64bits(nqn, strcspn(nqn, "\n"));
-  format_to(out, size, "%08x%08x-%lu%s", static_cast<unsigned>(hash >> 32), static_cast<unsigned>(hash),
-            strtoul(nsid, nullptr, 10), partition);
-  return true;
-}
-
 void lock_path(const struct stat& node, char* out, size_t size) {
-  char key[64];
-  if (namespace_key(node, key, sizeof key))
+  char name[64], key[64];
+  if (device_node_name(S_ISBLK(node.st_mode), node.st_rdev, name, sizeof name) && namespace_key(name, key, sizeof key))
     format_to(out, size, "%s%s%s", kDirectory, kNamespace, key);
   else
     format_to(out, size, "%s%s%c%u:%u", kDirectory, kNode, S_ISBLK(node.st_mode) ? 'b' : 'c', major(node.st_rdev),
@@ -163,6 +145,22 @@ unsigned lock_files_of(const Device* device, int fds[kLockFilesMax]) {
 }
 
 }  // namespace
+
+bool namespace_key(const char* name, char* out, size_t size) {
+  char path[128], nqn[300], nsid[24];
+  const char *numbers, *partition;
+  int length;
+  if (!namespace_numbers(name, &length, &numbers, &partition)) return false;
+  format_to(path, sizeof path, "/sys/class/block/nvme%.*s/nsid", length, numbers);
+  if (sys::read_text(path, nsid, sizeof nsid) <= 0) return false;
+  format_to(path, sizeof path, "/sys/class/block/nvme%.*s/device/subsysnqn", length, numbers);
+  const int bytes = sys::read_text(path, nqn, sizeof nqn);
+  if (bytes <= 0) return false;
+  const uint64_t hash = XXH3_64bits(nqn, strcspn(nqn, "\n"));
+  format_to(out, size, "%08x%08x-%lu%s", static_cast<unsigned>(hash >> 32), static_cast<unsigned>(hash),
+            strtoul(nsid, nullptr, 10), partition);
+  return true;
+}
 
 int open_lock_file(const struct stat& node) {
   char path[128];

@@ -83,6 +83,8 @@ struct JoinedFiles {
   }
 };
 
+// HASH-NSID[pPART] of the namespace that the device of that name under /dev is a node of. False when it is none.
+bool namespace_key(const char* name, char* out, size_t size);
 // Opens the lock file of a node for a query: a descriptor, -ENOENT when it was never made (so there is no lock), or
 // -errno.
 [[nodiscard]] int open_lock_file(const struct stat& node);

@@ -122,15 +122,25 @@ bool lock_listed(uint64_t device, uint64_t inode) {
   return false;
 }
 
-// Whether one of ours has the block device of that number, by whatever node.
-bool node_locked(uint64_t rdev) {
+// Whether one of ours has those bytes of the block device of that number (0: any), by whatever node.
+bool node_locked(uint64_t rdev, uint64_t first = 0, uint64_t bytes = 0) {
   struct stat node = {};
   node.st_mode = S_IFBLK;
   node.st_rdev = rdev;
   const int fd = open_lock_file(node);
-  const bool locked = fd >= 0 && sys::range_locked(fd, 0, 0) == 1;
+  const bool locked = fd >= 0 && sys::range_locked(fd, first, bytes) == 1;
   if (fd >= 0) sys::close_file(fd);
   return locked;
+}
+
+// Whether a program that is none of ours has the block device open with O_EXCL, as mkfs does. `alone`: none of ours
+// has.
+bool claimed_by_others(const char* name, uint64_t rdev, bool alone) {
+  char path[96];
+  format_to(path, sizeof path, "/dev/%s", name);
+  const int fd = sys::open_file(path, O_RDONLY | O_EXCL | O_NONBLOCK);
+  if (fd >= 0) sys::close_file(fd);
+  return fd == -EBUSY && (alone || !node_locked(rdev, owner_bytes::kClaimedByte, 1));
 }
 
 struct Backing {
@@ -294,6 +304,29 @@ bool block_in_use(uint64_t rdev, char* who, size_t size) {
   format_to(folder, sizeof folder, "/sys/dev/block/%u:%u", major(rdev), minor(rdev));
   return below_in_use(disk, who, size) || loop_on_block(rdev, who, size) || partition_in_use(folder, disk, who, size) ||
          whole_in_use(folder, who, size);
+}
+
+bool namespace_in_use(const struct stat& node, bool alone, char* who, size_t size) {
+  char own[64], wanted[64], key[64], path[96], reason[192];
+  if (!device_node_name(S_ISBLK(node.st_mode), node.st_rdev, own, sizeof own) ||
+      !namespace_key(own, wanted, sizeof wanted))
+    return false;
+  bool used = false;
+  (void)sys::each_entry("/sys/class/block", [&](const char* name) {
+    uint64_t rdev = 0;
+    format_to(path, sizeof path, "/sys/class/block/%s/dev", name);
+    if (!namespace_key(name, key, sizeof key) || strcmp(key, wanted) != 0 || strcmp(name, own) == 0 ||
+        !read_rdev(path, &rdev))
+      return true;
+    used = block_in_use(rdev, reason, sizeof reason);
+    if (!used && claimed_by_others(name, rdev, alone)) {
+      format_to(reason, sizeof reason, "open in another program, for itself alone");
+      used = true;
+    }
+    if (used) format_to(who, size, "the same namespace as /dev/%s, which is %s", name, reason);
+    return !used;
+  });
+  return used;
 }
 
 bool file_in_use(const struct stat& node, char* who, size_t size) {

@@ -39,6 +39,11 @@ const char* use_of(const int* fds, unsigned count) {
   return "it has locked a part of it";
 }
 
+bool in_use(const struct stat& node, bool alone, char* who, size_t size) {
+  if (S_ISREG(node.st_mode)) return file_in_use(node, who, size);
+  return (S_ISBLK(node.st_mode) && block_in_use(node.st_rdev, who, size)) || namespace_in_use(node, alone, who, size);
+}
+
 }  // namespace
 
 // Exclusively, which no other holder of any part lets pass; then shared, in one step.
@@ -136,13 +141,11 @@ int DeviceFiles::claim(Claim claim, bool read_only, const char* path, ErrorText*
   // A loop device that is being detached stays until its last open ends, such as one that reads its backing file's
   // name.
   char who[256];
-  const bool block = S_ISBLK(node.st_mode);
   const uint64_t start = sys::now_ns();
-  while (block ? block_in_use(node.st_rdev, who, sizeof who)
-               : S_ISREG(node.st_mode) && file_in_use(node, who, sizeof who)) {
+  while (in_use(node, claim_ == Claim::kAlone, who, sizeof who)) {
     if (claim == Claim::kLook || !pause(start))
       return why->set(-EBUSY, "LUN %s: the %s is %s; give one that is not in use", path,
-                      block ? "block device" : "file", who);
+                      S_ISREG(node.st_mode) ? "file" : "device", who);
   }
   if (claim == Claim::kLook || !S_ISBLK(node.st_mode)) return 0;
   status = claim_from_kernel(path, why);

@@ -22,7 +22,8 @@
 // mdadm out. Only one description can have that claim: a second open that may share goes on without it, when a lock
 // says that the claim is one of ours. Known gap: when the claim's owner ends first, the others go on without it until
 // the next open, and mkfs could come in. Opens through a partition, the whole disk or a loop device are detected by
-// locks (device_in_use.h). An NVMe character device has no such claim.
+// locks (device_in_use.h). An NVMe character device has no such claim. The other block devices of a namespace are only
+// checked.
 //
 // Claims are locks of the open file description (F_OFD_SETLK), on the node and on its lock file (device_files.h): a
 // forked child shares them, and they end with the last descriptor, also after kill -9. Byte ranges far beyond any data:

@@ -7,10 +7,12 @@
 namespace lunar {
 
 // Opens `uri`. SCHEME:PATH may be followed by settings, ",key=value"; a bare PATH may not.
-//   PATH or file:PATH[,iopoll=auto|on|off][,sqpoll=auto|on|off]   regular file (must exist; empty, all-zero header, or a former Lunar scratch LUN) or block device
+//   PATH or file:PATH[,iopoll=auto|on|off][,sqpoll=auto|on|off]
+//                       regular file (must exist; empty, all-zero header, or a former Lunar scratch LUN) or block
+//                       device
 //   DIR                 an unlinked file is made in it (O_TMPFILE, else mkstemp+unlink); refused on tmpfs/ramfs
-//   sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,flush_error=P][,torn=P][,misdirect=P][,corrupt=P][,lost_flush=P]
-//           [,stall=PAGE][,stall_us=N][,stalls=N][,cache=SIZE][,atomic=SIZE][,name=X]
+//   sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,flush_error=P][,torn=P][,misdirect=P][,corrupt=P]
+//           [,lost_flush=P][,stall=PAGE][,stall_us=N][,stalls=N][,cache=SIZE][,atomic=SIZE][,name=X]
 //                       memory; P: one in P I/Os; the first I/O at PAGE takes stall_us longer; cache: a volatile one;
 //                       X: several may share it
 //   mem:[SIZE][,limit=SIZE]   memory of this process, raw only; grows, and is reached in place (map)

@@ -159,7 +159,7 @@ CASE(a_command_counts_as_active_until_it_is_fetched) {
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_act_areads == 1);
   REQUIRE(cblk_aresult(id, &tags[0], ignored(), kBlocking) == 1);
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_act_areads == 0 && stats.max_num_act_areads >= 1);
-  // Nobody fetches one with a status: it ends by itself.
+  // No call fetches one with a status: it ends by itself.
   cblk_arw_status_t status;
   REQUIRE(cblk_aread(id, buffer, 0, 1, &tags[0], &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
   await_status(status);
@@ -262,7 +262,7 @@ CASE(the_completer_starts_late_and_sleeps_when_idle) {
   usleep(400000);
   const unsigned long long idle = completer_cpu(&threads) - before;
   REQUIRE(idle < 1000000);  // below 1 ms of CPU in 400 ms
-  // It does not run beside a command that takes its time, either.
+  // It does not run together with a command that takes its time, either.
   const chunk_id_t slow = open_sim("latency_us=400000");
   REQUIRE(cblk_aread(slow, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
   usleep(50000);

@@ -224,7 +224,7 @@ CASE(a_clone_of_a_shrunk_chunk_and_of_a_raid0) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// Nobody scrubs what the other side of a fork may still use.
+// Neither side scrubs what the other side of a fork may still use.
 CASE(a_shared_virtual_chunk_is_not_scrubbed) {
   if (!survives()) return;
   id = cblk_open(device(kBlocks).c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN | CBLK_OPN_SCRUB_DATA);

@@ -378,9 +378,9 @@ CASE(a_reservation_keeps_others_out) {
   REQUIRE(cblk_close(first, 0) == 0);
   const chunk_id_t plain = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_SHARE_CTXT);
   REQUIRE(plain != NULL_CHUNK_ID);
-  const chunk_id_t beside = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
-  REQUIRE(beside != NULL_CHUNK_ID);
+  const chunk_id_t other = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
+  REQUIRE(other != NULL_CHUNK_ID);
   REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_RESERVE), EBUSY);
-  REQUIRE(cblk_close(beside, 0) == 0);
+  REQUIRE(cblk_close(other, 0) == 0);
   REQUIRE(cblk_close(plain, 0) == 0);
 }

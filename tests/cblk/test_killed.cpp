@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owners of a stripe that are killed (SIGKILL) in the middle of their writes: what was acknowledged is there for the next
-// one, whole, and nothing of a dead owner's lands on what the next one writes.
+// Owners of a stripe that are killed (SIGKILL) in the middle of their writes: what was acknowledged is there for the
+// next one, whole, and nothing of a dead owner's lands on what the next one writes.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is late, beside everything else that goes on: other chunks of its group, a close, a resize, a fork, the cache.
+// Late commands, while everything else goes on: other chunks of its group, a close, a resize, a fork, the cache.
 // The device is simulated, bounds are wide.
 #include <sys/resource.h>
 

@@ -256,7 +256,7 @@ CASE(two_processes_share_a_physical_lun) {
           REQUIRE(cblk_set_size(id, 100, 0) == 0);
           write_run(id, 0, 100, 50 + static_cast<uint64_t>(number));
           in_child(
-              [](void*) {  // another one, beside it
+              [](void*) {  // another one, at the same time
                 const chunk_id_t other = open_virtual(path);
                 REQUIRE(cblk_set_size(other, 150, 0) == 0);
                 write_run(other, 0, 150, 99);

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`lun_cli_test.py LUNAR HOLDER`: `lunar lun` from outside, on files and a loop device. Every refusal is one line, exits as documented
-and leaves the device byte by byte as it was; what is done shows in `list`, `info` and `check`, and every --json is JSON. HOLDER (lun_holder.cpp)
-has a LUN open."""
+"""`lun_cli_test.py LUNAR HOLDER`: `lunar lun` from outside, on files and a loop device. Every refusal is one line,
+exits as documented and leaves the device byte by byte as it was; what is done shows in `list`, `info` and `check`, and
+every --json is JSON. HOLDER (lun_holder.cpp) has a LUN open."""
 import contextlib
 import hashlib
 import json
@@ -28,14 +28,20 @@ skips = []
 
 def run(*words, environment=None, as_nobody=False):
     extra = {"user": 65534, "group": 65534, "extra_groups": []} if as_nobody else {}
-    return subprocess.run([LUNAR, "lun", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    return subprocess.run([LUNAR, "lun", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           check=False, env=environment, **extra)
+
+
+def holder_of(path, name):
+    """A process that has the LUN open; without a name, a scratch LUN of its own."""
+    return subprocess.Popen([HOLDER, path, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def done(*words, code=0):
     """Does what it is told; its output."""
     result = run(*words)
-    check(result.returncode == code, f"{' '.join(words)}: exit {result.returncode}, not {code}: {result.stderr}{result.stdout}")
+    check(result.returncode == code,
+          f"{' '.join(words)}: exit {result.returncode}, not {code}: {result.stderr}{result.stdout}")
     return result.stdout
 
 
@@ -133,14 +139,16 @@ def superblock(path):
     """The few fields of the format that are needed here (physical_format.h)."""
     with open(path, "rb") as file:
         head = file.read(4096)
-    names = ["device_bytes", "extent_bytes", "extent_count", "image_bytes", "front_offset", "data_offset", "back_offset"]
+    names = ["device_bytes", "extent_bytes", "extent_count", "image_bytes", "front_offset", "data_offset",
+             "back_offset"]
     return dict(zip(names, struct.unpack_from("<7Q", head, 40)))
 
 
 def images(path):
     """Offsets of the four copies of the metadata."""
-    s = superblock(path)
-    return [s["front_offset"], s["front_offset"] + s["image_bytes"], s["back_offset"], s["back_offset"] + s["image_bytes"]]
+    block = superblock(path)
+    front, back, size = block["front_offset"], block["back_offset"], block["image_bytes"]
+    return [front, front + size, back, back + size]
 
 
 # ---- wrong use -----------------------------------------------------------------------------------------------------
@@ -204,7 +212,7 @@ def foreign(directory):
     patch(path, 0, b"dear diary\n" * 100)
     kinds.append((path, None))
     path = blank(directory, "late.img", 16)
-    patch(path, 40000, b"somebody's")
+    patch(path, 40000, b"foreign")
     kinds.append((path, None))
     path = blank(directory, "scratch.img", 16)
     patch(path, 0, b"LunarScratchLUN\0")
@@ -217,7 +225,7 @@ def foreign(directory):
         refused([*base, "--erase=ntfs", "--yes"], ["ntfs", "--erase="], [path])
         named = run(*base).stderr.split("--erase=")[1].split()[0]
         check(word is None or named == word, f"{path}: --erase={named}")
-        refused([*base, f"--erase={named}"], ["--yes"], [path])   # nobody to ask
+        refused([*base, f"--erase={named}"], ["--yes"], [path])   # no terminal to ask at
         refused(["list", path], [], [path])
         refused(["check", path], [], [path])
         refused(["remove", f"{path}#x", "--yes"], [], [path])
@@ -256,8 +264,9 @@ def no_rights(directory):
     if os.geteuid() != 0:
         skips.append("skip: root: needs another user to become")
         return
-    if subprocess.run(["/usr/bin/test", "-x", LUNAR], user=65534, group=65534, extra_groups=[], check=False).returncode != 0:
-        skips.append("skip: reachable: nobody cannot reach the binary")
+    reach = subprocess.run(["/usr/bin/test", "-x", LUNAR], user=65534, group=65534, extra_groups=[], check=False)
+    if reach.returncode != 0:
+        skips.append("skip: reachable: the user `nobody` cannot reach the binary")
         return
     path = formatted(directory, "rights.img")
     os.chmod(path, 0o600)
@@ -275,7 +284,7 @@ def no_rights(directory):
 
 def in_use(directory):
     path = formatted(directory, "used.img")
-    with subprocess.Popen([HOLDER, path, "first"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with holder_of(path, "first") as holder:
         check(holder.stdout.readline() == "open\n", "the holder did not open the LUN")
         refused(["remove", f"{path}#first", "--yes"], ["in use"], [path])
         refused(["resize", f"{path}#first", "-1m", "--yes"], [], [path])
@@ -292,11 +301,12 @@ def in_use(directory):
 def scratch(directory):
     """A scratch LUN shows while its owner lives, and is gone after kill -9."""
     path = formatted(directory, "owner.img")
-    with subprocess.Popen([HOLDER, path, ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with holder_of(path, "") as holder:
         check(holder.stdout.readline() == "open\n", "the holder did not make a LUN")
         luns = as_json("list", path)["devices"][0]["virtual_luns"]
         own = [lun for lun in luns if lun["scratch"]]
-        check(len(luns) == 2 and len(own) == 1 and own[0]["in_use"] and own[0]["name"] == "", f"list with a scratch LUN: {luns}")
+        check(len(luns) == 2 and len(own) == 1 and own[0]["in_use"] and own[0]["name"] == "",
+              f"list with a scratch LUN: {luns}")
         check("(scratch)" in done("list", path), "list: (scratch)")
         check(as_json("check", path)["verdict"] == "clean", "check with a scratch LUN")
         refused(["create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [path])
@@ -312,7 +322,8 @@ def life(directory):
     out = as_json("create", f"{path}#one", "--size", "5m", "--format")
     check(out["formatted"] is True and out["created"]["size_bytes"] == 5 * MIB and out["luns"] == 1, f"create: {out}")
     out = as_json("create", f"{path}#two", "--size", "1.5m")
-    check(out["formatted"] is False and out["created"]["size_bytes"] == 3 * MIB // 2 and out["luns"] == 2, f"create: {out}")
+    check(out["formatted"] is False and out["created"]["size_bytes"] == 3 * MIB // 2 and out["luns"] == 2,
+          f"create: {out}")
     for name, words in {"shrink": ["resize", f"{path}#one", "-1m"], "remove": ["remove", f"{path}#one"],
                         "repair": ["check", path, "--repair"]}.items():
         refused(words, ["--yes"], [path])
@@ -329,7 +340,8 @@ def life(directory):
     check(grown["remaining_bytes"] == 0 and grown["size_bytes"] > 32 * MIB, f"resize max: {grown}")
     refused(["create", f"{path}#three", "--size", "max"], [], [path])
     device = as_json("list", path)["devices"][0]
-    check({lun["name"] for lun in device["virtual_luns"]} == {"one", "two"} and device["free_bytes"] == 0, f"list: {device}")
+    names = {lun["name"] for lun in device["virtual_luns"]}
+    check(names == {"one", "two"} and device["free_bytes"] == 0, f"list: {device}")
     table = done("list", path)
     check("one" in table and "two" in table and "2 LUNs on 1 device" in table and "created" in table, f"list: {table}")
     info = as_json("info", path)
@@ -353,7 +365,8 @@ def damage(directory):
     done("create", f"{path}#second", "--size", "1m")
     patch(path, images(path)[1] + 200, b"\xff" * 16)
     verdict = as_json("check", path, code=1)
-    check(verdict.get("verdict") == "needs repair" and verdict["problems"] == 1, f"check of one damaged copy: {verdict}")
+    check(verdict.get("verdict") == "needs repair" and verdict["problems"] == 1,
+          f"check of one damaged copy: {verdict}")
     check(as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of one damaged copy")
     check(as_json("check", path)["verdict"] == "clean", "check after the repair")
     names = {lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]}
@@ -368,14 +381,19 @@ def damage(directory):
 
 
 def looks(directory):
-    """list, info and check write nothing: not where a copy is damaged, and not where a killed owner's scratch LUN is left."""
+    """list, info and check write nothing: not where a copy is damaged, and not where a killed owner's scratch LUN is
+    left."""
+    def luns():
+        return untouched(path, "list", path, "--json")["devices"][0]["virtual_luns"]
+
     path = formatted(directory, "looks.img", 32)
-    verbs = (["list", path], ["list", path, "--json"], ["info", path], ["info", path, "--json"], ["info", f"{path}#first"])
-    with subprocess.Popen([HOLDER, path, ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    verbs = (["list", path], ["list", path, "--json"], ["info", path], ["info", path, "--json"],
+             ["info", f"{path}#first"])
+    with holder_of(path, "") as holder:
         check(holder.stdout.readline() == "open\n", "the holder did not make a LUN")
         holder.kill()
     end = time.monotonic() + 10   # its ring outlives it a little
-    while any(lun["in_use"] for lun in untouched(path, "list", path, "--json")["devices"][0]["virtual_luns"]) and time.monotonic() < end:
+    while any(lun["in_use"] for lun in luns()) and time.monotonic() < end:
         time.sleep(0.05)
     for words in verbs:
         untouched(path, *words)
@@ -383,7 +401,8 @@ def looks(directory):
     check([lun["name"] for lun in told["virtual_luns"]] == ["first"], f"list with a dead scratch LUN: {told}")
     check([lun.get("type") for lun in told["virtual_luns"]] == ["named"], f"types: {told}")
     told = untouched(path, "check", path, "--json")
-    check(told["verdict"] == "clean" and any("owners are gone" in line for line in told["findings"]), f"check with a dead scratch LUN: {told}")
+    check(told["verdict"] == "clean" and any("owners are gone" in line for line in told["findings"]),
+          f"check with a dead scratch LUN: {told}")
     extents = told["extents_used"]
     patch(path, images(path)[2] + 200, b"\xff" * 16)
     for words in verbs:
@@ -414,7 +433,8 @@ def erased_head(directory):
     refused(["create", f"{path}#x", "--size", "1m", "--format"], ["--erase=lunar", "check"], [path])
     refused(["check", path], [path], [path], code=3)
     check(as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of an erased head")
-    check([lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]] == ["first"], "the LUN came back")
+    luns = as_json("list", path)["devices"][0]["virtual_luns"]
+    check([lun["name"] for lun in luns] == ["first"], "the LUN came back")
     done("check", path)
     patch(path, 0, bytes(65536))
     done("create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes")
@@ -424,8 +444,9 @@ def erased_head(directory):
 def at_once(directory):
     """Eight of them, of whom the first formats."""
     path = blank(directory, "many.img", 64)
-    many = [subprocess.Popen([LUNAR, "lun", "create", f"{path}#lun{i}", "--size", "1m", "--format"], stdin=subprocess.DEVNULL,
-                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for i in range(8)]
+    many = [subprocess.Popen([LUNAR, "lun", "create", f"{path}#lun{i}", "--size", "1m", "--format"],
+                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            for i in range(8)]
     for child in many:
         _, err = child.communicate()
         check(child.returncode == 0, f"one of eight: {err}")
@@ -450,9 +471,10 @@ def composite(directory):
     refused(["create", f"{paths[0]}#y", "--size", "1m", "--format", "--yes"], ["--erase="], paths)   # a member alone
     refused(["list", "stripe:" + ";".join(reversed(paths))], [], paths)
     foreign_part = blank(directory, "part.ext4", 32)
-    patch(foreign_part, 0, b"somebody's")
+    patch(foreign_part, 0, b"foreign")
     fresh = blank(directory, "part2.img", 16)
-    refused(["create", f"stripe:{fresh};{foreign_part}#x", "--size", "1m", "--format", "--yes"], [foreign_part, "--erase="],
+    stripe = f"stripe:{fresh};{foreign_part}"
+    refused(["create", f"{stripe}#x", "--size", "1m", "--format", "--yes"], [foreign_part, "--erase="],
             [fresh, foreign_part])
 
 
@@ -472,31 +494,38 @@ def settled(devices, expected, what):
     """Which LUNs there are and which of them are in use, once the kernel has torn down what their owners left."""
     end = time.monotonic() + 10
     while True:
-        shown = {lun["name"]: lun["in_use"] for device in as_json("list", *devices)["devices"] for lun in device["virtual_luns"]}
+        luns = [lun for device in as_json("list", *devices)["devices"] for lun in device["virtual_luns"]]
+        shown = {lun["name"]: lun["in_use"] for lun in luns}
         if shown == expected or time.monotonic() > end:
             check(shown == expected, f"LUNs {what}: {shown}")
             return
         time.sleep(0.05)
 
 
+# Given LUNAR and the devices: looks at them from inside, as a program that Lunar does not run.
 HEAP = """
 import json, os, subprocess, sys
+lunar, devices = sys.argv[1], sys.argv[2:]
 pages = [os.urandom(64) * 64 for _ in range(6 * 1024)]
 sums = [hash(page) for page in pages]
 plain = {name: value for name, value in os.environ.items() if not name.startswith(("LUNAR_", "LD_PRELOAD"))}
-seen = subprocess.run([sys.argv[1], "lun", "list", *sys.argv[2:], "--json"], env=plain, stdout=subprocess.PIPE, check=True).stdout
-busy = subprocess.run([sys.argv[1], "run", "--dram", "16m", "--lun", sys.argv[2] + "#heap", "true"], env=plain, stderr=subprocess.PIPE)
-print(json.dumps({"whole": sums == [hash(page) for page in pages], "seen": json.loads(seen), "code": busy.returncode, "line": busy.stderr.decode()}))
+seen = subprocess.run([lunar, "lun", "list", *devices, "--json"], env=plain, stdout=subprocess.PIPE, check=True)
+heap = devices[0] + "#heap"
+busy = subprocess.run([lunar, "run", "--dram", "16m", "--lun", heap, "true"], env=plain, stderr=subprocess.PIPE)
+print(json.dumps({"whole": sums == [hash(page) for page in pages], "seen": json.loads(seen.stdout),
+                  "code": busy.returncode, "line": busy.stderr.decode()}))
 """
 
 
 def heap(directory):
-    """`lunar run` on a named LUN of one device and a scratch LUN of another: a stripe, with a heap of twice the DRAM."""
+    """`lunar run` on a named LUN of one device and a scratch LUN of another: a stripe, with a heap larger than the
+    DRAM."""
     devices = [formatted(directory, "heap0.img", 128), formatted(directory, "heap1.img", 128)]
     done("create", f"{devices[0]}#heap", "--size", "80m")
-    result = subprocess.run([LUNAR, "run", "--dram", "16m", "--size", "128m", "--lun", f"{devices[0]}#heap", "--lun", devices[1], "--",
-                             sys.executable, "-c", HEAP, LUNAR, *devices], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, check=False)
+    flags = ["--dram", "16m", "--size", "128m", "--lun", f"{devices[0]}#heap", "--lun", devices[1]]
+    program = [sys.executable, "-c", HEAP, LUNAR, *devices]
+    result = subprocess.run([LUNAR, "run", *flags, "--", *program], stdin=subprocess.DEVNULL, capture_output=True,
+                            text=True, check=False)
     if "userfaultfd" in result.stderr:
         skips.append("skip: userfaultfd: nothing can be started")
         return
@@ -514,8 +543,9 @@ def heap(directory):
 
 def loop_device(directory):
     backing = blank(directory, "loop.img", 64)
-    attached = subprocess.run(["losetup", "-f", "--show", backing], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                              check=False) if shutil.which("losetup") else None
+    attached = None
+    if shutil.which("losetup"):
+        attached = subprocess.run(["losetup", "-f", "--show", backing], capture_output=True, text=True, check=False)
     if attached is None or attached.returncode != 0:
         skips.append("skip: loop: no loop device can be had")
         return
@@ -531,7 +561,7 @@ def loop_device(directory):
         with contextlib.suppress(PermissionError):   # two nodes of one device are one device
             os.mknod(second, 0o600 | stat.S_IFBLK, os.stat(device).st_rdev)
             done("create", f"{device}#held", "--size", "1m", "--format")
-            with subprocess.Popen([HOLDER, device, "held"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+            with holder_of(device, "held") as holder:
                 check(holder.stdout.readline() == "open\n", "the holder did not open the LUN")
                 refused(["remove", f"{second}#held", "--yes"], ["in use"], [device])
                 refused(["create", f"{second}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [device])
@@ -547,7 +577,8 @@ def loop_device(directory):
     finally:
         subprocess.run(["losetup", "-d", device], check=False)
     path = formatted(directory, "readonly.img")
-    device = subprocess.run(["losetup", "-f", "-r", "--show", path], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    attach = ["losetup", "-f", "-r", "--show", path]
+    device = subprocess.run(attach, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     try:
         refused(["create", f"{device}#x", "--size", "1m"], [device], [device])
         refused(["remove", f"{device}#first", "--yes"], [device], [device])
@@ -561,8 +592,8 @@ def main():
     os.chmod(directory, 0o755)
     wanted = sys.argv[3:]
     try:
-        for case in (wrong_words, no_such_device, foreign, unsuitable, no_rights, in_use, scratch, life, damage, looks, erased_head, at_once,
-                     composite, heap, loop_device):
+        for case in (wrong_words, no_such_device, foreign, unsuitable, no_rights, in_use, scratch, life, damage, looks,
+                     erased_head, at_once, composite, heap, loop_device):
             if wanted and case.__name__ not in wanted:
                 continue
             before, began = len(problems), time.monotonic()

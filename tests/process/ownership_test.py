@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`ownership_test.py LUNAR PROBE FAKE_CBLK`: the one rule of who owns a device (runtime/superpipe/ownership.h), from outside. One process has a device in
-one way, another comes in each of the others: it shares by the rule below, or is refused by one line that names the device and says how to fix
-it, and changes no byte. Over files and, as root, loop devices; and over two names of one of either. PROBE is owner_probe.cpp, FAKE_CBLK
-stands in for IBM's library."""
+"""`ownership_test.py LUNAR PROBE FAKE_CBLK [BLOCK_DEVICE NAME...]`: the one rule of who owns a device
+(runtime/superpipe/ownership.h), from outside. One process has a device in one way, another comes in each of the others:
+it shares by the rule below, or is refused by one line that names the device and says how to fix it, and changes no
+byte. Over files and, as root, loop devices; and over two names of one of either. PROBE is owner_probe.cpp, FAKE_CBLK
+stands in for IBM's library. With a BLOCK_DEVICE, which is overwritten: over it and its further NAMEs alone
+(nvme:/dev/ng0n1), not over files."""
 import concurrent.futures
 import fcntl
 import hashlib
@@ -18,6 +20,7 @@ import tempfile
 import time
 
 LUNAR, PROBE, FAKE = map(os.path.abspath, sys.argv[1:4])
+NAMES = sys.argv[4:]
 SLOWNESS = float(os.environ.get("TEST_TIMEOUT_SCALE", "1"))
 DISK_BYTES = 192 << 20   # sparse; two heaps of `lunar run`, and a named LUN
 HEAD_BYTES = 4 << 20
@@ -27,16 +30,19 @@ AT_ONCE = 6
 # A program of `lunar run` has its LUN from when it grows.
 GROWS = "import sys\nheap = bytearray(b'x') * (40 << 20)\nprint('open', flush=True)\nsys.stdin.read()"
 F_OFD_SETLK = 37
+BLKZEROOUT, BLKFLSBUF = 0x127f, 0x1261
 problems = []
 
 
-# What a device is used for, by who has it.   "whole": with others of the kind; "alone": with nobody; "parts": virtual LUNs, with others
-USE = {"physical": "whole", "group": "whole", "reserve": "alone", "bench": "alone", "virtual": "parts", "named": "parts", "run": "parts",
-       "mounted": "system", "swap": "system", "claimed": "system"}   # claimed: as mkfs has a block device while it works
-# Who may come beside: all but these are refused. `info` only looks; a named LUN is its owner's alone.
-SHARES = {"whole": {"physical", "group", "readonly", "info"}, "alone": {"info"}, "parts": {"virtual", "run", "create", "info"},
-          "system": {"info", "readonly"}}
-SECONDS = ["physical", "readonly", "reserve", "group", "virtual", "named", "run", "bench", "create", "info", "mkfs", "swapon"]
+# What a device is used for, by its owner. "whole": with others of the kind; "alone": with no other; "parts": virtual
+# LUNs, with others; "system": claimed is as mkfs has a block device while it works.
+USE = {"physical": "whole", "group": "whole", "reserve": "alone", "bench": "alone", "virtual": "parts",
+       "named": "parts", "run": "parts", "mounted": "system", "swap": "system", "claimed": "system"}
+# Which uses may share it: all but these are refused. `info` only looks; a named LUN is its owner's alone.
+SHARES = {"whole": {"physical", "group", "readonly", "info"}, "alone": {"info"},
+          "parts": {"virtual", "run", "create", "info"}, "system": {"info", "readonly"}}
+SECONDS = ["physical", "readonly", "reserve", "group", "virtual", "named", "run", "bench", "create", "info", "mkfs",
+           "swapon"]
 FIXES = ("give ", "end ", "wait", "--format", "virtual LUN", "force it", "umount", "swapoff", "install")
 
 
@@ -57,7 +63,10 @@ def system(*command):
 
 def head_of(path, first=None):
     """Of the bytes that only an owner may change: without the pages that the kernel swaps to."""
+    path = NAMES[0] if path in NAMES else path
     with open(path, "rb") as file:
+        if path in NAMES:
+            fcntl.ioctl(file, BLKFLSBUF)   # what passthrough commands wrote is not in the page cache
         head = file.read(HEAD_BYTES)
     if first == "swap":
         head = head[:PAGE] + head[SWAP_PAGES * PAGE:]
@@ -73,7 +82,8 @@ class Holder:
         if use == "run":
             words = [LUNAR, "run", "--dram", "32m", "--lun", path, "--", sys.executable, "-S", "-c", GROWS]
         self.use = use
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        text=True, env=environment)
         if wait:
             self.listen()
 
@@ -129,6 +139,18 @@ def prepared(first, path):
     return True
 
 
+def exclusive(path):
+    """Open by O_EXCL; the rings of one that had it and has ended may keep it a moment longer."""
+    end = time.monotonic() + 10 * SLOWNESS
+    while True:
+        try:
+            return os.open(path, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+
+
 class System:
     """Another program has it by the kernel: mounted, swap, or open with O_EXCL."""
     open = True
@@ -176,8 +198,9 @@ def expectations(first, block):
 
 
 def pair(folder, first, one, other, block, crossed=False):
-    """`first` has it as `one`; all others come to it as `other`. crossed: a file, and the loop device on it: nothing is shared."""
-    what = f"{first} has {os.path.basename(one)}, beside it {{}} of {os.path.basename(other)}"
+    """`first` has it as `one`; all others come to it as `other`. crossed: a file, and the loop device on it: nothing is
+    shared."""
+    what = f"{first} has {os.path.basename(one)}, then {{}} of {os.path.basename(other)}"
     if not check(prepared(first, one), f"{first}: {one} cannot be prepared"):
         return
     holder = System(first, one, folder) if USE[first] == "system" else Holder(first, one)
@@ -185,7 +208,7 @@ def pair(folder, first, one, other, block, crossed=False):
         return
     for second, shares in expectations(first, block):
         if crossed:
-            shares = second == "readonly"   # takes nothing from anybody, and asks nobody
+            shares = second == "readonly"   # takes nothing, and asks no owner
         if second in ("mkfs", "swapon") and USE[first] == "system" or (crossed and second == "info"):
             continue   # the kernel's own rule; `info` opens for writing what carries the format
         before = head_of(one, first)
@@ -201,7 +224,8 @@ def pair(folder, first, one, other, block, crossed=False):
         check(taken < 10 * SLOWNESS, f"{name}: refused after {taken:.1f} s")
         if second in ("mkfs", "swapon"):
             continue   # not our words
-        check(len(lines) == 1 and os.path.basename(other) in lines[0] and any(fix in lines[0] for fix in FIXES), f"{name}: not one line that fixes it: {lines} {said}")
+        named = len(lines) == 1 and os.path.basename(other) in lines[0]
+        check(named and any(fix in lines[0] for fix in FIXES), f"{name}: not one line that fixes it: {lines} {said}")
         if USE[first] != "parts":   # owners of parts change their metadata
             check(head_of(one, first) == before, f"{name}: refused, but changed bytes")
     last, _ = holder.end()
@@ -278,6 +302,39 @@ def jobs_of_loops(folder, loops):
         yield loop_over, (folder, first, path, loops)
 
 
+def jobs_of_files_and_loops(folder, loops):
+    for job in (no_devices, killed_owners_leave_nothing, forced_is_seen, forced_has_a_lock, blank_stripes,
+                twelve_at_once, capi):
+        yield job, (folder,)
+    yield from jobs_of_files(folder)
+    if loops.usable:
+        yield from jobs_of_loops(folder, loops)
+    if not loops.devices:
+        print("files alone: loop devices need root and losetup")
+
+
+def jobs_of_names(folder):
+    """One after the other on one device: each way to have it, by its block device and by another name, and each way to
+    come by each name."""
+    block, *others = NAMES
+    for first, use in USE.items():
+        yield blank_pair, (folder, first, block, block, True)
+        if use != "system" and others:
+            yield blank_pair, (folder, first, others[0], others[-1], False)
+        if first in ("physical", "virtual", "mounted", "claimed"):
+            for other in others:
+                yield blank_pair, (folder, first, block, other, False)
+    for first in ("physical", "virtual"):
+        for other in others:
+            yield blank_pair, (folder, first, other, block, False)
+
+
+def blank_pair(folder, first, one, other, block):
+    with os.fdopen(exclusive(NAMES[0]), "r+b") as device:
+        fcntl.ioctl(device, BLKZEROOUT, struct.pack("QQ", 0, device.seek(0, os.SEEK_END)))
+    pair(folder, first, one, other, block)
+
+
 def loop_over(folder, first, path, loops):
     """A loop device is made on a file in use."""
     holder = Holder(first, path)
@@ -285,7 +342,8 @@ def loop_over(folder, first, path, loops):
     if check(holder.open and device is not None, f"{first} {path}: {holder.said}"):
         for second in ("physical", "virtual", "create", "run", "bench"):
             got, lines, said = come(second, device)
-            check(not got and len(lines) == 1, f"{first} has {path}, beside it {second} of the loop device on it: {lines} {said}")
+            check(not got and len(lines) == 1,
+                  f"{first} has {path}, then {second} of the loop device on it: {lines} {said}")
     last, _ = holder.end()
     check("lost" not in last, f"{first} of {path}: lost what it had written")
 
@@ -334,7 +392,8 @@ def loops_of_loops(folder, loops):
     halves = new_file(folder, "halves.img")
     parts = [loops.on(halves, "-o", str(at), "--sizelimit", str(DISK_BYTES // 2)) for at in (0, DISK_BYTES // 2)]
     holders = [Holder("physical", device) for device in parts]
-    check(all(holder.open for holder in holders), f"two loop devices on halves of a file: {[holder.said for holder in holders]}")
+    said = [holder.said for holder in holders]
+    check(all(holder.open for holder in holders), f"two loop devices on halves of a file: {said}")
     for holder in holders:
         holder.end()
 
@@ -344,7 +403,8 @@ def partition_and_disk(folder, loops):
     disk = loops.on(new_file(folder, "table.img"), "-P")
     name = os.path.basename(disk or "")
     numbers = f"/sys/class/block/{name}p1/dev"
-    if not disk or not tool("addpart") or system(tool("addpart"), disk, "1", "2048", str(DISK_BYTES // 512 - 4096)).returncode != 0:
+    area = ("2048", str(DISK_BYTES // 512 - 4096))   # start and length, in sectors
+    if not disk or not tool("addpart") or system(tool("addpart"), disk, "1", *area).returncode != 0:
         print("no partitions of loop devices here")
         return
     part = os.path.join(folder, f"{name}p1")
@@ -362,7 +422,7 @@ def partition_and_disk(folder, loops):
 
 
 def blank_stripes(folder):
-    """Many who open blank members at one time come to one set of them."""
+    """Many processes that open blank members at one time come to one set of them."""
     for use in ("physical", "virtual"):
         for round_number in range(2):
             members = [new_file(folder, f"stripe-{use}-{round_number}-{n}.img") for n in range(3)]
@@ -370,7 +430,8 @@ def blank_stripes(folder):
             holders = [Holder(use, uri, wait=False) for _ in range(8)]
             for holder in holders:
                 holder.listen()
-            check(all(holder.open for holder in holders), f"{use}, 8 at once on a blank stripe: {[holder.said for holder in holders]}")
+            said = [holder.said for holder in holders]
+            check(all(holder.open for holder in holders), f"{use}, 8 at once on a blank stripe: {said}")
             for holder in holders:
                 holder.end()
             got, lines, said = come(use, uri)
@@ -406,13 +467,14 @@ def forced_is_seen(folder):
     reserve.end()
     for second in ("create", "run", "virtual", "bench", "reserve"):
         got, lines, said = come(second, path)
-        check(not got and len(lines) == 1, f"forced has it, beside it {second}: {lines} {said}")
+        check(not got and len(lines) == 1, f"forced has it, then {second}: {lines} {said}")
     last, _ = forced.end()
     check("lost" not in last, "forced: lost what it had written")
 
 
 def in_turn(folder, path):
-    """As a whole after virtual LUNs: what they leave gives way; a named one is refused, and the line that says so fixes it."""
+    """As a whole after virtual LUNs: what they leave gives way; a named one is refused, and the line that says so fixes
+    it."""
     for use in ("virtual", "run"):
         holder = Holder(use, path)
         check(holder.open, f"{use} of {path}: {holder.said}")
@@ -421,7 +483,8 @@ def in_turn(folder, path):
         check(got and "kept" in said, f"physical of {path} after {use}: {lines} {said}")
     holder = Holder("virtual", path)
     holder.end()
-    holders = [Holder("physical", path, wait=False) for _ in range(AT_ONCE)]   # who comes at the same time as who ends the format shares it
+    # A process that comes while another ends the format shares the device.
+    holders = [Holder("physical", path, wait=False) for _ in range(AT_ONCE)]
     for one in holders:
         one.listen()
     said = [one.said for one in holders]
@@ -434,7 +497,8 @@ def in_turn(folder, path):
     before = head_of(path)
     for use in ("physical", "reserve", "group"):
         got, lines, said = come(use, path)
-        check(not got and len(lines) == 1 and "keep" in lines[0] and path in lines[0], f"{use} of {path}, which holds keep: {lines} {said}")
+        check(not got and len(lines) == 1 and "keep" in lines[0] and path in lines[0],
+              f"{use} of {path}, which holds keep: {lines} {said}")
     check(head_of(path) == before, f"{path} holds keep, and was changed")
     got, lines, said = come("readonly", path)
     check(got and head_of(path) == before, f"readonly of {path}, which holds keep: {lines} {said}")
@@ -464,14 +528,15 @@ def capi(folder):
     """The same rule behind IBM's library; no virtual LUNs there."""
     path = new_file(folder, "capi.img")
     uri = f"capi:{path},lib={FAKE}"
-    for first, others in (("physical", {"physical": True, "readonly": True, "reserve": False, "bench": False, "virtual": False, "run": False}),
+    for first, others in (("physical", {"physical": True, "readonly": True, "reserve": False, "bench": False,
+                                        "virtual": False, "run": False}),
                           ("reserve", {"physical": False, "readonly": False, "reserve": False, "bench": False}),
                           ("bench", {"physical": False, "bench": False, "run": False})):
         holder = Holder(first, uri)
         check(holder.open, f"{first} of {uri}: {holder.said}")
         for second, shares in others.items():
             got, lines, said = come(second, uri)
-            check(got == shares and (got or len(lines) == 1), f"{first} has {uri}, beside it {second}: {lines} {said}")
+            check(got == shares and (got or len(lines) == 1), f"{first} has {uri}, then {second}: {lines} {said}")
         last, _ = holder.end()
         check("lost" not in last, f"{first} of {uri}: lost what it had written")
     got, lines, said = come("virtual", uri)
@@ -497,13 +562,8 @@ def main():
     loops = Loops()
     with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=os.environ.get("LUNAR_TEST_DIR", "/var/tmp")) as folder:
         try:
-            jobs = [(no_devices, (folder,)), (killed_owners_leave_nothing, (folder,)), (forced_is_seen, (folder,)), (forced_has_a_lock, (folder,)),
-                    (blank_stripes, (folder,)), (twelve_at_once, (folder,)), (capi, (folder,)), *jobs_of_files(folder)]
-            if loops.usable:
-                jobs += jobs_of_loops(folder, loops)
-            if not loops.devices:
-                print("files alone: loop devices need root and losetup")
-            with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+            jobs = [*jobs_of_names(folder)] if NAMES else [*jobs_of_files_and_loops(folder, loops)]
+            with concurrent.futures.ThreadPoolExecutor(1 if NAMES else AT_ONCE) as pool:
                 for running in [pool.submit(job, *arguments) for job, arguments in jobs]:
                     running.result()
         finally:

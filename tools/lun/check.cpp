@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar lun check: the format's whole-structure check, its findings a line each, and a verdict that scripts can read
+// lunar lun check: the format's whole-structure check, its findings a line each, and a result that scripts can read
 // from the exit code. Without --repair it writes nothing: the device is open for reading.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <cstdio>
@@ -12,32 +12,32 @@ namespace {
 
 void keep_line(void* argument, const char* text) { static_cast<std::vector<std::string>*>(argument)->push_back(text); }
 
-struct Verdict {
+struct CheckResult {
   const char* word;
   int code;
 };
 
 // An extent that two LUNs own is data lost, and so is what the check calls fatal; all else can be repaired.
-Verdict check_result(const CheckReport& report, const std::vector<std::string>& findings, bool mended_at_open,
-                     bool repair) {
+CheckResult check_result(const CheckReport& report, const std::vector<std::string>& findings, bool repaired_at_open,
+                         bool repair) {
   for (const std::string& finding : findings) {
     if (finding.compare(0, 5, "fatal") == 0) return {"damaged", kLunDamaged};
   }
   if (report.extents_double > 0) return {"damaged", kLunDamaged};
   if (report.problems > report.repaired)
-    return {repair ? "damaged" : "needs repair", repair ? kLunDamaged : kLunMended};
-  if (report.problems > 0 || report.repaired > 0 || mended_at_open) return {"mended", kLunMended};
+    return {repair ? "damaged" : "needs repair", repair ? kLunDamaged : kLunRepaired};
+  if (report.problems > 0 || report.repaired > 0 || repaired_at_open) return {"mended", kLunRepaired};
   return {"clean", kLunDone};
 }
 
 void show(const LunLine& line, const std::string& device, const CheckReport& report, const PhysicalLunInfo& info,
-          const std::vector<std::string>& findings, const Verdict& verdict) {
+          const std::vector<std::string>& findings, const CheckResult& result) {
   if (line.json) {
     JsonWriter json;
     json.open('{')
         .field("device", device)
         .field("uuid", uuid_text(info.uuid))
-        .field("verdict", std::string_view(verdict.word));
+        .field("verdict", std::string_view(result.word));
     json.field("problems", report.problems).field("repaired", report.repaired).field("mended_at_open", info.repaired);
     json.field("extents_free", report.extents_free).field("extents_used", report.extents_used);
     json.field("extents_lost", report.extents_lost)
@@ -55,10 +55,10 @@ void show(const LunLine& line, const std::string& device, const CheckReport& rep
     printf("%s: %llu extents lost (of no LUN), %llu owned twice, %llu missing\n", device.c_str(),
            static_cast<unsigned long long>(report.extents_lost), static_cast<unsigned long long>(report.extents_double),
            static_cast<unsigned long long>(report.extents_missing));
-  printf("%s: %s; %llu extents used, %llu free, %u LUN%s\n", device.c_str(), verdict.word,
+  printf("%s: %s; %llu extents used, %llu free, %u LUN%s\n", device.c_str(), result.word,
          static_cast<unsigned long long>(report.extents_used), static_cast<unsigned long long>(report.extents_free),
          info.luns, info.luns == 1 ? "" : "s");
-  if (verdict.code == kLunMended && report.problems > report.repaired)
+  if (result.code == kLunRepaired && report.problems > report.repaired)
     printf("%s: to fix it: lunar lun check %s --repair\n", device.c_str(), shell_word(device).c_str());
 }
 
@@ -87,9 +87,9 @@ int lun_check(const LunLine& line) {
     code = lun_failed(line, error, why);
     return code == kLunDamaged ? code : kLunFailed;
   }
-  const Verdict verdict = check_result(report, findings, info.repaired, line.repair);
-  show(line, name.device, report, info, findings, verdict);
-  return verdict.code;
+  const CheckResult result = check_result(report, findings, info.repaired, line.repair);
+  show(line, name.device, report, info, findings, result);
+  return result.code;
 }
 
 }  // namespace lunar::tools

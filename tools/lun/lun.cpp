@@ -48,7 +48,7 @@ const LunVerb kVerbs[] = {
      "Checks all copies of the metadata and who owns which extent, and writes nothing. --repair writes damaged copies "
      "again\n"
      "and frees what dead owners left; it asks, or needs --yes.\n\n"
-     "Exit code: 0 clean, 1 needs repair or was mended, 3 damaged, 2 refused, 4 could not look.\n",
+     "Exit code: 0 clean, 1 needs repair or was repaired, 3 damaged, 2 refused, 4 could not look.\n",
      1, 1, "--repair --yes", lun_check},
     {"paths", "the paths to a device, and how they fare",
      "Usage: lunar lun paths URI [--json]\n\n"
@@ -74,7 +74,7 @@ std::string lun_help() {
       "`lunar lun VERB --help` tells more; each verb takes --json.\n\n"
       "Exit code: 0 done, 2 refused and nothing changed (wrong use, bad input, no consent), 3 the metadata is "
       "damaged,\n"
-      "4 an I/O error or the like stopped it; `check` has 1 for what needs repair or was mended.\n\n"
+      "4 an I/O error or the like stopped it; `check` has 1 for what needs repair or was repaired.\n\n"
       "Examples:\n"
       "  lunar lun create /dev/nvme1n1#cache --size 64g --format\n"
       "  lunar lun list\n"

@@ -16,10 +16,10 @@ namespace lunar::tools {
 
 enum LunExit : int {
   kLunDone = 0,
-  kLunMended = 1,   // check: needs repair, or was mended
-  kLunRefused = 2,  // wrong use, bad input, no consent: nothing was changed
-  kLunDamaged = 3,  // the metadata is damaged beyond its copies
-  kLunFailed = 4,   // an I/O error or the like stopped it
+  kLunRepaired = 1,  // check: needs repair, or was repaired
+  kLunRefused = 2,   // wrong use, bad input, no consent: nothing was changed
+  kLunDamaged = 3,   // the metadata is damaged beyond its copies
+  kLunFailed = 4,    // an I/O error or the like stopped it
 };
 
 struct LunLine {

@@ -95,7 +95,8 @@ class CompositeDevice : public Device {
 
 // The tables of a context, which lie behind it in one mapping.
 struct CompositeTables {
-  // Places them behind a context at `memory` (nullptr: only to count) and numbers what is free. Returns the bytes of all.
+  // Places them behind a context at `memory` (nullptr: only to count) and numbers what is free. Returns the bytes of
+  // all.
   size_t lay_out(char* memory, unsigned depth, unsigned members);
 
   CompositeParent* parents_ = nullptr;

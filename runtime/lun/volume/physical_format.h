@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // On-media format of a physical LUN, version 1. Little-endian.
 //
-//   0            4 KiB ...                              data_offset                            backup_offset
-//   │ Superblock │ front image A │ front image B │ ...  │ extent 0 │ extent 1 │ ... │ pad     │ back A │ back B │ Superblock │
-//   └────────────┴───────────────┴───────────────┴──────┴──────────┴──────────┴─────┴─────────┴────────┴────────┴────────────┘
+//   0            4 KiB ...                        data_offset            backup_offset
+//   │ Superblock │ front image A │ front image B │ ... │ extent 0 │ ... │ pad │ back A │ back B │ Superblock │
+//   └────────────┴───────────────┴───────────────┴─────┴──────────┴─────┴─────┴────────┴────────┴────────────┘
 //
 // Superblock: the geometry, written at format and never changed. A second copy in the last 4 KiB of the device. Image:
 // all that changes (the LUNs, and the owner of each extent) as one piece: header, entry table, extent table. An atomic

@@ -6,8 +6,8 @@
 //               the iovec slices lie in a *split*
 //
 // An in-flight entry a command; all its pieces carry the entry's number as their tag, the response is the sum of their
-// bytes or the first error. Entries and splits are made with the context; where the splits are used up, a command is not
-// taken. Threading: as Context. May not allocate after create.
+// bytes or the first error. Entries and splits are made with the context; where the splits are used up, a command is
+// not taken. Threading: as Context. May not allocate after create.
 #pragma once
 #include <atomic>
 

@@ -113,8 +113,8 @@ int NvmeDevice::open_path(const char* path, const DeviceOptions& options, ErrorT
   geometry_.read_only = !writable;
   err = files_.claim(options.scratch ? Claim::kAlone : options.claim, !writable, path, why);
   if (err == 0) err = identify(path, why);
-  if (err == 0) err = find_block_device(path, status.st_rdev, writable, why);
   if (err < 0) return err;
+  limit_as_block_device(status.st_rdev);
   size_bytes_ = geometry_.blocks << geometry_.block_shift;
   if (options.scratch) err = take_as_scratch(path, why);
   if (err == 0 && (size_bytes_ == 0 || options.want_bytes > size_bytes_))
@@ -142,14 +142,14 @@ int NvmeDevice::identify(const char* path, ErrorText* why) {
   return err < 0 ? why->set(err, "LUN %s: %s", path, reason) : 0;
 }
 
-// The block device of the same namespace: the kernel's own limits for one command, and its users.
-int NvmeDevice::find_block_device(const char* path, uint64_t rdev, bool writable, ErrorText* why) {
-  char node[48], file[96], numbers[32], who[256], *rest = nullptr;
-  if (!device_node_name(false, rdev, node, sizeof node) || strncmp(node, "ng", 2) != 0) return 0;
+// By the kernel's own limits for one command, which the block device of the same namespace tells.
+void NvmeDevice::limit_as_block_device(uint64_t rdev) {
+  char node[48], file[96], numbers[32], *rest = nullptr;
+  if (!device_node_name(false, rdev, node, sizeof node) || strncmp(node, "ng", 2) != 0) return;
   format_to(file, sizeof file, "/sys/class/block/nvme%s/dev", node + 2);
-  if (sys::read_text(file, numbers, sizeof numbers) <= 0) return 0;  // none: an I/O command set without blocks for it
+  if (sys::read_text(file, numbers, sizeof numbers) <= 0) return;  // none: an I/O command set without blocks for it
   const auto major_number = static_cast<unsigned>(strtoul(numbers, &rest, 10));
-  if (*rest != ':') return 0;
+  if (*rest != ':') return;
   const uint64_t block = makedev(major_number, static_cast<unsigned>(strtoul(rest + 1, nullptr, 10)));
   format_to(block_path_, sizeof block_path_, "/dev/nvme%s", node + 2);
   const int64_t kib = block_queue_value(block, "max_hw_sectors_kb"),
@@ -166,10 +166,6 @@ int NvmeDevice::find_block_device(const char* path, uint64_t rdev, bool writable
     geometry_.zeroes_bytes_max = static_cast<uint64_t>(zeroes);
     if (zeroes >> geometry_.block_shift == 0) geometry_.write_zeroes = false;
   }
-  if (writable && block_in_use(block, who, sizeof who))
-    return why->set(-EBUSY, "LUN %s: the same namespace, as block device %s, is %s; give one that is not in use", path,
-                    block_path_, who);
-  return 0;
 }
 
 // As on a block device: an empty namespace, or one that was a scratch LUN.

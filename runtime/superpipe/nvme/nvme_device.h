@@ -53,7 +53,7 @@ class NvmeDevice final : public Device {
  private:
   int open_path(const char* path, const DeviceOptions& options, ErrorText* why);
   int identify(const char* path, ErrorText* why);
-  int find_block_device(const char* path, uint64_t rdev, bool writable, ErrorText* why);
+  void limit_as_block_device(uint64_t rdev);
   int take_as_scratch(const char* path, ErrorText* why);
 
   DeviceFiles files_;

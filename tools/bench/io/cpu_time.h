@@ -10,7 +10,7 @@
 //   total  = elapsed x CPUs - idle - iowait - steal
 //   kernel = total - user - nice
 //
-// The article's way (system + irq + softirq, as sampled) is kept beside them.
+// The article's way (system + irq + softirq, as sampled) is kept next to them.
 // Threading: free functions. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>

@@ -22,10 +22,11 @@ namespace {
 
 class SuperpipeEngine final : public IoEngine {
  public:
-  SuperpipeEngine(const EngineSetup& setup, bool window)
+  SuperpipeEngine(const EngineSetup& setup, bool window, bool spin = true)
       : device_(setup.backing->device()), commands_(setup.slots), responses_(setup.slots) {
     ContextOptions options;
     options.depth = setup.slots;
+    options.spin = spin;
     if (window) {
       options.buffer = setup.buffers->data();
       options.buffer_bytes = setup.buffers->bytes();
@@ -161,6 +162,7 @@ class CblkEngine final : public IoEngine {
 
 std::unique_ptr<IoEngine> make_engine(const std::string& system, const EngineSetup& setup) {
   if (system == "lunar") return std::make_unique<SuperpipeEngine>(setup, true);
+  if (system == "nospin") return std::make_unique<SuperpipeEngine>(setup, true, false);
   if (system == "perio") return std::make_unique<SuperpipeEngine>(setup, false);
   if (system == "libaio") return std::make_unique<AioEngine>(setup);
   if (system == "cblk") return std::make_unique<CblkEngine>(setup);

@@ -18,6 +18,18 @@ namespace {
 
 bool blocking(const std::string& system) { return system == "legacy" || system == "buffered"; }
 
+const IoResult* row_of(const IoReport& report, const std::string& system, const IoResult& beside) {
+  for (const IoResult& one : report.results) {
+    if (one.system == system && one.workload == beside.workload && one.depth == beside.depth) return &one;
+  }
+  return nullptr;
+}
+
+// Both sleep while they wait, where Lunar spins.
+const IoResult* nospin_of(const IoReport& report, const IoResult& baseline) {
+  return baseline.system == "fio" ? row_of(report, "nospin", baseline) : nullptr;
+}
+
 // Lunar's row that a baseline's row is compared with.
 const IoResult* counterpart(const IoReport& report, const IoResult& baseline) {
   const IoResult* found = nullptr;
@@ -137,6 +149,8 @@ std::map<std::string, Ratios> io_ratios(const IoReport& report) {
       for (const IoRun& run : runs) out.push_back(run.ops > 0 ? run.cpu_s / run.ops : 0);
       return out;
     };
+    if (const IoResult* nospin = nospin_of(report, them))
+      put_run_ratios(&ratios, stem + "nospin_", nospin->runs, them.runs);
     if (them.system != "fio") put_round_ratios(&ratios, stem + "process_cpu", own(us->runs), own(them.runs));
   }
   if (!report.cblk.raw.empty()) {
@@ -195,13 +209,17 @@ std::string report_table(const IoReport& report) {
     if (ratios.count("kiops_per_cpu"))
       out += fmt::format(", {} IOPS/CPU ({} in the kernel)", ratio_text(ratios, "kiops_per_cpu"),
                          ratio_text(ratios, "kiops_per_cpu_kernel"));
+    if (const IoResult* nospin = nospin_of(report, one)) {
+      Ratios asleep;
+      put_ratios("", nospin->runs, one.runs, &asleep);
+      out += fmt::format("; lunar spins here and fio sleeps: without spinning {} mean", ratio_text(asleep, "mean"));
+    }
     out += '\n';
   }
   if (const CblkCost& cblk = report.cblk; !cblk.raw.empty()) {
     out += fmt::format(
         "cblk_read against {}: {} and {}, {:+.2f} us at p50 ({:+.2f} to {:+.2f} in {} rounds), {:+.2f} us of the "
-        "means; "
-        "{} reads each\n",
+        "means; {} reads each\n",
         cblk.raw, duration_text(cblk.cblk_p50_ns), duration_text(cblk.raw_p50_ns), cblk.over_p50_ns / 1e3,
         cblk.over_least_ns / 1e3, cblk.over_most_ns / 1e3, cblk.rounds, cblk.over_mean_ns / 1e3, cblk.reads);
   }

@@ -67,6 +67,7 @@ IoResult io_result(const std::string& system, const std::string& workload, const
 // Of each baseline: "lunar" divided by it. Against one that is measured at the same depth WORKLOAD_qdDEPTH_QUANTITY;
 // against blocking threads WORKLOAD_tTHREADS_QUANTITY, with Lunar's greatest depth; of the window bench
 // WORKLOAD_qdDEPTH_QUANTITY and the names of the contract (window_ops, window_cpu: greatest depth; window_mean: least).
+// "fio" has at depth 1 WORKLOAD_qd1_nospin_QUANTITY: Lunar's without spinning.
 // "raw" has two that are no quotients: cblk_read_us_over (of the p50s) and cblk_read_us_over_mean, microseconds.
 std::map<std::string, Ratios> io_ratios(const IoReport& report);
 std::string report_json(const IoReport& report);
