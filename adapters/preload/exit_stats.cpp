@@ -160,7 +160,7 @@ void stats_print() {
 
 }  // namespace lunar::preload
 
-LUNAR_EXPORT __attribute__((noreturn)) void _exit(int status) noexcept {
+LUNAR_EXPORT __attribute__((noreturn)) void _exit(int status) {
   lunar::preload::stats_print();
   lunar::preload::g_real.exit_now(status);
 }

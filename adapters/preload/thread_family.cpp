@@ -144,7 +144,7 @@ LUNAR_EXPORT int pthread_create(pthread_t* out, const pthread_attr_t* attributes
                  [=](Start* start) { return g_real.pthread_create(out, attributes, begin_thread, start); });
 }
 
-LUNAR_EXPORT int thrd_create(thrd_t* out, thrd_start_t routine, void* argument) noexcept {
+LUNAR_EXPORT int thrd_create(thrd_t* out, thrd_start_t routine, void* argument) {
   if (g_real.thrd_create == nullptr) return thrd_error;
   if (!serves_tiered()) return g_real.thrd_create(out, routine, argument);
   return counted({nullptr, routine, argument}, thrd_nomem,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // mremap on tiered maps: shrink, grow in place, else move; a move takes evicted pages along without I/O, and is safe
-// beside other threads (pager_move).
+// while other threads run (pager_move).
 //
 // Differences from the kernel's, on purpose: a map may be resized across what it would call several areas when they are
 // alike; MREMAP_FIXED to a place outside the tier is refused (-ENOMEM): plain memory there would escape the budget.

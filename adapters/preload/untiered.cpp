@@ -31,7 +31,8 @@ uint64_t number(const char** at, int base) {
   }
 }
 
-// Where the anonymous pages of a mapping count, by its first line in smaps: "start-end perms offset device inode   path".
+// Where the anonymous pages of a mapping count, by its first line in smaps:
+// "start-end perms offset device inode   path".
 uint64_t* place_of(UntieredMemory* memory, const char* line) {
   const char* at = line;
   const uint64_t start = number(&at, 16), end = *at == '-' ? number(&++at, 16) : 0;

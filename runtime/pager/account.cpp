@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <initializer_list>
@@ -62,6 +63,7 @@ constexpr uint64_t kAdoptWithinNs = 30000000000;
 // for the memory of a program that has called exec to be freed, where its successor does not join
 constexpr uint64_t kReplacedNs = 50000000;
 constexpr uint64_t kSettleNs = 100000000;           // how long a short member waits for one that is ending
+constexpr long kSoonNs = 20000000;                  // the lock is held for far less, except by a member that is stopped
 constexpr uint64_t kMagic = 0x33544e43434e4c55ull;  // "ULNCCNT3"
 
 }  // namespace
@@ -91,8 +93,24 @@ int Account::open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes) {
   return 0;
 }
 
-void Account::lock() {
-  if (pthread_mutex_lock(&shared_->lock) == EOWNERDEAD) pthread_mutex_consistent(&shared_->lock);
+void Account::lock() { locked(pthread_mutex_lock(&shared_->lock)); }
+
+bool Account::lock_soon() {
+  timespec until{};
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += kSoonNs;
+  if (until.tv_nsec >= 1000000000) {
+    until.tv_nsec -= 1000000000;
+    ++until.tv_sec;
+  }
+  const int rc = pthread_mutex_clocklock(&shared_->lock, CLOCK_MONOTONIC, &until);
+  if (rc != 0 && rc != EOWNERDEAD) return false;
+  locked(rc);
+  return true;
+}
+
+void Account::locked(int rc) {
+  if (rc == EOWNERDEAD) pthread_mutex_consistent(&shared_->lock);
   const uint32_t reaping = shared_->reaping.load(std::memory_order_acquire), dead = (reaping >> 2) - 1;
   if (reaping == 0) return;
   if (dead < kMembersMax)
@@ -590,9 +608,9 @@ void Account::settle_sums() {
 }
 
 bool Account::sweep(uint32_t* oldest_child) {
+  if (!lock_soon()) return false;
   *oldest_child = 0;
   bool settled = true;
-  lock();
   const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     AccountMember& m = shared_->members[i];
@@ -616,7 +634,7 @@ bool Account::sweep(uint32_t* oldest_child) {
 }
 
 void Account::sweep_settled() {
-  uint32_t ignored;
+  uint32_t ignored = 0;
   const uint64_t end = sys::now_ns() + kSettleNs;
   while (!sweep(&ignored) && sys::now_ns() < end) sys::sleep_ns(1000000);
 }

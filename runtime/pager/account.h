@@ -223,7 +223,8 @@ class Account {
   int64_t lun_cap() const { return shared_->lun_cap_bytes.load(); }
 
   // Gives back what dead members held. Sets *oldest_child to the lowest fork epoch of a live child of ours (0: none).
-  // False: some member is ending, and its memory may still be there.
+  // False: some member is ending, and its memory may still be there; or the account's lock could not be had for a while
+  // (its holder is stopped): nothing is done then, and *oldest_child is as it was.
   bool sweep(uint32_t* oldest_child);
   // The same for a caller that is short: also waits, for a while, for members that are ending.
   void sweep_settled();
@@ -247,6 +248,8 @@ class Account {
     return high < kMembersMax ? high : kMembersMax;
   }
   void lock();
+  bool lock_soon();  // false: not to be had for a while, as its holder is stopped
+  void locked(int rc);
   void unlock();
   int reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid, uint64_t* ticket);
   enum class Life { kAlive, kEnding, kDead };

@@ -34,7 +34,8 @@ void standby_descriptors(int* out, unsigned* count);
 
 // The activation lock, for a change of what is committed. An activation that makes its threads waits for the dynamic
 // linker's lock, and the thread that holds it may be the one that commits (dlopen allocates). So it is not waited for
-// longer than kMakingThreadsNs: the change is then made as that of an active process, and activation finds what is there.
+// longer than kMakingThreadsNs: the change is then made as that of an active process, and activation finds what is
+// there.
 class CommitLock {
  public:
   explicit CommitLock(PagerState& state);

@@ -6,8 +6,9 @@
 // put old content into memory that has been moved there; a drop would remove what the program has written to its own
 // map in our place. So what they looked up must stay true until the kernel has acted: no event is read in between.
 //
-//   install   enter ─ look for a note ─ UFFDIO_COPY, drop ─ leave  many at a time; a count a shard, nearly always of its own cache line
-//   read      begin ─ read ─ note what it tells ─ end              waits for installs under way if an event is there to be read
+//   install   enter ─ look for a note ─ UFFDIO_COPY, drop ─ leave  many at a time; a count a shard, nearly always
+//                                                                  of its own cache line
+//   read      begin ─ read ─ note what it tells ─ end              waits for installs under way if there is an event
 //
 // One thread reads at a time, so that notes keep the order of the events: a mremap brings two (moved, unmapped), and an
 // unmap that is settled first drops what the move is to bring along. That wait is short: between a read and its notes

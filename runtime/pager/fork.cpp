@@ -215,6 +215,7 @@ void prepare(const void* child_stack) {
     state.forking_tid.store(0, std::memory_order_seq_cst);
     while (state.mutators.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(5000);
     state.forking_tid.store(sys::thread_id(), std::memory_order_seq_cst);
+    unmaps_before_fork();
   } while (state.mutators.load(std::memory_order_seq_cst) != 0);
   state.forking_since_ns.store(sys::now_ns());
   state.evictor->pause();
@@ -286,8 +287,8 @@ WrittenEarly g_written_early;
 
 // Whether the page that the child has is the evicted one, brought in while the kernel copied words and pages. If not,
 // libc has touched its place in the child, where nothing serves faults yet (it clears what threads of the parent had
-// under their keys): a page of zeros came, which is dropped, or one with what it wrote, which merge_written_early() adds
-// to the evicted content.
+// under their keys): a page of zeros came, which is dropped, or one with what it wrote, which merge_written_early()
+// adds to the evicted content.
 bool was_brought_in(PagerState& state, Region& region, uint64_t page, PageWord evicted) {
   char* at = region.address_of(PageIndex(page));
   auto& early = g_written_early;
@@ -469,6 +470,7 @@ void child() {
     sys::unblock_signals();
     return;
   }
+  unmaps_refuse_moves(state);
   host_fork_bootstrap.store(true);  // until the housekeeping thread has made its threads
   if (g_fork.refusal < 0)
     fatal("fork: the child cannot be served (%s); its memory would be lost", errno_name(g_fork.refusal));

@@ -55,7 +55,7 @@ int hand_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t 
   }
 }
 
-// The kernel has it, or will: contents are nobody's. pre: not active.
+// The kernel has it, or will: the contents are not needed. pre: not active.
 void give_up(const PagerState& state, Region& region, uint64_t first, uint64_t end) {
   table_reach(region, first, end);
   region.has_handed_over.store(true, std::memory_order_release);

@@ -188,14 +188,19 @@ void Handler::wait_for_round() const {
 // reads.
 int Handler::read_messages(sys::UffdMessage* messages, unsigned max) {
   if (!state_.event_gate.begin_read(state_.uffd)) return 0;
-  const int n = sys::uffd_read(state_.uffd, messages, max);
-  for (int i = 0; i < n; ++i) {
-    const sys::UffdMessage& message = messages[i];
-    if (test_switches.event_delay_us != 0 && message.kind != sys::UffdMessage::Kind::kFault)
-      sys::sleep_ns(test_switches.event_delay_us * 1000);
-    if (message.kind == sys::UffdMessage::Kind::kUnmap)
-      unmapped_note(state_, message.address, message.address + message.bytes);
-    if (message.kind == sys::UffdMessage::Kind::kRemap) moved_note(state_, message.address, message.to, message.bytes);
+  int n;
+  {
+    const ReadingEvents reading;
+    n = sys::uffd_read(state_.uffd, messages, max);
+    for (int i = 0; i < n; ++i) {
+      const sys::UffdMessage& message = messages[i];
+      if (test_switches.event_delay_us != 0 && message.kind != sys::UffdMessage::Kind::kFault)
+        sys::sleep_ns(test_switches.event_delay_us * 1000);
+      if (message.kind == sys::UffdMessage::Kind::kUnmap)
+        unmapped_note(state_, message.address, message.address + message.bytes);
+      if (message.kind == sys::UffdMessage::Kind::kRemap)
+        moved_note(state_, message.address, message.to, message.bytes);
+    }
   }
   state_.event_gate.end_read();
   return n;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The housekeeping thread: does what must not burden faults or evictions: dead members of the account, slots held for
-// children that are gone, LUN space ahead of charge-on-touch memory, ranges that were unmapped past us. It sleeps until a
-// request (housekeeping_wake), the end of a child, or the end of a service thread, which is fatal. With the program's
+// children that are gone, LUN space ahead of charge-on-touch memory, ranges that were unmapped past us. It sleeps until
+// a request (housekeeping_wake), the end of a child, or the end of a service thread, which is fatal. With the program's
 // last thread it ends the process. Program threads wait for it (SpaceRequest): it writes to no file of the user's but
 // the log. The live stats file has a thread of its own.
 #include <errno.h>
@@ -64,12 +64,17 @@ void release_reservations(PagerState& state) {
 
 enum class Swept { kNot, kUnsettled, kSettled };
 
-// kNot: a fork is under way, which may itself wait for this thread (unmapped.h). kUnsettled: the memory of an ending
-// member is being freed.
+// kNot: a fork is under way, which may itself wait for this thread (unmapped.h); only the account is swept.
+// kUnsettled: the memory of an ending member is being freed, or a member is stopped that holds the account's lock.
 Swept sweep(PagerState& state) {
   // A fork's prepare holds this lock; what it set (oldest_child) must not be overwritten from an older sweep.
-  if (state.forking.load(std::memory_order_acquire) || !state.fork_lock.try_lock()) return Swept::kNot;
-  uint32_t oldest = 0;
+  if (state.forking.load(std::memory_order_acquire) || !state.fork_lock.try_lock()) {
+    // The forking thread may wait for what a dead member is still charged: its own stack can be evicted.
+    uint32_t ignored = 0;
+    (void)state.account.sweep(&ignored);
+    return Swept::kNot;
+  }
+  uint32_t oldest = state.oldest_child.load(std::memory_order_acquire);
   const bool settled = state.account.sweep(&oldest);
   state.oldest_child.store(oldest, std::memory_order_release);
   release_reservations(state);

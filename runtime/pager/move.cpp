@@ -134,7 +134,7 @@ struct Run {
 
 bool is_there(PageWord word) { return word.state() == PageState::kResident || word.state() == PageState::kPoisoned; }
 
-// Both in the order of addresses, as everybody takes them who takes several.
+// Both in the order of addresses, the order of all code that takes several.
 void take_run(Run& run) {
   const bool target_first = run.target_at(0) < run.source_at(0);
   for (const bool target : {target_first, !target_first})
@@ -266,7 +266,7 @@ void move_word(PagerState& state, Run& run, unsigned i) {
     if (!still_exclusive(was.epoch(), exclusive_epoch(state))) state.account.unshare_always(1);
     count_resident(run.from, PageIndex(s), -1);
     count_resident(run.to, PageIndex(d), 1);
-    // no fork goes on beside a mutator
+    // no fork goes on during a mutation
     moved = resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch(state));
   }
   if (was.state() == PageState::kInFrame) state.frames.at(was.index()).word.store(&new_word, std::memory_order_release);
@@ -300,7 +300,7 @@ int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadabl
   return 0;
 }
 
-// A part of the source that nobody has touched: the target reads as zeros.
+// An untouched part of the source: the target reads as zeros.
 int move_nothing(char* target, size_t bytes, const Move& how) {
   if (!how.replaces) return 0;
   if (int rc = pager_discard(target, bytes, Discard::kMapping); rc < 0) return rc;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Creating and arming the pager, and its housekeeping thread.
+// Creating and activating the pager, and its housekeeping thread.
 // Threading: activation happens once, under a lock, possibly inside an allocator's hook: whatever allocates here runs
 // under a HostGuard. Not on the fault path.
 #include <errno.h>

@@ -149,7 +149,7 @@ void pager_unpin_all();
 struct Move {
   int prot, key;  // of src (key 0: none), and of dst in the end
   bool ends;      // src becomes PROT_NONE
-  // dst may hold something and have another protection; else it is empty, as src is otherwise, and nobody uses it yet
+  // dst may hold something and have another protection; else it is empty, as src is otherwise, and unused yet
   bool replaces;
 };
 [[nodiscard]] int pager_move(void* dst, void* src, size_t bytes, const Move& how);
@@ -168,8 +168,8 @@ bool pager_validate();
 // Number of page state of an address for tests: see page_word.h; -1 outside regions.
 int pager_page_state(const void* address);
 
-// Whether `fd` is one of those that could not be had again with fewer rights or below another root directory: /proc, this
-// process' files there, the LUNs. Any thread, signal handlers and children of vfork included.
+// Whether `fd` is one of those that could not be had again with fewer rights or below another root directory: /proc,
+// this process' files there, the LUNs. Any thread, signal handlers and children of vfork included.
 [[nodiscard]] bool pager_keeps_descriptor(int fd);
 
 // fork: called by pthread_atfork handlers that the pager installs at activation. Exposed for adapters that wrap fork():

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What lunar_stats tells: sums over counters, the account and our LUN, none of them stopped meanwhile.
-// Threading: any thread, also beside all others. Takes no lock.
+// Threading: any thread, at any time. Takes no lock.
 #include "pager/account.h"
 #include "pager/evictor.h"
 #include "pager/pager.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tells when no thread of the program is left. The kernel ends a process with its last thread, and ours are threads
-// too: one whose threads have ended past libc (the exit system call, a seccomp filter that kills the thread) would stay.
+// too: one whose threads have ended past libc (the exit system call, a seccomp filter that kills the thread) would
+// stay.
 //
 // A pipe whose writing end is in the program's descriptor table alone: the table, and with it the pipe, is closed when
 // its last thread has ended. A handler waits for that among its messages; nothing polls. The program can close the

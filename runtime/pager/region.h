@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Region: a virtual range the pager owns, with its page table (one word and one hash a page).
 //
-//   base ── pages × page_bytes of address space (PROT_NONE until used, MAP_NORESERVE; once the process is active no new huge
-//           pages, and MADV_DONTFORK except within fork(): a child made behind our back faults loudly instead of
+//   base ── pages × page_bytes of address space (PROT_NONE until used, MAP_NORESERVE; once the process is active no new
+//           huge pages, and MADV_DONTFORK except within fork(): a child made behind our back faults loudly instead of
 //           reading zeros).
 //           On a chunk's boundary, where a chunk is a huge page
 //   words, hashes ── lazily touched private mappings, inherited by fork (the child serves itself from them)

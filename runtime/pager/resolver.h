@@ -51,7 +51,8 @@ class Resolver {
   unsigned fill_run(const Region& region, PageIndex page, unsigned asked) const;
   unsigned zero_fill(Region& region, PageIndex page, unsigned run);
 
-  // Submits the reads begun, takes finished ones and installs them. wait: at least one response (or timeout). Returns responses handled.
+  // Submits the reads begun, takes finished ones and installs them. wait: at least one response (or timeout). Returns
+  // responses handled.
   int progress(bool wait, int64_t timeout_ns);
   unsigned in_flight() const { return ops_in_flight_; }
   // Responses of watched descriptors land here: tag bits as given to watch().

@@ -43,7 +43,7 @@ struct PagerState {
   std::atomic<bool> active{false};
   sys::Mutex activation_lock;
   std::atomic<uint64_t> making_threads_ns{0};  // since when an activation makes its threads; 0: none does
-  std::atomic<bool> activation_passed{false};  // something was committed beside it (CommitLock)
+  std::atomic<bool> activation_passed{false};  // something was committed meanwhile (CommitLock)
   size_t page_size = 4096;
   unsigned page_shift = 12;
   uint64_t dram_bytes = 0;

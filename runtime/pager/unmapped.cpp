@@ -38,7 +38,6 @@ struct alignas(256) Notes {                 // in one page, too
   sys::SpinLock lock;                       // over the queue
   Note* queue = nullptr;                    // ring of kNotesMax, in the order of the events
   uint64_t told = 0, settled = 0, end = 0;  // how far: the maps' owner is told, the words are settled, noted
-  uint64_t moves = 0, moves_settled = 0;    // of kind kMoved: noted, settled
   bool in_hand = false;                     // the last one settled is still being settled
   sys::Mutex settling;                      // held while one is being settled
   std::atomic<uint32_t> words{0};           // noted, words not yet settled
@@ -56,6 +55,15 @@ struct alignas(256) Notes {                 // in one page, too
 
 static_assert(sizeof(Note) == 64 && sizeof(Notes) <= 256);
 constinit Notes g_notes;
+
+// For a child that is being made, which shares it: its copy of our memory cannot tell what had been noted when the
+// kernel copied the maps. Written by the handler that reads. A child has its own from then on.
+struct MoveCount {
+  std::atomic<uint64_t> readings{0};  // begun and ended: odd while messages are read and noted
+  std::atomic<uint64_t> moves{0};     // noted, ever
+};
+constinit MoveCount* g_moves = nullptr;
+constinit uint64_t g_moves_before_fork = 0;  // by the forking thread
 constinit std::atomic<const UnmappedOwner*> g_owner{nullptr};
 
 Note& note_at(uint64_t index) { return g_notes.queue[index % kNotesMax]; }
@@ -85,7 +93,6 @@ void push(PagerState& state, const Note& note) {
       g_notes.words.fetch_add(1, std::memory_order_seq_cst);
       g_notes.tables.fetch_add(1, std::memory_order_seq_cst);
       LUNAR_CHECK(g_notes.end - g_notes.told < kNotesMax, "more unmapped ranges of tiered memory than can be noted");
-      if (note.kind == Note::Kind::kMoved) ++g_notes.moves;
       write_note(g_notes.end++, note);
     }
   }
@@ -97,7 +104,6 @@ bool take_note(Note* note) {
   sys::Locked<sys::SpinLock> lock(g_notes.lock);
   if (g_notes.settled == g_notes.end) return false;
   *note = note_at(g_notes.settled++);
-  if (note->kind == Note::Kind::kMoved) ++g_notes.moves_settled;
   g_notes.in_hand = true;
   return true;
 }
@@ -507,8 +513,18 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
 
 }  // namespace
 
+static int move_count_open() {
+  void* memory = nullptr;
+  const int rc =
+      sys::map(nullptr, sys::page_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0, &memory);
+  if (rc == 0) g_moves = static_cast<MoveCount*>(memory);
+  return rc;
+}
+
 int unmaps_prepare() {
   if (g_notes.queue != nullptr) return 0;
+  if (g_moves == nullptr)
+    if (const int rc = move_count_open(); rc < 0) return rc;
   void* memory = nullptr;
   const size_t bytes = kNotesMax * sizeof(Note);
   if (const int rc =
@@ -619,7 +635,7 @@ static bool send_on(const PagerState& state, uint64_t from, uint64_t to, uint64_
   return found;
 }
 
-void moved_note(PagerState& state, uint64_t from, uint64_t to, uint64_t bytes) {
+static void note_move(PagerState& state, uint64_t from, uint64_t to, uint64_t bytes) {
   if (unmaps_pending() && send_on(state, from, to, bytes)) {
     // the waiters at the place that the pages have left
     (void)sys::uffd_wake(state.uffd, reinterpret_cast<void*>(from), bytes);
@@ -629,6 +645,17 @@ void moved_note(PagerState& state, uint64_t from, uint64_t to, uint64_t bytes) {
     push(state, {Note::Kind::kMoved, region, first, last, to + (at - from)});
   });
 }
+
+void moved_note(PagerState& state, uint64_t from, uint64_t to, uint64_t bytes) {
+  note_move(state, from, to, bytes);
+  g_moves->moves.fetch_add(1, std::memory_order_seq_cst);  // after the note: see unmaps_before_fork
+}
+
+ReadingEvents::ReadingEvents() { g_moves->readings.fetch_add(1, std::memory_order_seq_cst); }
+ReadingEvents::~ReadingEvents() { g_moves->readings.fetch_add(1, std::memory_order_release); }
+
+// What is counted by now has a note that counts among the mutators, until it is settled.
+void unmaps_before_fork() { g_moves_before_fork = g_moves->moves.load(std::memory_order_seq_cst); }
 
 bool being_moved_to(const PagerState& state, uint64_t address, uint64_t bytes) {
   if (g_notes.words.load(std::memory_order_acquire) == 0 || address + bytes <= g_notes.to_begin.load() ||
@@ -704,7 +731,6 @@ void unmaps_forget(PagerState& state, const Region* region) {
     }
     g_notes.tables.fetch_sub(1);
     if (i < all_settled) continue;
-    if (note.kind == Note::Kind::kMoved) ++g_notes.moves_settled;
     g_notes.words.fetch_sub(1);
     state.mutators.fetch_sub(1);
   }
@@ -712,25 +738,39 @@ void unmaps_forget(PagerState& state, const Region* region) {
   g_notes.end = kept;
 }
 
-// Notes that came while the fork was under way hold in the child as well: its housekeeping thread settles them. The
-// kernel may have copied their page before they were written, and the counters after: without them the child keeps
-// address space and LUN space for what is unmapped; but memory that was moved would read as zeros.
+// What was moved since the fork began is wrong here: a map with holes where pages are evicted, if it was inheritable by
+// then, or no map, and the next one of ours or of the program's comes to lie there. Nothing tells surely whether the
+// move or the kernel's copy of the maps came first, so the child ends. An event that is unread by now holds its caller;
+// one that was read is counted when that reading has ended.
+void unmaps_refuse_moves(const PagerState& state) {
+  constexpr unsigned kLooks = 100000;  // of 50 us
+  unsigned looks = 0;
+  const auto wait_while = [&looks](auto condition) {
+    for (; condition(); sys::sleep_ns(50000))
+      if (++looks == kLooks) fatal("fork: the parent does not read what its other threads unmap or move");
+  };
+  wait_while([&state] { return sys::uffd_event_unread(state.uffd); });
+  const uint64_t reading = g_moves->readings.load(std::memory_order_seq_cst);
+  if ((reading & 1) != 0) wait_while([reading] { return g_moves->readings.load() == reading; });
+  if (g_moves->moves.load(std::memory_order_seq_cst) != g_moves_before_fork)
+    fatal("fork: tiered memory was moved by a raw mremap at the same moment; the child would not find its content");
+}
+
+// Notes of what was unmapped while the fork was under way hold in the child as well: its housekeeping thread settles
+// them. The kernel may have copied their page before they were written, and the counters after: without them the child
+// keeps address space and LUN space for what is unmapped.
 void unmaps_enter_child(PagerState& state) {
+  (void)sys::unmap(g_moves, sys::page_bytes());
+  if (const int rc = move_count_open(); rc < 0) fatal("fork: the child has no memory for a page (%s)", errno_name(rc));
   g_notes.lock.unlock();
   g_notes.settling.reset_in_child();
   g_notes.marking.store(0);
   g_notes.own_end.store(0);
   g_notes.evictor_at.store(0);
-  uint64_t kept = g_notes.settled, moves = 0;
-  for (uint64_t i = g_notes.settled; i < g_notes.end; ++i) {
-    const Note note = note_at(i);
-    if (note.number != i + 1) continue;
-    moves += note.kind == Note::Kind::kMoved;
-    write_note(kept++, note);
-  }
+  uint64_t kept = g_notes.settled;
+  for (uint64_t i = g_notes.settled; i < g_notes.end; ++i)
+    if (const Note note = note_at(i); note.number == i + 1) write_note(kept++, note);
   g_notes.end = kept;
-  if (moves != g_notes.moves - g_notes.moves_settled)
-    fatal("fork: tiered memory was moved by a raw mremap at the same moment; the child would not find its content");
   const auto words = static_cast<uint32_t>(g_notes.end - g_notes.settled);
   g_notes.in_hand = false;
   g_notes.words.store(words);

@@ -39,6 +39,15 @@ void lost_note(PagerState& state, Region& region, PageIndex page);
 // copy-on-write gate.)
 void bring_to_evictor(const PagerState& state, uint64_t address, bool to_write);
 
+// By a handler, inside the event gate, from before it reads messages until the events among them are noted.
+class ReadingEvents {
+ public:
+  ReadingEvents();
+  ~ReadingEvents();
+  ReadingEvents(const ReadingEvents&) = delete;
+  ReadingEvents& operator=(const ReadingEvents&) = delete;
+};
+
 // Around a call of our own that maps over a range of a region, all words of which are in our hands: its event is no
 // note. One at a time.
 class OwnUnmap {
@@ -61,6 +70,11 @@ class OwnUnmap {
 // Before the region's tables go away: when this returns, no note of the region is left or under way. By program
 // threads.
 void unmaps_forget(PagerState& state, const Region* region);
+// Around a fork: by the forking thread once its id keeps notes from being settled, and before it looks whether any are
+// left; in the child first of all, while state.uffd is the parent's: it ends with a line if a raw mremap has moved
+// tiered memory since then.
+void unmaps_before_fork();
+void unmaps_refuse_moves(const PagerState& state);
 void unmaps_enter_child(PagerState& state);
 [[nodiscard]] int unmaps_prepare();  // before the first handler; 0 or -ENOMEM
 

@@ -107,7 +107,7 @@ void check(Account& account, unsigned steps, int64_t pages, bool orphan) {
                free, first);
   account.uncarve(first, free);
   REQUIRE_THAT(free == kCarvePieces || account.carve(free + 1) < 0,
-               "killed after %u steps: nobody has the dead one's pieces", steps);
+               "killed after %u steps: no member has the dead one's pieces", steps);
 }
 
 void take_and_give(Account& account, unsigned child) {

@@ -155,7 +155,7 @@ void evicts_hidden_pages(Hide hide, Show show) {
          static_cast<unsigned long long>(pages.in_state(PageState::kResident)),
          static_cast<unsigned long long>(pages.count));
   REQUIRE_THAT(evictions > 16 * batches, "batches end early");
-  REQUIRE_THAT(pages.in_state(PageState::kResident) < pages.count / 8, "what nobody can read stays in DRAM");
+  REQUIRE_THAT(pages.in_state(PageState::kResident) < pages.count / 8, "what cannot be read stays in DRAM");
   REQUIRE_THAT(lunar_touch(pages.base, pages.count * g_page) == 0, "touch");
   (void)lunar_evict(pages.base, pages.count * g_page);
   REQUIRE_THAT(pages.in_state(PageState::kResident) == 0, "%llu pages stayed",

@@ -145,7 +145,7 @@ void child_discards_and_allocates() {
   pages.check_all("parent");
 }
 
-// The child holds still: what the parent rewrites meanwhile must stay readable for it, and needs room beside.
+// The child holds still: what the parent rewrites meanwhile must stay readable for it, and needs room of its own.
 void sleeping_child_keeps_its_version() {
   start();
   Pages pages(kMemory);
@@ -546,7 +546,7 @@ void lock_holder_waits_for_room() {
       Random random(g_seed + t);
       while (!over.load()) {
         if (t == 0) pthread_mutex_lock(&g_lock);
-        for (int k = 0; k < 8; ++k) pages.check(random.below(pages.count), "beside forks");
+        for (int k = 0; k < 8; ++k) pages.check(random.below(pages.count), "during forks");
         if (t == 0) pthread_mutex_unlock(&g_lock);
       }
     });
@@ -562,8 +562,8 @@ void lock_holder_waits_for_room() {
   pages.check_all("parent");
 }
 
-// A fork handler that was registered before the pager's writes in the child before that is served, as libc does: what it
-// writes is there, and so is what it did not write.
+// A fork handler that was registered before the pager's writes in the child before that is served, as libc does: what
+// it writes is there, and so is what it did not write.
 char* g_written_early[64];
 unsigned g_writes = 0;
 
@@ -596,8 +596,8 @@ void written_before_it_is_served() {
   }
 }
 
-// Threads touch new pages while a fork goes on: they come in write-protected, and are written to before the handler that
-// filled them releases them (test_release_delay_us). Nothing may wait for good.
+// Threads touch new pages while a fork goes on: they come in write-protected, and are written to before the handler
+// that filled them releases them (test_release_delay_us). Nothing may wait forever.
 void first_touches_beside_forks() {
   start("handlers=4,test_release_delay_us=1000");
   constexpr uint64_t kNew = 128 * tier::kMega;

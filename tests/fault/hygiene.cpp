@@ -98,7 +98,7 @@ std::vector<Service> service_threads() {
 }
 
 void check_signals() {
-  unsigned housekeepers = 0, evictors = 0, handlers = 0;
+  unsigned housekeeping = 0, evictors = 0, handlers = 0;
   for (const Service& thread : service_threads()) {
     size_t at = thread.status.find("SigBlk:");
     REQUIRE_THAT(at != std::string::npos, "no SigBlk of %s", thread.name.c_str());
@@ -107,12 +107,12 @@ void check_signals() {
     uint64_t never = 1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 1ull << 31 | 1ull << 32;
     REQUIRE_THAT((blocked | never) == ~0ull, "%s blocks %llx only", thread.name.c_str(),
                  static_cast<unsigned long long>(blocked));
-    housekeepers += thread.name == "lunar-housekeep";
+    housekeeping += thread.name == "lunar-housekeep";
     evictors += thread.name == "lunar-evict";
     handlers += thread.name.compare(0, 11, "lunar-fault") == 0;
   }
-  REQUIRE_THAT(housekeepers == 1 && evictors == 1 && handlers >= 1,
-               "threads: %u housekeeping threads, %u evictors, %u handlers", housekeepers, evictors, handlers);
+  REQUIRE_THAT(housekeeping == 1 && evictors == 1 && handlers >= 1,
+               "threads: %u housekeeping threads, %u evictors, %u handlers", housekeeping, evictors, handlers);
 }
 
 struct Memory {

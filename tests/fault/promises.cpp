@@ -171,7 +171,7 @@ void poisoned_line() {
             REQUIRE_THAT(false, "a lost page could be read");
           }
         for (uint64_t i = 0; i < kPages; ++i)
-          REQUIRE_THAT(i == kLost || tier::stamp_holds(base + i * page, page, i, 1), "page %llu beside it is wrong",
+          REQUIRE_THAT(i == kLost || tier::stamp_holds(base + i * page, page, i, 1), "page %llu next to it is wrong",
                        static_cast<unsigned long long>(i));
         REQUIRE_THAT(tier::stats().poisoned == 1, "%llu pages are counted as lost",
                      static_cast<unsigned long long>(tier::stats().poisoned));

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`bench_fits_test.py LUNAR`: `lunar bench fits` leaves nothing behind: interrupted, it removes what it has made; killed, the next run does."""
+"""`bench_fits_test.py LUNAR`: `lunar bench fits` leaves nothing behind: interrupted, it removes what it has made;
+killed, the next run does."""
 import glob
 import os
 import re
@@ -32,8 +33,9 @@ def mode():
 
 def end(number):
     """Starts a run, sends it the signal once it has made its directory. Exit code, what it said, and the directory."""
-    run = subprocess.Popen([LUNAR, "bench", "fits", "--programs", "chase", "--huge-pages", mode()], stdin=subprocess.DEVNULL,
-                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    words = [LUNAR, "bench", "fits", "--programs", "chase", "--huge-pages", mode()]
+    run = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                           text=True, start_new_session=True)
     directory = f"/var/tmp/lunar-bench-{run.pid}"
     while not glob.glob(directory + "/*") and run.poll() is None:
         time.sleep(0.01)

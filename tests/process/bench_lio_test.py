@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`bench_lio_test.py LUNAR`: `lunar bench lio` from outside, at tiny sizes. Its JSON keeps the contract, a device that holds
-data is not touched, and nothing is left behind: not at the end, not after SIGINT, and after kill -9 not once the next run has
-swept."""
+"""`bench_lio_test.py LUNAR`: `lunar bench lio` from outside, at tiny sizes. Its JSON keeps the contract, a device that
+holds data is not touched, and nothing is left behind: not at the end, not after SIGINT, and after kill -9 not once the
+next run has swept."""
 import json
 import os
 import signal
@@ -18,6 +18,8 @@ TINY = [*SMALL, "--rounds", "3", "--lists", "2"]
 SYSTEMS = ("lunar", "sync", "lio_listio")
 WORKLOADS = ("read_wait", "read_nowait", "write_wait", "write_nowait")
 NUMBERS = ("threads", "ops_per_s", "mean_ns", "p50_ns", "p99_ns", "return_ns", "cpu_us_per_list", "spread")
+
+
 def start(*words):
     return subprocess.Popen([LUNAR, "bench", "lio", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True)
@@ -51,7 +53,8 @@ def check_json():
         problems.append(f"standard output is no JSON: {out[:500]}")
         return
     check(report["bench"] == "lio" and report["host"]["cpus"] > 0, "bench or host is missing")
-    check(report["options"]["ios"] == 16 and report["options"]["io_bytes"] == 16 << 10, "options do not hold what was asked for")
+    options = report["options"]
+    check(options["ios"] == 16 and options["io_bytes"] == 16 << 10, "options do not hold what was asked for")
     check(report["failures"] == [] and report["skipped"] == {}, f"{report['failures']} {report['skipped']}")
     rows = {(row["system"], row["workload"]): row for row in report["results"]}
     check(set(rows) == {(system, workload) for system in SYSTEMS for workload in WORKLOADS}, f"rows: {sorted(rows)}")
@@ -60,7 +63,8 @@ def check_json():
             check(isinstance(row.get(name), (int, float)), f"{key}: {name} is no number")
         check(row["return_ns"] <= row["mean_ns"] and row["ops_per_s"] > 0, f"{key}: {row}")
     for baseline in SYSTEMS[1:]:
-        for name in ("lio_wait_ops", "lio_wait_mean", "lio_nowait_return", "lio_write_wait_ops", "lio_write_nowait_return"):
+        for name in ("lio_wait_ops", "lio_wait_mean", "lio_nowait_return", "lio_write_wait_ops",
+                     "lio_write_nowait_return"):
             check(report["ratios"].get(baseline, {}).get(name, 0) > 0, f"{baseline}.{name} is missing")
 
 
@@ -68,16 +72,17 @@ def check_given_device():
     path = f"/dev/shm/lunar-test-lio-{os.getpid()}"
     try:
         with open(path, "wb") as file:
-            file.write(b"somebody's data")
+            file.write(b"foreign data")
             file.truncate(4 << 20)
         code, _, err = run("--pmem", path, *TINY)
         check(code == 1 and "not Lunar's" in err and err.count("\n") <= 2, f"data on the device: {code} {err}")
         with open(path, "rb") as file:
-            check(file.read(15) == b"somebody's data" and os.stat(path).st_blocks <= 8, "somebody's data was touched")
+            check(file.read(12) == b"foreign data" and os.stat(path).st_blocks <= 8, "foreign data was touched")
         with open(path, "wb") as file:
             file.truncate(4 << 20)
         code, out, err = run("--pmem", path, "--systems", "lunar,sync", *TINY)
-        check(code == 0 and "sync.lio_wait_ops" in out and "skipped: lio_listio" in out, f"given device: {code} {out} {err}")
+        check(code == 0 and "sync.lio_wait_ops" in out and "skipped: lio_listio" in out,
+              f"given device: {code} {out} {err}")
         with open(path, "wb") as file:
             file.truncate(0)
         code, _, err = run("--pmem", path, *TINY)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`bench_redis_test.py LUNAR`: `lunar bench redis` from outside, at tiny sizes. Its JSON keeps the contract, its
-plots are pictures, it refuses what it cannot do, and nothing of it is left behind: not at the end, not after SIGINT, and
+"""`bench_redis_test.py LUNAR`: `lunar bench redis` from outside, at tiny sizes. Its JSON keeps the contract, its plots
+are pictures, it refuses what it cannot do, and nothing of it is left behind: not at the end, not after SIGINT, and
 after kill -9 not once the next run has swept."""
 import json
 import os
@@ -19,8 +19,8 @@ NUMBERS = ["threads", "pipeline", "ops_per_s", "mean_ns", "p50_ns", "p99_ns", "p
            "generator_cpu_s", "must_read_bytes", "disk_read_bytes", "mismatches"]
 def start(words, directory):
     tiny = [word for flag, value in TINY.items() if flag not in words for word in (flag, value)]
-    return subprocess.Popen([LUNAR, "bench", "redis", "--quick", *tiny, "--lun", directory, *words], stdin=subprocess.DEVNULL,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([LUNAR, "bench", "redis", "--quick", *tiny, "--lun", directory, *words],
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish(child):
@@ -86,7 +86,7 @@ def check_json(directory):
         check(row["p50_ns"] <= row["p99_ns"] <= row["p999_ns"], f"{system} {workload}: percentiles out of order")
         check(row["pipeline"] == (16 if "pipe" in workload or "load" in workload else 1), f"{workload}: pipeline")
         check(workload != "save" or row["job_s"] > 0, f"{system}: no BGSAVE time")
-        check(workload != "hotcold" or row["cold_ops_per_s"] > 0, f"{system}: nobody read cold keys")
+        check(workload != "hotcold" or row["cold_ops_per_s"] > 0, f"{system}: no client read cold keys")
     for system in present:
         names = {workload for one, workload in rows if one == system}
         wanted = {"load", "get", "hotcold", "save", "load-fits", "get-pipe-fits", "load-hash-fits", "hash-fits"}
@@ -112,8 +112,8 @@ def check_json(directory):
 def check_workloads(directory):
     """The rows that prepare their servers, two shards a side, values of 100 bytes; what each row must have done."""
     rows = "expire-fits,evict,replica,collections,get"
-    child = start(["--json", "--systems", "lunar", "--workloads", rows, "--shards", "2", "--dram", "32m", "--data", "40m", "--value-size", "100",
-                   "--rate", "200"], directory)
+    child = start(["--json", "--systems", "lunar", "--workloads", rows, "--shards", "2", "--dram", "32m",
+                   "--data", "40m", "--value-size", "100", "--rate", "200"], directory)
     out, err = finish(child)
     if "another bench runs" in err:
         return
@@ -126,7 +126,7 @@ def check_workloads(directory):
     check(all(row["ops_per_s"] > 0 and row["mismatches"] == 0 for row in found.values()), f"{found}")
     check(found["expire-fits"]["job_s"] > 0, "nothing expired")
     check(found["replica"]["lag_s"] > 0, "no replica was waited for")
-    check(found["collections"]["cold_ops_per_s"] > 0, "nobody read whole hashes")
+    check(found["collections"]["cold_ops_per_s"] > 0, "no client read whole hashes")
     check_gone(child.pid, directory, "a run of two shards")
 
 
@@ -141,8 +141,8 @@ def check_compressed(directory):
         return
     before = state()
     for kind in ("zswap", "zram"):
-        child = start(["--json", "--systems", "swap", "--workloads", "get", "--compressible", "--swap", kind, "--data", "48m",
-                       "--allowance", "16m"], directory)
+        child = start(["--json", "--systems", "swap", "--workloads", "get", "--compressible", "--swap", kind,
+                       "--data", "48m", "--allowance", "16m"], directory)
         out, err = finish(child)
         if "another bench runs" in err:
             return
@@ -185,8 +185,9 @@ def check_interrupted(directory):
 
 
 def check_refusals(directory):
-    for words, part in ((["--workloads", "put"], "put"), (["--dram", "1m"], "--dram"), (["--value-size", "7"], "--value-size"),
-                        (["--plot", "/dev/null"], "gnuplot" if not shutil.which("gnuplot") else "/dev/null")):
+    plot = "gnuplot" if not shutil.which("gnuplot") else "/dev/null"
+    for words, part in ((["--workloads", "put"], "put"), (["--dram", "1m"], "--dram"),
+                        (["--value-size", "7"], "--value-size"), (["--plot", "/dev/null"], plot)):
         child = start(words, directory)
         out, err = finish(child)
         check(child.returncode in (1, 2) and not out and part in err, f"{words}: {child.returncode}: {err}")

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activation while another thread is inside the dynamic linker: dlopen allocates under the lock that making a thread needs.
+// Activation while another thread is inside the dynamic linker: dlopen allocates under the lock that making a thread
+// needs.
 //
-//   dlopen_race_test LIBRARY DIRECTORY SHARED_OBJECT   copies SHARED_OBJECT many times (each is a library of its own), and loads the copies
-//                                                      while another thread grows beyond what stays plain; several processes, one after the other
+//   dlopen_race_test LIBRARY DIRECTORY SHARED_OBJECT   copies SHARED_OBJECT many times (each is a library of
+//                                                      its own), and loads the copies
+//                                                      while another thread grows beyond what stays plain; several
+//                                                      processes, one after the other
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>

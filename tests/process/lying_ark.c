@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * libarkdb, but that of every 64th value which is read one bit is wrong: what a bench that checks its values must notice. */
+ * libarkdb, but that of every 64th value which is read one bit is wrong: what a bench that checks its values must
+ * notice. */
 #include <arkdb.h>
 #include <dlfcn.h>
 #include <stdatomic.h>

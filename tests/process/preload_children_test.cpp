@@ -185,7 +185,7 @@ void children_begin_on_tiered_stacks() {
 }
 
 // In a child libc clears what other threads of its parent had under their later keys, which lies on the heap, before
-// any handler of ours runs: what lies in those pages beside it must not be lost.
+// any handler of ours runs: what else lies in those pages must not be lost.
 constexpr int kKeys = 48, kBlocks = 64, kBlock = 512;
 pthread_key_t g_keys[kKeys];
 char* g_blocks[kBlocks];
@@ -218,7 +218,7 @@ void other_threads_keys_are_evicted() {
         for (int i = 0; i < kBlock; ++i) CHECK(block[i] == 0x5a);
       _exit(7);
     }
-    ends_well(pid, "beside a thread with many keys");
+    ends_well(pid, "with a thread of many keys");
   }
   __atomic_store_n(&g_stage, 2, __ATOMIC_RELEASE);
   CHECK(pthread_join(thread, nullptr) == 0);

@@ -147,7 +147,7 @@ void grows_into_the_tier() {
   CHECK(q != MAP_FAILED && !tiered(q) && munmap(q, kMiB) == 0);
 }
 
-// Their own process: a mark on plain memory, which a copy would not have, is for good.
+// Their own process: a mark on plain memory, which a copy would not have, is permanent.
 void marked_maps_stay_with_the_kernel() {
   constexpr size_t kSmall = 256 * 1024;
   const pid_t child = fork();

@@ -62,9 +62,9 @@ void push_out() {
   CHECK(munmap(p, 40 * kMiB) == 0);
 }
 
-// Of one thread beside `change`, until a while after it.
+// One thread uses the memory during `change`, and a while after it.
 template <class Use, class Change>
-void beside(Use use, Change change) {
+void during(Use use, Change change) {
   g_stop = false;
   std::thread user([&] {
     while (!g_stop.load(std::memory_order_relaxed)) use();
@@ -93,7 +93,7 @@ void replaced_by_a_move() {
     stamp_pages(old, kOld);
     stamp_pages(fresh, kNew);
     if (round % 2 != 0) push_out();
-    beside([=] { read_all(old); },
+    during([=] { read_all(old); },
            [=] { CHECK(mremap(fresh, kBytes, kBytes, MREMAP_MAYMOVE | MREMAP_FIXED, old) == old); });
     for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(old, i) == kNew);
     CHECK(faults(fresh) && munmap(old, kBytes) == 0);
@@ -110,7 +110,7 @@ void replaced_by_a_file() {
     char* old = map(kBytes);
     stamp_pages(old, kOld);
     if (round % 2 != 0) push_out();
-    beside([=] { read_all(old); }, [=] { CHECK(mmap(old, kBytes, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == old); });
+    during([=] { read_all(old); }, [=] { CHECK(mmap(old, kBytes, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == old); });
     for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(old, i) == kNew);
     CHECK(munmap(old, kBytes) == 0 && faults(old));
   }
@@ -134,7 +134,7 @@ void counted_while_moved() {
   if (!g_early) fill(map(24 * kMiB), 24 * kMiB, 5);
   size_t next = 0;
   for (; moves < kMoves; ++moves) {
-    beside(
+    during(
         [&] {
           for (size_t i = 0; i < 1000; ++i, ++counted)
             __atomic_fetch_add(&word_of(p, next = (next + 13) % kPages), 1, __ATOMIC_RELAXED);
@@ -162,7 +162,7 @@ void counted_while_moved_away() {
     if (round % 4 >= 2) push_out();
     unsigned long counted = 0;
     size_t next = 0;
-    beside(
+    during(
         [&] {
           for (size_t i = 0; i < 1000; ++i)
             counted +=
@@ -192,7 +192,7 @@ void read_only_stays_so() {
     if (round % 4 >= 2) push_out();
     CHECK(mprotect(p, kBytes, PROT_READ) == 0);
     char* now = nullptr;
-    beside(
+    during(
         [&] {
           for (size_t i = 0; i < kBytes / g_page && !g_stop; i += 3) wrote += !raises([=] { word_of(p, i) = 7; });
         },
@@ -209,7 +209,7 @@ void read_only_stays_so() {
   }
 }
 
-// Content that nobody may read is moved, and nobody may read it meanwhile.
+// Content that may not be read is moved, and may not be read meanwhile.
 void unreadable_stays_so() {
   std::atomic<unsigned long> read{0};
   for (int round = 0; round < 8; ++round) {
@@ -218,7 +218,7 @@ void unreadable_stays_so() {
     stamp_pages(target, kNew);
     if (round % 4 >= 2) push_out();
     CHECK(mprotect(p, kBytes, PROT_NONE) == 0);
-    beside(
+    during(
         [&] {
           for (size_t i = 0; i < kBytes / g_page && !g_stop; i += 3)
             read += !raises([=] { (void)*static_cast<volatile unsigned long*>(&word_of(p, i)); });

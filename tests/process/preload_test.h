@@ -4,6 +4,7 @@
 // The program starts itself again with LD_PRELOAD (its first argument names the library) and the LUNAR_* given, and
 // runs `body` there. A process that ends by 125 could not start the tier: the test is skipped, naming userfaultfd.
 #pragma once
+#include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,6 +25,12 @@ extern "C" int lunar_is_tiered(const void*) __attribute__((weak));
   } while (0)
 
 inline bool tiered(const void* address) { return lunar_is_tiered != nullptr && lunar_is_tiered(address) == 1; }
+
+// Then a child that has given root up cannot see what is swapped out (runtime/LIMITS.md).
+inline bool host_has_swap() {
+  struct sysinfo host;
+  return sysinfo(&host) == 0 && host.totalswap != 0;
+}
 
 // The word a test expects at `index` of a shadowed block.
 inline unsigned long stamp(unsigned long seed, unsigned long index) {

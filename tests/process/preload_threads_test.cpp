@@ -122,7 +122,7 @@ void full() {
   free(again);
 }
 
-// A process ends with its last thread, whichever that is, and runs its exit handlers: also with service threads beside
+// A process ends with its last thread, whichever that is, and runs its exit handlers: also with service threads
 // it.
 void* sleep_then_end(void*) {
   usleep(50000);

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`run_tree_test.py LUNAR CASE`: what `lunar run` does for a whole tree of processes, and what is left of it.
 
-  one-budget   programs that a program executes share its budget: by the kernel's count, all of them together stay within it
+  one-budget   programs that a program executes share its budget: by the kernel's count, all of them together stay
+               within it
   no-files     with the default LUN nothing lies in its directory by name: not while a tree runs, and not after kill -9
-  file-size    a limit on file sizes (ulimit -f) ends no program: one that needs little runs, one that needs more gets no memory, and one line
+  file-size    a limit on file sizes (ulimit -f) ends no program: one that needs little runs, one that needs more gets
+               no memory, and one line
 """
 import os
 import re
@@ -36,8 +38,10 @@ def fail(what):
 def start(dram, mib, count, *flags):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LUNAR_")}
     program = [sys.executable, "-c", PARENT.format(count=count), HOLDS.format(mib=mib)]
-    tree = subprocess.Popen([LUNAR, "run", "--dram", dram, "--size", "1g", *flags, "--", *program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, start_new_session=True, env={**environment, "PYTHONMALLOC": "malloc"})
+    flags = ["--dram", dram, "--size", "1g", *flags]
+    tree = subprocess.Popen([LUNAR, "run", *flags, "--", *program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, start_new_session=True,
+                            env={**environment, "PYTHONMALLOC": "malloc"})
     words = tree.stdout.readline().split()
     if words[count:] != ["held"] * count:
         tree.kill()
@@ -61,14 +65,15 @@ def anonymous(pid):
 
 
 def one_budget():
-    """Four programs of 40 MiB under 64: one of them alone stays within it, and four budgets would hold all of the 160 MiB."""
+    """Four programs of 40 MiB under 64: one of them alone stays within it, and four budgets would hold all of the 160
+    MiB."""
     small, pids = start("64m", 1, 4)
     idle = sum(map(anonymous, pids))
     end(small)
     tree, pids = start("64m", 40, 4)
     held = sum(map(anonymous, pids))
     print(f"{held / MIB:.1f} MiB, of which {idle / MIB:.1f} MiB are there without the data")
-    if held - idle > 64 * MIB + 5 * MIB // 2:   # what each has of its own beside the tier: README, "What --dram covers"
+    if held - idle > 64 * MIB + 5 * MIB // 2:   # what each has of its own besides: README, "What --dram covers"
         fail(f"{(held - idle) / MIB:.1f} MiB more than idle under a budget of 64 MiB")
     if held < 48 * MIB:
         fail(f"{held / MIB:.1f} MiB: nothing is proven")
@@ -76,7 +81,8 @@ def one_budget():
 
 
 def named_files(pids, directory):
-    """What these processes have open in the directory and could be found there by name. The pager's threads have descriptors of their own."""
+    """What these processes have open in the directory and could be found there by name. The pager's threads have
+    descriptors of their own."""
     unlinked, named = 0, []
     for pid in pids:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -103,7 +109,8 @@ def no_files():
     inodes = {entry.inode() for entry in os.scandir("/var/tmp")}
     os.killpg(tree.pid, signal.SIGKILL)
     tree.communicate()
-    left = [entry.name for entry in os.scandir("/var/tmp") if entry.inode() not in inodes and "lunar" in entry.name and entry.is_file()]
+    new = [entry for entry in os.scandir("/var/tmp") if entry.inode() not in inodes]
+    left = [entry.name for entry in new if "lunar" in entry.name and entry.is_file()]
     if left:
         fail(f"kill -9 left {left}")
     # The same in a directory of our own, where every file would be ours.
@@ -117,16 +124,28 @@ def no_files():
             fail(f"kill -9 left {os.listdir(directory)}")
 
 
+# Takes memory; exit code 3 when it gets none.
+TAKES = ("import sys\n"
+         "try:\n"
+         "  held = bytearray(b'x') * ({mib} << 20)\n"
+         "except MemoryError:\n"
+         "  sys.exit(3)\n"
+         "sys.exit(held.count(b'x') != {mib} << 20)\n")
+
+
 def with_file_size(limit, mib):
     """In a pipe: what the program writes is no file. Returns the exit code, and what was said."""
-    program = f"import sys\ntry:\n  held = bytearray(b'x') * ({mib} << 20)\nexcept MemoryError:\n  sys.exit(3)\nsys.exit(held.count(b'x') != {mib} << 20)"
-    ended = subprocess.run([LUNAR, "run", "--dram", "32m", "--size", "1g", "--", sys.executable, "-c", program], capture_output=True, text=True, check=False,
-                           env={**os.environ, "PYTHONMALLOC": "malloc"}, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)))
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    program = [sys.executable, "-c", TAKES.format(mib=mib)]
+    ended = subprocess.run([LUNAR, "run", "--dram", "32m", "--size", "1g", "--", *program], capture_output=True,
+                           text=True, check=False, env={**os.environ, "PYTHONMALLOC": "malloc"}, preexec_fn=limited)
     return ended.returncode, ended.stderr
 
 
 def file_size():
-    for limit, mib, code, says in ((resource.RLIM_INFINITY, 80, 0, ""), (40 * MIB, 4, 0, ""), (40 * MIB, 80, 3, "limit on file sizes"),
+    for limit, mib, code, says in ((resource.RLIM_INFINITY, 80, 0, ""), (40 * MIB, 4, 0, ""),
+                                   (40 * MIB, 80, 3, "limit on file sizes"),
                                    (64 << 10, 80, 3, "limit on file sizes")):
         got, said = with_file_size(limit, mib)
         lines = [line for line in said.splitlines() if "lunar" in line]
@@ -134,7 +153,8 @@ def file_size():
             print("skip: userfaultfd: " + lines[0])
             raise SystemExit(77)
         if got != code or says not in said or len(lines) != (says != ""):
-            fail(f"{mib} MiB with files of at most {limit}: exit code {got} where {code} is expected; it said {said[-2000:]}")
+            fail(f"{mib} MiB with files of at most {limit}: exit code {got} where {code} is expected; "
+                 f"it said {said[-2000:]}")
 
 
 {"one-budget": one_budget, "no-files": no_files, "file-size": file_size}[CASE]()

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What ships knows none of the switches that take protections away. `shipped_test.py SWITCHES TEST_PROGRAM SHIPPED...`:
-SWITCHES is base/test_switches.def; TEST_PROGRAM links the runtime of the tests and must know them all, or the names looked for
-would be the wrong ones."""
+SWITCHES is base/test_switches.def; TEST_PROGRAM links the runtime of the tests and must know them all, or the names
+looked for would be the wrong ones."""
 import re
 import sys
 

@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose orders a program takes (runtime/config/trust.h). `trust_test.py TRUST_PROBE`.
 
-A setuid program takes no LUNAR_*, CFLSH_* or ~/.config of its caller's; a config file counts only where nobody else may write it."""
+A setuid program takes no LUNAR_*, CFLSH_* or ~/.config of its caller's; a config file counts only where no other user
+may write it."""
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 
-OTHER = 65534   # nobody
+OTHER = 65534   # the user `nobody`
 
 
 def run(program, home, **variables):
@@ -34,11 +35,12 @@ def main(probe):
         program = folder + "/probe"
         shutil.copy(probe, program)
         os.chmod(program, 0o755)
-        orders = {"LUNAR_STATS_FILE": folder + "/stats", "LUNAR_LOG_FILE": folder + "/log", "CFLSH_BLK_CACHE_SIZE": "64",
-                  "CFLSH_BLK_TRACE": folder + "/trace"}
+        orders = {"LUNAR_STATS_FILE": folder + "/stats", "LUNAR_LOG_FILE": folder + "/log",
+                  "CFLSH_BLK_CACHE_SIZE": "64", "CFLSH_BLK_TRACE": folder + "/trace"}
 
         seen, _ = run(program, home, **orders)
-        assert seen["dram"] == str(100 << 20) and seen["stats_file"] == folder + "/stats" and seen["cache"] == "64", seen
+        assert seen["dram"] == str(100 << 20) and seen["cache"] == "64", seen
+        assert seen["stats_file"] == folder + "/stats", seen
         assert seen["trace"] == "1" and os.path.exists(folder + "/trace"), seen
         seen, _ = run(program, home, LUNAR_DRAM="200m")
         assert seen["dram"] == str(200 << 20), seen
@@ -58,7 +60,7 @@ def main(probe):
         os.rename(config, config + ".kept")
         os.mkfifo(config, 0o644)
         os.chown(config, OTHER, OTHER)
-        seen, err = run(program, home)   # it does not wait for somebody to write there
+        seen, err = run(program, home)   # it does not wait for a writer
         assert "belongs to user" in err and seen["dram"] == "0", (seen, err)
         os.unlink(config)
         os.rename(config + ".kept", config)
@@ -72,11 +74,12 @@ def main(probe):
         if seen["secure"] != "1":
             print("skip: setuid: this kernel or file system gives setuid programs no rights")
             return 77
-        assert seen["loaded"] == "0" and seen["dram"] == "0" and seen["log_file"] == "" and seen["stats_file"] == "", seen
+        assert seen["loaded"] == "0" and seen["dram"] == "0", seen
+        assert seen["log_file"] == "" and seen["stats_file"] == "", seen
         assert seen["cache"] == "0" and seen["trace"] == "0", seen
         assert sorted(os.listdir(folder)) == ["home", "probe"], os.listdir(folder)
         assert err == "", err
-    print("trust: variables and config files of those who may give orders, and of nobody else")
+    print("trust: variables and config files of those who may give orders, and of no others")
     return 0
 
 

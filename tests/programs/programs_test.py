@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`programs_test.py LUNAR PROGRAM`: a real program twice, plain and under `lunar run` with less DRAM than it needs. What it
-reports and its exit code must be equal, and the tiered run must have evicted. `programs_test.py --list` names the programs.
+"""`programs_test.py LUNAR PROGRAM`: a real program twice, plain and under `lunar run` with less DRAM than it needs.
+What it reports and its exit code must be equal, and the tiered run must have evicted. `programs_test.py --list` names
+the programs.
 
-A program is a function that takes a `run` (plain or tiered) and returns what is compared: text or a dict of test outcomes."""
+A program is a function that takes a `run` (plain or tiered) and returns what is compared: text or a dict of test
+outcomes."""
 import hashlib
 import os
 import re
@@ -36,15 +38,18 @@ class Run:
     def words(self, command):
         if not self.tiered:
             return command
-        return [self.lunar, "run", "--dram", self.dram, "--size", self.size, "--lun", self.scratch, "--stats", "--", *command]
+        flags = ["--dram", self.dram, "--size", self.size, "--lun", self.scratch, "--stats"]
+        return [self.lunar, "run", *flags, "--", *command]
 
     def start(self, command, **options):
         options.setdefault("stdin", subprocess.DEVNULL)
         options.setdefault("stdout", subprocess.PIPE)
         options.setdefault("stderr", open(self.errors, "a", encoding="utf-8"))
         # The system's programs, not those of a virtual environment; everything of a run in its own directory.
-        environment = {**os.environ, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "TMPDIR": self.scratch, "LC_ALL": "C.UTF-8", **options.pop("env", {})}
-        return subprocess.Popen(self.words(command), text=True, errors="replace", env=environment, start_new_session=True, **options)
+        environment = {**os.environ, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "TMPDIR": self.scratch,
+                       "LC_ALL": "C.UTF-8", **options.pop("env", {})}
+        return subprocess.Popen(self.words(command), text=True, errors="replace", env=environment,
+                                start_new_session=True, **options)
 
     def output(self, command, **options):
         """Exit code and standard output."""
@@ -60,7 +65,8 @@ class Run:
         return sum(map(int, re.findall(r"lunar: stats: evictions (\d+)", self.said())))
 
     def complaints(self):
-        return [line for line in self.said().splitlines() if line.startswith("lunar:") and not line.startswith("lunar: stats:")]
+        lines = [line for line in self.said().splitlines() if line.startswith("lunar:")]
+        return [line for line in lines if not line.startswith("lunar: stats:")]
 
 
 def need(path, word):
@@ -70,6 +76,12 @@ def need(path, word):
 
 # ---- CPython's own tests -------------------------------------------------------------------------------------------
 
+# A test, its description on a line of its own, lines of other output, and the outcome at the end of a line.
+OUTCOME = re.compile(r"^(\w+) \(([\w.]+)\)(?:\n[^\n]*)? \.\.\. "
+                     r"(?:[^\n]*\n(?:(?!\w+ \([\w.]+\))[^\n]*\n)*?)??"
+                     r"[^\n]*?(ok|skipped|FAIL|ERROR|expected failure)\b", re.MULTILINE)
+
+
 def python_tests(name):
     """Outcome by test. What depends on the time of day or on a random port has no place in it."""
     def program(run):
@@ -78,22 +90,23 @@ def python_tests(name):
         os.chmod(run.scratch, 0o1777)
         code, out = run.output([PYTHON, "-X", "faulthandler", f"{HERE}/python_tests.py", name], cwd=run.scratch)
         verdicts = {}
-        pattern = re.compile(r"^(\w+) \(([\w.]+)\)(?:\n[^\n]*)? \.\.\. (?:[^\n]*\n(?:(?!\w+ \([\w.]+\))[^\n]*\n)*?)??[^\n]*?(ok|skipped|FAIL|ERROR|expected failure)\b",
-                             re.MULTILINE)
-        for test, where, verdict in pattern.findall(out):
+        for test, where, verdict in OUTCOME.findall(out):
             verdicts[f"{where}:{test}"] = verdict
         if len(verdicts) < 5:
-            raise SystemExit(f"FAIL: {name}: {len(verdicts)} tests seen, exit code {code}: {out[-3000:]} {run.said()[-1000:]}")
+            raise SystemExit(f"FAIL: {name}: {len(verdicts)} tests seen, exit code {code}: {out[-3000:]} "
+                             f"{run.said()[-1000:]}")
         verdicts["exit code"] = str(code)
         if code != 0:
             print(f"{'tiered' if run.tiered else 'plain'}: exit code {code}")
-            print("\n".join(line for line in out.splitlines() if re.match(r"(FAIL|ERROR|Traceback|\w*Error)", line))[-3000:])
+            wrong = [line for line in out.splitlines() if re.match(r"(FAIL|ERROR|Traceback|\w*Error)", line)]
+            print("\n".join(wrong)[-3000:])
         return verdicts
     return program
 
 
 def sys_minor():
-    return subprocess.run([PYTHON, "-c", "import sys; print(sys.version_info.minor)"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    print_minor = [PYTHON, "-c", "import sys; print(sys.version_info.minor)"]
+    return subprocess.run(print_minor, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
 # ---- stress-ng -------------------------------------------------------------------------------------------------------
@@ -102,11 +115,12 @@ def stress(name, *words):
     """stress-ng checks its own memory: nothing it says may be a failure."""
     def program(run):
         need("stress-ng", "stress-ng")
-        code, out = run.output(["stress-ng", f"--{name}", "2", *words, "--verify", "--timeout", "5", "--temp-path", run.scratch, "--oomable"],
-                               stderr=subprocess.STDOUT)
+        flags = ["--verify", "--timeout", "5", "--temp-path", run.scratch, "--oomable"]
+        code, out = run.output(["stress-ng", f"--{name}", "2", *words, *flags], stderr=subprocess.STDOUT)
         with open(run.errors, "a", encoding="utf-8") as errors:   # --stats came on the same descriptor
             errors.write(out)
-        failures = [line for line in out.splitlines() if re.search(r"\bfail(ed)?\b|corrupt|mismatch|error:", line) and "failed: 0" not in line]
+        wrong = re.compile(r"\bfail(ed)?\b|corrupt|mismatch|error:")
+        failures = [line for line in out.splitlines() if wrong.search(line) and "failed: 0" not in line]
         return f"exit code {code}\n" + "\n".join(failures)
     return program
 
@@ -120,7 +134,8 @@ def free_port():
 
 
 def postgres(run):
-    """A cluster made and served by a root that became `postgres` (runuser): an index over 1.5 million rows sorted in memory."""
+    """A cluster made and served by a root that became `postgres` (runuser): an index over 1.5 million rows sorted in
+    memory."""
     need("/usr/lib/postgresql", "postgresql")
     if os.geteuid() != 0:
         raise Skip("root: becomes the user postgres")
@@ -134,12 +149,14 @@ def postgres(run):
     if code != 0:
         return f"initdb: exit code {code}: {out} {run.said()}"
     port = free_port()
-    server = run.start([*as_user, f"{binaries}/postgres", "-D", f"{place}/data", "-p", str(port), "-h", "127.0.0.1", "-k", place,
-                        "-c", "fsync=off", "-c", "max_parallel_maintenance_workers=0"])
+    settings = ["-c", "fsync=off", "-c", "max_parallel_maintenance_workers=0"]
+    server = run.start([*as_user, f"{binaries}/postgres", "-D", f"{place}/data", "-p", str(port), "-h", "127.0.0.1",
+                        "-k", place, *settings])
     psql = ["psql", "-h", "127.0.0.1", "-p", str(port), "-U", "postgres", "-AtqX", "-v", "ON_ERROR_STOP=1"]
 
     def ask(text):
-        return subprocess.run([*psql, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        return subprocess.run([*psql, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              check=False)
     try:
         deadline = time.monotonic() + 60
         while ask("select 1").returncode != 0:
@@ -149,8 +166,10 @@ def postgres(run):
         answers = []
         for text in ("create table t as select i, md5(i::text) as m from generate_series(1, 700000) i",
                      "set maintenance_work_mem = '512MB'; create index on t (m, i)",
-                     "set work_mem = '256MB'; select count(*), md5(string_agg(m, '' order by m)) from t where i % 3 = 0",
-                     "set enable_seqscan = off; select md5(string_agg(i::text, ',')) from (select i from t where m > 'f' order by m limit 50000) s"):
+                     "set work_mem = '256MB'; "
+                     "select count(*), md5(string_agg(m, '' order by m)) from t where i % 3 = 0",
+                     "set enable_seqscan = off; select md5(string_agg(i::text, ',')) from "
+                     "(select i from t where m > 'f' order by m limit 50000) s"):
             answer = ask(text)
             answers.append(f"{answer.returncode} {answer.stdout}")
     finally:
@@ -173,12 +192,14 @@ def session_member(session, name):
 
 
 def memcached(run):
-    """Items of a size each, set and read back by one connection; the server has left root for `nobody` before it grows."""
+    """Items of a size each, set and read back by one connection; the server has left root for `nobody` before it
+    grows."""
     need("memcached", "memcached")
     if os.geteuid() != 0:
         raise Skip("root: memcached -u nobody")
     port = free_port()
-    server = run.start(["memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", str(port), "-U", "0", "-m", "512", "-t", "2"])
+    server = run.start(["memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", str(port), "-U", "0", "-m", "512",
+                        "-t", "2"])
     digest, found = hashlib.sha256(), 0
     try:
         deadline = time.monotonic() + 30
@@ -229,7 +250,8 @@ def memcached(run):
 
 def java(run):
     need("javac", "java")
-    code, out = run.output(["java", "-XX:+UseG1GC", "-Xms16m", "-Xmx320m", "-XX:TieredStopAtLevel=1", f"{HERE}/Heap.java"])
+    flags = ["-XX:+UseG1GC", "-Xms16m", "-Xmx320m", "-XX:TieredStopAtLevel=1"]
+    code, out = run.output(["java", *flags, f"{HERE}/Heap.java"])
     return f"exit code {code}\n{out}"
 
 
@@ -239,7 +261,7 @@ def node(run):
     return f"exit code {code}\n{out}"
 
 
-# ---- rights given up, roots changed, few descriptors ------------------------------------------------------------------
+# ---- rights given up, roots changed, few descriptors -----------------------------------------------------------------
 
 GROW = f"{HERE}/grow.py"
 
@@ -271,19 +293,20 @@ def debugger(run):
             commands.append(f"call (int)lunar_touch((void*){address}, (unsigned long){size})")
         commands.append(f"x/2s {address}")
         arguments = [word for command in commands for word in ("-ex", command)]
-        seen = subprocess.run(["gdb", "-nx", "-batch", "-p", str(child.pid), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, check=False).stdout
+        seen = subprocess.run(["gdb", "-nx", "-batch", "-p", str(child.pid), *arguments], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False).stdout
     finally:
         child.send_signal(signal.SIGTERM)
         child.wait(30)
     return "\n".join(re.findall(r'"(marker[^"]*)"', seen)) or f"nothing: {seen[-2000:]}"
 
 
+MODULES = "subprocess", "mmap", "signal", "threading", "socket"
 # name: (program, DRAM, LUN)
 PROGRAMS = {
-    **{f"python-{name}": (python_tests(f"test_{name}"), "48m", "2g") for name in ("subprocess", "mmap", "signal", "threading", "socket")},
-    # Trees of processes, each with the 96 MiB: 48m are 42 GiB of page faults, the result the same after 12 minutes and more. Forked ones are a hundred
-    # at a time, which each needs 5 MiB for itself.
+    **{f"python-{name}": (python_tests(f"test_{name}"), "48m", "2g") for name in MODULES},
+    # Trees of processes, each with the 96 MiB: 48m are 42 GiB of page faults, the result the same after 12 minutes and
+    # more. Forked ones are a hundred at a time, which each needs 5 MiB for itself.
     "python-multiprocessing_spawn": (python_tests("test_multiprocessing_spawn"), "128m", "4g"),
     "python-multiprocessing_fork": (python_tests("test_multiprocessing_fork"), "768m", "24g"),
     "stress-vm": (stress("vm", "--vm-bytes", "96m"), "32m", "2g"),
@@ -308,10 +331,12 @@ PROGRAMS = {
     "few-descriptors": (growing("prlimit", "--nofile=64", root=False), "24m", "1g"),
     "gdb": (debugger, "24m", "1g"),
 }
-# Memory of these does not grow past any budget, or is not anonymous memory that Lunar tiers: the result is compared, evictions are not asked for.
-NO_EVICTIONS = {"stress-vfork", "stress-fork", "stress-clone", "stress-stack", "stress-brk", "stress-aio", "stress-mlock", "stress-madvise",
-                "stress-mremap", "stress-vm-rw"}
-# What does not work, as runtime/LIMITS.md says in "Real programs": what the tiered run must report then. When it works one day, this and that line go.
+# Memory of these does not grow past any budget, or is not anonymous memory that Lunar tiers: the result is compared,
+# evictions are not asked for.
+NO_EVICTIONS = {"stress-vfork", "stress-fork", "stress-clone", "stress-stack", "stress-brk", "stress-aio",
+                "stress-mlock", "stress-madvise", "stress-mremap", "stress-vm-rw"}
+# What does not work, as runtime/LIMITS.md says in "Real programs": what the tiered run must report then. When it works
+# one day, this and that line go.
 NOT_SERVED = {
     "stress-vm-rw": r"vm-rw: mmap failed, errno=12",       # a clone(CLONE_VM) child makes the heap grow past the budget
     "stress-mremap": r"mremap: mremap failed, errno=12",   # MREMAP_FIXED to a place outside the tier
@@ -319,18 +344,22 @@ NOT_SERVED = {
 # The same of single tests, by their last name; the exit code tells of them too.
 NOT_SERVED_TESTS = {
     "python-subprocess": {
-        "test_close_fds_when_max_fd_is_lowered", "test_pass_fds_redirected",   # list their descriptors, and find Lunar's
+        # List their descriptors, and find Lunar's.
+        "test_close_fds_when_max_fd_is_lowered", "test_pass_fds_redirected",
     },
 }
 
 
 def compare(name, plain, tiered):
     if name in NOT_SERVED:
-        return [] if re.search(NOT_SERVED[name], tiered) and not re.search(NOT_SERVED[name], plain) else [f"not the known failure: {tiered[-2000:]}"]
+        known = re.search(NOT_SERVED[name], tiered) and not re.search(NOT_SERVED[name], plain)
+        return [] if known else [f"not the known failure: {tiered[-2000:]}"]
     if isinstance(plain, dict):
         known = NOT_SERVED_TESTS.get(name, set())
-        return [f"{test}: plain {plain.get(test)}, tiered {tiered.get(test)}" for test in sorted(plain.keys() | tiered.keys())
-                if plain.get(test) != tiered.get(test) and test.rpartition(":")[2] not in known and not (known and test == "exit code")]
+        differing = [test for test in sorted(plain.keys() | tiered.keys()) if plain.get(test) != tiered.get(test)]
+        unknown = [test for test in differing
+                   if test.rpartition(":")[2] not in known and not (known and test == "exit code")]
+        return [f"{test}: plain {plain.get(test)}, tiered {tiered.get(test)}" for test in unknown]
     return [] if plain == tiered else [f"plain:  {plain[-2000:]}\ntiered: {tiered[-6000:]}"]
 
 
@@ -348,7 +377,8 @@ def main():
             begun = time.monotonic()
             results.append(program(run))
             evictions, complaints = run.evictions(), run.complaints()
-            print(f"{'tiered' if side else 'plain'}: {time.monotonic() - begun:.1f} s, {evictions} evictions", flush=True)
+            took = time.monotonic() - begun
+            print(f"{'tiered' if side else 'plain'}: {took:.1f} s, {evictions} evictions", flush=True)
         except Skip as why:
             print(f"skip: {why}")
             return 77

@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`dram_cap_tree_test.py LUNAR CAP_MEMBER [--long]`: the DRAM budget holds for a whole process tree, by the kernel's count.
+"""`dram_cap_tree_test.py LUNAR CAP_MEMBER [--long]`: the DRAM budget holds for a whole process tree, by the kernel's
+count.
 
-Each tree runs in a memory cgroup of its own, whose anonymous memory is read every few 100 us. What is allowed beyond the budget is a slack
-(tools/README.md, "What --dram covers"): SLACK_TREE, and for each process that was there at once SLACK_SERVICE (stacks, data of the libraries; twice that
-for one that exec began, which shares none of it) and what the program has outside of the tier by itself (brk, maps below 1 MiB:
-SLACK_PROGRAM for a Python or a compiler). Trees: a process that forks 1, 4, 8 and 64 times with all members writing, processes that end
-while others press, make -j, a Python pool and a heap that doubles at once. A tree that never came near its budget proves nothing, and
-fails. Skipped (77) where no memory cgroup can be made.
+Each tree runs in a memory cgroup of its own, whose anonymous memory is read every few 100 us. What is allowed beyond
+the budget is a slack (tools/README.md, "What --dram covers"): SLACK_TREE, and for each process that was there at once
+SLACK_SERVICE (stacks, data of the libraries; twice that for one that exec began, which shares none of it) and what the
+program has outside of the tier by itself (brk, maps below 1 MiB: SLACK_PROGRAM for a Python or a compiler). Trees: a
+process that forks 1, 4, 8 and 64 times with all members writing, processes that end while others press, make -j, a
+Python pool and a heap that doubles at once. A tree that never came near its budget proves nothing, and fails. Skipped
+(77) where no memory cgroup can be made.
 
-The kernel keeps its count of anonymous memory by processor, and a reader adds the processors up one after the other: where it has to wait in
-between, what was freed on the first one meanwhile is missing, and what was taken on the others is there. On a busy machine some reading in ten
-thousand shows ten MiB and more that never were, and the next one may show them again. The group's total is one counter, right at any moment,
-and a few MiB above what is anonymous: a reading that is above it is cut to it."""
+The kernel keeps its count of anonymous memory by processor, and a reader adds the processors up one after the other:
+where it has to wait in between, what was freed on the first one meanwhile is missing, and what was taken on the others
+is there. On a busy machine some reading in ten thousand shows ten MiB and more that never were, and the next one may
+show them again. The group's total is one counter, right at any moment, and a few MiB above what is anonymous: a reading
+that is above it is cut to it."""
 import os
 import signal
 import subprocess
@@ -40,7 +43,7 @@ class Cgroup:
                 continue
             try:
                 self.sweep(root)
-                if version == 2:   # as systemd has it; elsewhere children of the root have no memory of their own to look at
+                if version == 2:   # as systemd has it; elsewhere the root's children do not count their memory
                     with open(os.path.join(root, "cgroup.subtree_control"), "w") as control:
                         control.write("+memory")
                 self.path = os.path.join(root, PREFIX + str(os.getpid()))
@@ -51,7 +54,8 @@ class Cgroup:
             self.key = b"\ntotal_rss " if version == 1 else b"anon "
             self.procs = os.path.join(self.path, "cgroup.procs")
             self.stat = os.open(os.path.join(self.path, "memory.stat"), os.O_RDONLY)
-            self.total = os.open(os.path.join(self.path, "memory.usage_in_bytes" if version == 1 else "memory.current"), os.O_RDONLY)
+            total = "memory.usage_in_bytes" if version == 1 else "memory.current"
+            self.total = os.open(os.path.join(self.path, total), os.O_RDONLY)
             return
         print("skip: memory-cgroup:", getattr(self, "refusal", "no memory controller is mounted"))
         sys.exit(77)
@@ -102,8 +106,9 @@ def watch(name, dram_mib, command, size="4g", near=0.7, outside=0):
     output = tempfile.TemporaryFile()
     try:
         child = subprocess.Popen(
-            [LUNAR, "run", "--dram", f"{dram_mib}m", "--size", size, "--", *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True, preexec_fn=lambda: open(group.procs, "w").write(str(os.getpid())))
+            [LUNAR, "run", "--dram", f"{dram_mib}m", "--size", size, "--", *command],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            preexec_fn=lambda: open(group.procs, "w").write(str(os.getpid())))
         peak = above = most = samples = worst = 0
         cap = dram_mib * MIB
         processes = 1
@@ -121,7 +126,8 @@ def watch(name, dram_mib, command, size="4g", near=0.7, outside=0):
                 above = anonymous - cap
             time.sleep(0.0002)   # the machine may have two processors
             worst = max(worst, anonymous - cap - SLACK_TREE - most * (SLACK_SERVICE + outside))
-        text = f"{name}: budget {dram_mib} MiB, anonymous peak {peak / MIB:.1f} MiB, {most} processes, {samples} samples, {time.time() - began:.1f} s"
+        text = (f"{name}: budget {dram_mib} MiB, anonymous peak {peak / MIB:.1f} MiB, {most} processes, "
+                f"{samples} samples, {time.time() - began:.1f} s")
         if child.returncode != 0:
             print(f"FAIL: {text}: exit code {child.returncode}")
             dump(output)
@@ -160,7 +166,8 @@ if __name__ == "__main__":
 MAKEFILE = "all: $(addsuffix .o,$(basename $(wildcard *.c)))\n%.o: %.c\n\t$(CC) -O2 -c -o $@ $<\n"
 
 
-# Children that descriptors are taken from before they start, as programs do it: each must still find the tree's account.
+# Children that descriptors are taken from before they start, as programs do it: each must still find the tree's
+# account.
 CLOSERS = """
 import ctypes, os, subprocess, sys
 member, how = sys.argv[1:3]
@@ -174,13 +181,15 @@ def set_cloexec():
         if int(name) > 2: libc.fcntl(int(name), 2, 1)
 def dup_over():
     for fd in (600, 700, 701): libc.dup2(1, fd)
-before = {"subprocess": None, "raw": close_raw, "closefrom": lambda: libc.closefrom(3), "each": close_each, "cloexec": set_cloexec,
-          "dup2": dup_over}[how]
-children = [subprocess.Popen([member, "burst", "20"], close_fds=how == "subprocess", preexec_fn=before) for _ in range(3)]
+before = {"subprocess": None, "raw": close_raw, "closefrom": lambda: libc.closefrom(3), "each": close_each,
+          "cloexec": set_cloexec, "dup2": dup_over}[how]
+options = dict(close_fds=how == "subprocess", preexec_fn=before)
+children = [subprocess.Popen([member, "burst", "20"], **options) for _ in range(3)]
 sys.exit(max(child.wait() for child in children))
 """
 
-# A daemon whose ancestors are gone and that has closed everything by raw system calls: nobody has the account any more.
+# A daemon whose ancestors are gone and that has closed everything by raw system calls: no process has the account any
+# more.
 ORPHAN = """
 import ctypes, os, sys, time
 if os.fork() == 0:
@@ -198,8 +207,8 @@ def orphan(directory):
     with open(script, "w") as file:
         file.write(ORPHAN)
     with tempfile.TemporaryFile() as output:
-        subprocess.run([LUNAR, "run", "--dram", "48m", "--", sys.executable, script, MEMBER], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                       check=True)
+        subprocess.run([LUNAR, "run", "--dram", "48m", "--", sys.executable, script, MEMBER],
+                       stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True)
         for _ in range(100):
             output.seek(0)
             text = output.read().decode()
@@ -217,12 +226,14 @@ def overhead():
     """What of the budget cannot hold pages of the program, with four times as much data: below 5%."""
     dram = 256 * MIB
     with tempfile.TemporaryFile() as output:
-        subprocess.run([LUNAR, "run", "--dram", "256m", "--size", "2g", "--stats", "--", MEMBER, "burst", "512"], stdin=subprocess.DEVNULL, stdout=output,
-                       stderr=output, check=True)
+        subprocess.run([LUNAR, "run", "--dram", "256m", "--size", "2g", "--stats", "--", MEMBER, "burst", "512"],
+                       stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True)
         output.seek(0)
-        stats = dict(line.split()[2:4] for line in output.read().decode().splitlines() if line.startswith("lunar: stats: "))
+        lines = output.read().decode().splitlines()
+        stats = dict(line.split()[2:4] for line in lines if line.startswith("lunar: stats: "))
     fixed, resident = int(stats["fixed_bytes"]), int(stats["peak_resident_bytes"])
-    text = f"overhead of 256 MiB: fixed {fixed / MIB:.1f} MiB ({100 * fixed / dram:.1f}%), resident peak {resident / MIB:.1f} MiB"
+    text = (f"overhead of 256 MiB: fixed {fixed / MIB:.1f} MiB ({100 * fixed / dram:.1f}%), "
+            f"resident peak {resident / MIB:.1f} MiB")
     good = 0 < fixed < 0.05 * dram and resident > 0.95 * dram
     print("ok:" if good else "FAIL:", text, flush=True)
     return good
@@ -233,7 +244,8 @@ def make_tree(directory, files):
         with open(os.path.join(directory, f"f{i}.c"), "w") as file:
             file.write("#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n")
             for k in range(400):
-                file.write(f"int g{i}_{k}(int *a, int n) {{ int s = {k}; for (int i = 0; i < n; i++) s += a[i] * {k + 3} % (i + 1); "
+                file.write(f"int g{i}_{k}(int *a, int n) {{ int s = {k}; "
+                           f"for (int i = 0; i < n; i++) s += a[i] * {k + 3} % (i + 1); "
                            f"return s > {k} ? s : printf(\"%d\", s); }}\n")
     with open(os.path.join(directory, "Makefile"), "w") as file:
         file.write(MAKEFILE)
@@ -244,8 +256,11 @@ def main():
     good = overhead()
     turns = 6 if LONG else 1
     for _ in range(turns):
-        for children, dram, mib in ((1, 128, 100), (4, 128, 100), (8, 128, 60), (64, 256, 24)) if LONG else SHORT:
-            good &= watch(f"{children} forks", dram, [MEMBER, "forks", str(children), str(mib), "6" if LONG else "1"], size="12g")
+        trees = ((1, 128, 100), (4, 128, 100), (8, 128, 60), (64, 256, 24)) if LONG else SHORT
+        rounds = "6" if LONG else "1"
+        for children, dram, mib in trees:
+            command = [MEMBER, "forks", str(children), str(mib), rounds]
+            good &= watch(f"{children} forks", dram, command, size="12g")
         good &= watch("burst", 64, [MEMBER, "burst", "96"])
         good &= watch("a fork handler that allocates", 64, [MEMBER, "late", "44"])
         good &= watch("spawns", 64, [MEMBER, "spawns", "60", "1900"], outside=SLACK_SERVICE)

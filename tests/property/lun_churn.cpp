@@ -102,7 +102,7 @@ void check_stamp(VirtualLun* lun, uint64_t offset, bool must) {
     if (memcmp(stamp.uuid, lun->info().uuid, 16) != 0 || stamp.offset != offset + at) {
       char text[200];
       snprintf(text, sizeof text, "%s at %llu", lun->name(), static_cast<unsigned long long>(offset));
-      return failure("a block of somebody else's", text);
+      return failure("a block of another owner", text);
     }
   }
 }
@@ -263,7 +263,7 @@ int check_result() {
   std::vector<VirtualLunInfo> list(64);
   const int n = lun->list(list.data(), 64, 0);
   for (int i = 0; i < n; ++i) used += list[static_cast<size_t>(i)].extents;
-  if (used != report.extents_used) failure("extents", "used by nobody");
+  if (used != report.extents_used) failure("extents", "used without an owner");
   lun->close();
   for (int i = 0; i < n; ++i) {
     VirtualOptions options;
@@ -334,7 +334,7 @@ int main(int argc, char** argv) {
     waitpid(victim, nullptr, 0);
     shared->kills.fetch_add(1);
     int how = 0;
-    for (pid_t ended; (ended = waitpid(-1, &how, WNOHANG)) > 0;) {  // daemons that ended; nobody else may
+    for (pid_t ended; (ended = waitpid(-1, &how, WNOHANG)) > 0;) {  // daemons that ended; nothing else may
       if (!WIFEXITED(how)) failure("a process died by itself", std::to_string(ended).c_str());
     }
     start(&victim);

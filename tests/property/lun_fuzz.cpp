@@ -8,7 +8,7 @@
 //
 // Each is refused, with a line, or opens as exactly what was acknowledged (repaired: byte for byte). Where whole slots
 // of other moments were put in, another acknowledged moment may result (image N + 1 in one slot is what a crash
-// leaves); nobody could tell. Not tried for the same reason: forging an image whose second copy is not sound, or both
+// leaves): not detectable. Not tried for the same reason: forging an image whose second copy is not sound, or both
 // copies alike.
 //   lun_fuzz [--count N] [--first N]; LUNAR_SEED= replays; a failing image is number N of its seed.
 #include <signal.h>

@@ -2,12 +2,13 @@
 /*
  * lunar.h - memory that extends onto a LUN. C API of liblunar.
  *
- * A process has one tier: a DRAM budget and a LUN (flash) behind it. Memory obtained here is ordinary memory (any pointer,
- * any system call); its cold pages live on the LUN and come back when touched.
+ * A process has one tier: a DRAM budget and a LUN (flash) behind it. Memory obtained here is ordinary memory (any
+ * pointer, any system call); its cold pages live on the LUN and come back when touched.
  *
  * Units: bytes, unless a name ends in _pages (system pages, lunar_page_bytes()).
  * Errors: functions that return int give 0 on success or a negative errno value; pointers are NULL with errno set.
- * Threads: every function may be called from any thread at any time after lunar_init, unless its comment says otherwise.
+ * Threads: every function may be called from any thread at any time after lunar_init, unless its comment says
+ * otherwise.
  * Signals: none of these is async-signal-safe. fork: a child keeps its memory and is served by a pager of its own.
  * Sources: the calls follow malloc(3), madvise(2), mlock(2); userfaultfd(2) is the mechanism.
  */
@@ -40,25 +41,27 @@ extern "C" {
 /* Zero-initialise, set `struct_size`, then what is wanted. Strings are copied. */
 typedef struct lunar_config {
   size_t struct_size;    /* sizeof(struct lunar_config): lets the structure grow */
-  uint64_t dram_bytes;   /* DRAM budget, a hard cap on resident tiered pages, frames and tables; 0: a quarter of what is available */
+  uint64_t dram_bytes;   /* DRAM budget, a hard cap on resident tiered pages, frames and tables; 0: a quarter of what is
+                            available */
   uint64_t lun_bytes;    /* LUN space; 0: 8 times the budget, within the free space */
   const char *lun;       /* PATH, directory, block device or URI; NULL: /var/tmp */
   const char *options;   /* further options, "name=value,..." of the options table (`lunar run --help`), or NULL */
 } lunar_config;
 
-/* Starts the tier of this process. config NULL: the LUNAR_* environment and the config file decide; otherwise what is set in
- * config comes first. -EEXIST: already started (also by LD_PRELOAD; then the API uses that tier). Other errors: see
- * lunar_error(). */
+/* Starts the tier of this process. config NULL: the LUNAR_* environment and the config file decide; otherwise what is
+ * set in config comes first. -EEXIST: already started (also by LD_PRELOAD; then the API uses that tier). Other errors:
+ * see lunar_error(). */
 LUNAR_API int lunar_init(const lunar_config *config) LUNAR_NOEXCEPT;
 /* Ends it. -EBUSY while regions or allocations of this API exist. */
 LUNAR_API int lunar_shutdown(void) LUNAR_NOEXCEPT;
 /* One line on the last failure of lunar_init in this thread ("" when none): what, where, how to fix it. */
 LUNAR_API const char *lunar_error(void) LUNAR_NOEXCEPT;
 LUNAR_API size_t lunar_page_bytes(void) LUNAR_NOEXCEPT;
-/* Changes the DRAM budget at run time; shrinking returns when the new cap holds (evicts). -EINVAL: below the minimum. */
+/* Changes the DRAM budget at run time; shrinking returns when the new cap holds (evicts). -EINVAL: below the
+ * minimum. */
 LUNAR_API int lunar_set_dram(uint64_t bytes) LUNAR_NOEXCEPT;
 
-/* ---- allocation: as malloc(3), from tiered memory ----------------------------------------------------------------- */
+/* ---- allocation: as malloc(3), from tiered memory ---------------------------------------------------------------- */
 /* NULL/ENOMEM when the LUN cannot promise the space. Free with lunar_free only. */
 LUNAR_API void *lunar_malloc(size_t size) LUNAR_NOEXCEPT __attribute__((malloc, alloc_size(1)));
 LUNAR_API void *lunar_calloc(size_t count, size_t size) LUNAR_NOEXCEPT __attribute__((malloc, alloc_size(1, 2)));
@@ -67,7 +70,7 @@ LUNAR_API void *lunar_aligned_alloc(size_t alignment, size_t size) LUNAR_NOEXCEP
 LUNAR_API void lunar_free(void *pointer) LUNAR_NOEXCEPT;               /* NULL is fine */
 LUNAR_API size_t lunar_usable_size(const void *pointer) LUNAR_NOEXCEPT;
 
-/* ---- regions: page-granular ranges of one's own ------------------------------------------------------------------- */
+/* ---- regions: page-granular ranges of one's own ------------------------------------------------------------------ */
 /* A zero-filled tiered range of `bytes` (rounded up to pages). NULL with errno ENOMEM, EINVAL (0 bytes). Owned by the
  * caller until lunar_region_destroy. */
 LUNAR_API void *lunar_region_create(size_t bytes) LUNAR_NOEXCEPT;
@@ -76,7 +79,7 @@ LUNAR_API int lunar_region_destroy(void *address, size_t bytes) LUNAR_NOEXCEPT;
 /* 1 when the address is tiered memory, else 0. */
 LUNAR_API int lunar_is_tiered(const void *address) LUNAR_NOEXCEPT;
 
-/* ---- hints and range operations: no page fault is taken by these -------------------------------------------------------------- */
+/* ---- hints and range operations: no page fault is taken by these ------------------------------------------------- */
 typedef struct lunar_range {
   const void *address;
   size_t bytes;
@@ -86,14 +89,16 @@ typedef enum lunar_advice {
   LUNAR_NORMAL = 0,
   LUNAR_COLD = 1,        /* will not be used soon: evict first */
   LUNAR_HOT = 2,         /* used often: evict last */
-  LUNAR_SEQUENTIAL = 3,  /* from low to high addresses: read ahead from the first fault on; when DRAM is short, evict what lies behind first */
+  LUNAR_SEQUENTIAL = 3,  /* from low to high addresses: read ahead from the first fault on; when DRAM is short, evict
+                            what lies behind first */
   LUNAR_RANDOM = 4       /* read nothing ahead */
 } lunar_advice;
 
-/* -EINVAL: not tiered memory. Partly covered pages are included. COLD and HOT act on what is resident now. SEQUENTIAL and RANDOM hold until
- * NORMAL takes them back, for pieces of 64 pages that are covered at least by half. */
+/* -EINVAL: not tiered memory. Partly covered pages are included. COLD and HOT act on what is resident now. SEQUENTIAL
+ * and RANDOM hold until NORMAL takes them back, for pieces of 64 pages that are covered at least by half. */
 LUNAR_API int lunar_advise(const void *address, size_t bytes, lunar_advice advice) LUNAR_NOEXCEPT;
-/* Brings the range in, at queue depth; returns when it is resident. -EIO: a page could not be read (touching it is SIGBUS). */
+/* Brings the range in, at queue depth; returns when it is resident. -EIO: a page could not be read (touching it is
+ * SIGBUS). */
 LUNAR_API int lunar_touch(const void *address, size_t bytes) LUNAR_NOEXCEPT;
 /* The same for scattered ranges, in one batch (64 and more pay best). What does not fit into the budget is left out. */
 LUNAR_API int lunar_prefetch(const lunar_range *ranges, size_t count) LUNAR_NOEXCEPT;
@@ -108,7 +113,7 @@ LUNAR_API int64_t lunar_evict(const void *address, size_t bytes) LUNAR_NOEXCEPT;
  * runtime finds most cases by itself; this is the certain way. Cannot be undone. */
 LUNAR_API void lunar_note_pinning(void) LUNAR_NOEXCEPT;
 
-/* ---- statistics ---------------------------------------------------------------------------------------------------- */
+/* ---- statistics -------------------------------------------------------------------------------------------------- */
 typedef struct lunar_stats {
   size_t struct_size;            /* set by the caller: sizeof(struct lunar_stats) */
   uint64_t page_bytes;
@@ -117,7 +122,7 @@ typedef struct lunar_stats {
   uint64_t resident_bytes;       /* tiered pages in DRAM */
   uint64_t resident_peak_bytes;
   uint64_t committed_bytes;      /* promised to the program */
-  uint64_t evicted_bytes;        /* pages that are not in DRAM now, but can be had again: on the LUN, or on their way there */
+  uint64_t evicted_bytes;        /* pages not in DRAM now that can be had again: on the LUN, or on their way there */
   uint64_t lun_capacity_bytes;
   uint64_t lun_used_bytes;       /* slots allocated */
   uint64_t pinned_bytes;
@@ -137,7 +142,7 @@ typedef struct lunar_stats {
   uint64_t poisoned;             /* pages given up */
   uint64_t budget_waits;         /* faults that had to wait for DRAM */
   uint64_t fork_count;
-  uint64_t fixed_bytes;          /* of the cap, what cannot hold tiered pages: frames, windows, tables, what is kept free */
+  uint64_t fixed_bytes;          /* of the cap, what cannot hold tiered pages: frames, windows, tables, the reserve */
   uint64_t lun_free_bytes;       /* LUN space that can still be promised to this process */
   uint64_t lun_forked_bytes;     /* promised to the other processes of the tree: forked children */
 } lunar_stats;

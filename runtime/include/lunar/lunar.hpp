@@ -9,8 +9,9 @@
 //   std::span<double> matrix = region.as<double>();
 //   lunar::prefetch(matrix.subspan(row * n, n));
 //
-// Errors: what fails while an object is made throws lunar::Error (a std::runtime_error whose code() is the errno value);
-// allocation throws std::bad_alloc, as containers expect; hints return 0 or a negative errno value, as in lunar.h.
+// Errors: what fails while an object is made throws lunar::Error (a std::runtime_error whose code() is the errno
+// value); allocation throws std::bad_alloc, as containers expect; hints return 0 or a negative errno value, as in
+// lunar.h.
 #ifndef LUNAR_LUNAR_HPP
 #define LUNAR_LUNAR_HPP
 
@@ -59,8 +60,8 @@ struct Config {
   std::string options;    // "name=value,..."
 };
 
-// The tier of this process, for as long as the object lives. A process whose tier was started elsewhere (LD_PRELOAD, or an
-// earlier Tier) uses that one: then this object owns nothing. Its end is a no-op while memory of the tier is in use.
+// The tier of this process, for as long as the object lives. A process whose tier was started elsewhere (LD_PRELOAD, or
+// an earlier Tier) uses that one: then this object owns nothing. Its end is a no-op while memory of the tier is in use.
 class Tier {
  public:
   explicit Tier(const Config& config = {}) {
@@ -119,7 +120,8 @@ class Region {
   // The range as elements: zero-initialised, so only for types that are valid as zero bytes and need no destructor.
   template <class T>
   std::span<T> as() const noexcept {
-    static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>, "lunar::Region::as: trivial types only");
+    static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>,
+                  "lunar::Region::as: trivial types only");
     return {static_cast<T*>(address_), bytes_ / sizeof(T)};
   }
   std::span<std::byte> span() const noexcept { return as<std::byte>(); }
@@ -215,8 +217,12 @@ int prefetch(std::span<T, N> elements) noexcept {
   return lunar_prefetch(&range, 1);
 }
 // Many scattered ranges in one batch (64 and more pay best).
-inline int prefetch(std::span<const lunar_range> ranges) noexcept { return lunar_prefetch(ranges.data(), ranges.size()); }
-inline int prefetch(const std::vector<lunar_range>& ranges) noexcept { return lunar_prefetch(ranges.data(), ranges.size()); }
+inline int prefetch(std::span<const lunar_range> ranges) noexcept {
+  return lunar_prefetch(ranges.data(), ranges.size());
+}
+inline int prefetch(const std::vector<lunar_range>& ranges) noexcept {
+  return lunar_prefetch(ranges.data(), ranges.size());
+}
 // The objects behind `count` pointers.
 template <class T>
 int prefetch_objects(T* const* pointers, std::size_t count) {

@@ -33,7 +33,8 @@ int child_with(F&& prepare) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
-// Of a thread that thread_start made, once it is told to look: what the kernel says of reading the byte below its stack.
+// Of a thread that thread_start made, once it is told to look: what the kernel says of reading the byte below its
+// stack.
 struct StackEnd {
   std::atomic<uint32_t> go{0};
   int error = 0;

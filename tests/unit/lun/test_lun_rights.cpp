@@ -74,7 +74,7 @@ TEST_CASE("a LUN file that others may read is taken away from them") {
   CHECK(mode_of(folder.path) == 0755);
 }
 
-TEST_CASE("a LUN file of somebody else that others may read is refused") {
+TEST_CASE("a LUN file of another user that others may read is refused") {
   if (geteuid() != 0) return;  // only root can be two users
   Folder folder;
   const std::string path = folder.file("/a", 0666, 0);

@@ -96,7 +96,7 @@ TEST_CASE("paths: an error of the backing device is returned and marks no path; 
   const uint64_t before = two.counters().writes;
   CHECK(io(device, Op::kWrite, 0, page.data()) == kPage);
   CHECK(two.counters().writes == before + 1);
-  // Through a context: the probe runs beside, and finds it well again.
+  // Through a context: the probe runs meanwhile, and finds it well again.
   one.set_failing(false, false);
   sys::sleep_ns(30'000'000);
   Context* context = nullptr;

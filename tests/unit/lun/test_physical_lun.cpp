@@ -450,7 +450,7 @@ TEST_CASE("physical: the metadata lock goes with its holder, not with a child fo
       char byte = 'c';
       close(over[1]);
       (void)!write(ready[1], &byte, 1);
-      (void)!read(over[0], &byte, 1);  // lives until the LUN has been opened beside it
+      (void)!read(over[0], &byte, 1);  // lives until the LUN has been opened next to it
       _exit(0);
     }
     close(over[1]);

@@ -195,7 +195,7 @@ TEST_CASE("stripe: members on files share one ring, and random commands come bac
   device_close(device);
 }
 
-TEST_CASE("stripe: files beside memory, and paths of files beside a file, come back as the model says") {
+TEST_CASE("stripe: files next to memory, and paths of files next to a file, come back as the model says") {
   const MemberFiles files("", 5 * kMiB), ways("paths:", 5 * kMiB);
   std::string same = "(paths:" + ways.paths[0] + ";" + ways.paths[0] + ")";
   for (const std::string& uri :

@@ -3,6 +3,7 @@
 // file, as the processes of a tree are. (That the dead give back, and that reaping can be interrupted:
 // tests/fault/account_*.) LUNAR_SEED=N replays a run.
 #include <errno.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -316,7 +317,7 @@ TEST_CASE("shares: who has more than its weight of what can be evicted evicts; f
   CHECK(child.above_share());  // 50 of 650; 1 of 17 is 39
 }
 
-TEST_CASE("pieces: adjacent ones, lowest first, given back to whoever needs them") {
+TEST_CASE("pieces: adjacent ones, lowest first, given back to the process that needs them") {
   Tree tree;
   Account& one = tree.member();
   Account& two = tree.member();
@@ -435,6 +436,34 @@ TEST_CASE("a process that is killed gives back what it had, also its LUN space a
   CHECK(account.carve(kCarvePieces) == 0);
   close(said[0]);
   close(said[1]);
+}
+
+TEST_CASE(
+    "a member that is stopped while it holds the account's lock stops no sweep, and its end gives the lock back") {
+  Tree tree;
+  Account& account = tree.member();
+  uint64_t ticket = 0;
+  REQUIRE(account.reserve_child(2, &ticket) >= 0);
+  void* const map = mmap(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED, tree.fd(), 0);
+  REQUIRE(map != MAP_FAILED);
+  const pid_t pid = fork();
+  REQUIRE(pid >= 0);
+  if (pid == 0) {
+    pthread_mutex_lock(&static_cast<AccountShared*>(map)->lock);
+    raise(SIGSTOP);
+    _exit(0);
+  }
+  int status = 0;
+  REQUIRE(waitpid(pid, &status, WUNTRACED) == pid);
+  REQUIRE(WIFSTOPPED(status));
+  uint32_t oldest = 7;
+  CHECK(!account.sweep(&oldest));
+  CHECK(oldest == 7);
+  kill(pid, SIGKILL);
+  REQUIRE(waitpid(pid, nullptr, 0) == pid);
+  (void)account.sweep(&oldest);
+  CHECK(oldest == 2);
+  REQUIRE(munmap(map, sizeof(AccountShared)) == 0);
 }
 
 TEST_CASE("property: threads take and give, the cap holds at every moment, and the sums come out even") {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Regions: addresses and pages, and the table of regions: look-ups against a model, and beside a writer. LUNAR_SEED=N
+// Regions: addresses and pages, and the table of regions: look-ups against a model, and during writes. LUNAR_SEED=N
 // replays a run.
 #include <errno.h>
 
@@ -149,7 +149,7 @@ TEST_CASE("a word is found in the region whose table it lies in") {
   CHECK(table->find_word(&stray, &page) == nullptr);
 }
 
-TEST_CASE("a look-up beside a writer finds what stays, and never what is elsewhere") {
+TEST_CASE("a look-up during writes finds what stays, and never what is elsewhere") {
   auto table = std::make_unique<RegionTable>();
   std::vector<std::unique_ptr<Region>> stay, come_and_go;
   for (uint64_t i = 0; i < 64; ++i) {

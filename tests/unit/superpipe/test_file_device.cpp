@@ -297,7 +297,7 @@ TEST_CASE("what is used otherwise is not a scratch LUN, and says for what it is 
     CHECK(has(why.text, words));
     REQUIRE(open_raw(claim, &second, &why) == 0);
     device_close(second);
-    REQUIRE(open_raw(Claim::kForced, &second, &why) == 0);  // asks nobody, and is seen
+    REQUIRE(open_raw(Claim::kForced, &second, &why) == 0);  // checks no owner, and is seen
     device_close(first);
     CHECK(open_raw(Claim::kParts, &first, &why) == -EBUSY);
     CHECK(has(why.text, "cblk_open"));

@@ -25,9 +25,11 @@ constexpr const char* kFio = R"(fio: a warning { on the same stream
   "fio version" : "fio-3.33",
   "jobs" : [ { "jobname" : "lunar-bench", "error" : 0,
     "read" : { "io_bytes" : 1228800, "iops" : 100.500000, "total_ios" : 300,
-      "lat_ns" : { "min" : 9, "max" : 5000, "mean" : 1000.5, "percentile" : { "50.000000" : 900, "99.000000" : 3000, "99.900000" : 4000 } } },
+      "lat_ns" : { "min" : 9, "max" : 5000, "mean" : 1000.5,
+        "percentile" : { "50.000000" : 900, "99.000000" : 3000, "99.900000" : 4000 } } },
     "write" : { "iops" : 49.500000, "total_ios" : 100,
-      "lat_ns" : { "max" : 7000, "mean" : 2000.5, "percentile" : { "50.000000" : 1900, "99.000000" : 2500, "99.900000" : 6000 } } },
+      "lat_ns" : { "max" : 7000, "mean" : 2000.5,
+        "percentile" : { "50.000000" : 1900, "99.000000" : 2500, "99.900000" : 6000 } } },
     "usr_cpu" : 1.2e1, "note" : "a \"quoted\"\u0020text", "flags" : [true, false, null, []] } ]
 })";
 
@@ -55,7 +57,7 @@ IoResult row(const char* system, const char* workload, unsigned threads, unsigne
 
 }  // namespace
 
-TEST_CASE("machine CPU: what was not idle, and the sampled columns beside it") {
+TEST_CASE("machine CPU: what was not idle, and the sampled columns next to it") {
   const auto before = parse_cpu_times("cpu  100 10 200 5000 300 5 15 7 0 0\ncpu0 1 1 1 1 1 1 1\n", 100);
   const auto after = parse_cpu_times("cpu  150 20 230 5200 340 6 19 17 0 0\n", 100);
   REQUIRE(before);
@@ -176,8 +178,11 @@ TEST_CASE("block benches: ratios have the contract's keys") {
   report.options.bench = "superpipe";
   report.results = {row("lunar", "read", 1, 1, 20000),        row("fio", "read", 1, 1, 16000),
                     row("lunar", "read", 1, 128, 90000, 0.5), row("legacy", "read", 16, 1, 60000, 2),
-                    row("fio", "read", 1, 128, 100000),       row("libaio", "read", 1, 128, 90000)};
+                    row("fio", "read", 1, 128, 100000),       row("libaio", "read", 1, 128, 90000),
+                    row("nospin", "read", 1, 1, 12800)};
   auto ratios = io_ratios(report);
+  CHECK(near(ratios["fio"]["read_qd1_nospin_mean"], 1.25));  // both asleep
+  CHECK(ratios["fio"].count("read_qd128_nospin_mean") == 0);
   CHECK(near(ratios["legacy"]["read_t16_kiops_per_cpu"], 6));  // 90000 / 0.5 by 60000 / 2
   CHECK(near(ratios["legacy"]["read_t16_kiops_per_cpu_kernel"], 6));
   CHECK(near(ratios["legacy"]["read_t16_ops"], 1.5));
@@ -196,9 +201,10 @@ TEST_CASE("block benches: ratios have the contract's keys") {
   REQUIRE(parsed);
   CHECK(parsed->find({"cblk_read", "beside"})->text == "pread");
   CHECK(parsed->find({"bench"})->text == "superpipe");
-  CHECK(parsed->find({"results"})->items.size() == 6);
+  CHECK(parsed->find({"results"})->items.size() == 7);
   CHECK(std::fabs(parsed->number_at({"ratios", "legacy", "read_t16_kiops_per_cpu"}) - 6) < 1e-4);
   CHECK(report_table(report).find("lunar/legacy") != std::string::npos);
+  CHECK(report_table(report).find("fio sleeps: without spinning 1.25x (1.25 to 1.25) mean") != std::string::npos);
 }
 
 TEST_CASE("the window bench: its names stand for 4 KiB reads, deep and shallow") {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench kv`: a value that is not the one that was written is noticed; ratios, medians and targets are what they say.
+// `lunar bench kv`: a value that is not the one that was written is noticed; ratios, medians and targets are what they
+// say.
 #include <algorithm>
 #include <cmath>
 #include <set>

@@ -16,7 +16,7 @@ std::string with_memory(const std::string&) { return "cpuset cpu io memory pids\
 std::string without_memory(const std::string&) { return "\n"; }
 }  // namespace
 
-TEST_CASE("memory cgroup: version 1 beside an empty version 2") {
+TEST_CASE("memory cgroup: version 1 next to an empty version 2") {
   const CgroupPlace place = parse_cgroup_place(
       "30 25 0:26 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n"
       "31 25 0:27 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n"
