@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the tests that meson knows, for tools/test (which builds first).
 
-Order: layout and unit tests, then the tests that share the machine (as many at a time as there are CPUs and one more, as most wait
-for a device half of the time; those with a high meson `priority` first, as they take longest), then those that need it alone
-(is_parallel: false). One line a test.
+Order: layout and unit tests, then the tests that share the machine (as many at a time as there are CPUs and one more,
+as most wait for a device half of the time; those with a high meson `priority` first, as they take longest), then those
+that need it alone (is_parallel: false). One line a test.
 
 The only time limit is the one here: a test that passes it is examined before it is killed (stacks of all threads of all
-its processes, and the pager's page states where a debugger is at hand). A limit of the test's own would kill unexamined.
+its processes, and the pager's page states where a debugger is at hand). A limit of the test's own would kill
+unexamined.
 
-Tests start with every signal at its default action and none blocked, however the runner itself was started (`nohup`, `&`).
+Tests start with every signal at its default action and none blocked, however the runner itself was started (`nohup`,
+`&`).
 
 A test skips with exit code 77 and a first line `skip: CAPABILITY: reason`. Skipping is a failure when this host has the
 capability (EXPECTED below), or when the word is unknown. A host without the right to userfaultfd cannot test the pager:
@@ -72,7 +74,8 @@ def has_memory_cgroup():
 
 
 def has_huge_pages():
-    return "[never]" not in read_file("/sys/kernel/mm/transparent_hugepage/enabled") and os.path.exists("/sys/kernel/mm/transparent_hugepage/enabled")
+    path = "/sys/kernel/mm/transparent_hugepage/enabled"
+    return os.path.exists(path) and "[never]" not in read_file(path)
 
 
 def kernel_at_least(major, minor):
@@ -82,16 +85,17 @@ def kernel_at_least(major, minor):
 
 def has_bubblewrap():
     """bwrap is there, and may make namespaces: in a chroot it may not."""
+    if shutil.which("bwrap") is None:
+        return False
     command = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "true"]
-    return shutil.which("bwrap") is not None and subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
 
 
 def zeroes_ranges():
     """Whether tests' files lie on ext4, xfs, btrfs or f2fs (runtime/superpipe/file/file_device.cpp: can_discard)."""
     directory = os.environ.get("LUNAR_TEST_DIR", "/var/tmp")
-    kind = subprocess.run(["stat", "-f", "-c", "%t", directory], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
-    return kind in ("ef53", "58465342", "9123683e", "f2f52010")
+    named = subprocess.run(["stat", "-f", "-c", "%t", directory], stdout=subprocess.PIPE, text=True, check=False)
+    return named.stdout.strip() in ("ef53", "58465342", "9123683e", "f2f52010")
 
 
 # Word of a skip -> whether this host has it, so that the test should have run.
@@ -113,6 +117,7 @@ EXPECTED = {
     "acl": lambda: False,            # a container's /dev may have none
     "setuid": lambda: False,         # a file system may be mounted nosuid
     "swap": lambda: False,           # swapon is refused in many containers, to root also
+    "no-swap": lambda: False,        # another test, or the host, has swap on
     "loop": lambda: is_root() and os.path.exists("/dev/loop-control"),
     "reachable": lambda: False,      # the build lies where other users cannot look, /root for one
     "memory": lambda: False,         # the machine is too small
@@ -148,7 +153,8 @@ def read_file(path):
 
 
 def processes_of_session(session):
-    """Every live process of the session that a test was started in, and what these have started in sessions of its own."""
+    """Every live process of the session that a test was started in, and what these have started in sessions of its
+    own."""
     parents, found = {}, set()
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -363,7 +369,8 @@ def parse_arguments():
     parser.add_argument("--all", action="store_true", help="the slow suite too")
     parser.add_argument("--asan", action="store_true", help="AddressSanitizer and UBSan, in build-asan/")
     parser.add_argument("--tsan", action="store_true", help="ThreadSanitizer, in build-tsan/")
-    parser.add_argument("-k", metavar="PATTERN", default="", help="only tests whose name or suite matches; slow ones with --all, or where no other does")
+    parser.add_argument("-k", metavar="PATTERN", default="",
+                        help="only tests whose name or suite matches; slow ones with --all, or where no other does")
     parser.add_argument("--list", action="store_true", help="list the tests, run none")
     parser.add_argument("--targets", action="store_true", help=argparse.SUPPRESS)   # for tools/test: what to build
     parser.add_argument("--no-build", action="store_true", help="use the build as it is")
@@ -437,7 +444,8 @@ def print_times(tests, seconds):
 
 
 def introspect(what, directory):
-    """What `meson introspect --WHAT` prints: read from the build directory, so that a machine without meson runs tests too."""
+    """What `meson introspect --WHAT` prints: read from the build directory, so that a machine without meson runs tests
+    too."""
     with open(os.path.join(directory, "meson-info", f"intro-{what}.json"), encoding="utf-8") as file:
         return json.load(file)
 

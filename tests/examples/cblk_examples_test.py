@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`cblk_examples_test.py EXAMPLES INCLUDE LIBRARY`: each program of examples/cblk runs on files: one result line, exit code 0, nothing left on
-the device. On a device that holds somebody's data each of them refuses and changes no byte."""
+"""`cblk_examples_test.py EXAMPLES INCLUDE LIBRARY`: each program of examples/cblk runs on files: one result line, exit
+code 0, nothing left on the device. On a device that holds foreign data each of them refuses and changes no byte."""
 import os
 import sys
 
@@ -15,10 +15,10 @@ def blank(directory, name):
     return path
 
 
-def foreign(directory):
+def with_data(directory):
     path = blank(directory, "foreign")
     with open(path, "r+b") as file:
-        file.write(b"somebody's")
+        file.write(b"foreign data")
     return path
 
 
@@ -35,12 +35,13 @@ def check_all(directory):
         for turn in ("first", "second"):   # on a blank device, and on one that has the format
             result = run(program, *words_for(name, devices, source))
             what = f"{name} ({turn}): exit {result.returncode}: {result.stdout!r} {result.stderr!r}"
-            check(result.returncode == 0 and result.stdout.count("\n") == 1 and result.stdout.startswith(name + ": "), what)
+            in_one_line = result.stdout.count("\n") == 1 and result.stdout.startswith(name + ": ")
+            check(result.returncode == 0 and in_one_line, what)
             check("equal" in result.stdout or name == "cblk_share", what)
-        somebodys = foreign(directory)
-        result = changes_nothing(somebodys, program, *words_for(name, [somebodys, devices[1]], source))
+        foreign = with_data(directory)
+        result = changes_nothing(foreign, program, *words_for(name, [foreign, devices[1]], source))
         check(result.returncode == 1 and result.stdout == "" and result.stderr.count("\n") == 1,
-              f"{name} on somebody's data: exit {result.returncode}: {result.stdout!r} {result.stderr!r}")
+              f"{name} on foreign data: exit {result.returncode}: {result.stdout!r} {result.stderr!r}")
         check(run(program).returncode == 2, f"{name} without arguments")
 
 

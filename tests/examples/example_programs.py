@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of example programs share: EXAMPLES INCLUDE LIBRARY of their command line, the programs built by the line that their README
-gives, with gcc and nothing of the project but header and library, and run."""
+"""What the tests of example programs share: EXAMPLES INCLUDE LIBRARY of their command line, the programs built by the
+line that their README gives, with gcc and nothing of the project but header and library, and run."""
 import os
 import shutil
 import subprocess
@@ -21,14 +21,16 @@ COMPILERS = {".c": ["gcc"], ".cpp": ["g++", "-std=c++20"]}
 
 
 def compile_program(source, program, *words):
-    line = [*COMPILERS[os.path.splitext(source)[1]], "-Wall", "-Wextra", "-Werror", source, "-o", program, "-I", INCLUDE, *words]
+    language = COMPILERS[os.path.splitext(source)[1]]
+    line = [*language, "-Wall", "-Wextra", "-Werror", source, "-o", program, "-I", INCLUDE, *words]
     result = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
     check(result.returncode == 0, f"{' '.join(line)}: {result.stderr}")
     return program
 
 
 def build(directory, link, other_links=None):
-    """gcc x.c -l<link>, g++ -std=c++20 x.cpp -l<link>, or with other_links[x]; the library as a program at run time finds it."""
+    """gcc x.c -l<link>, g++ -std=c++20 x.cpp -l<link>, or with other_links[x]; the library as a program at run time
+    finds it."""
     programs = {}
     for file in sorted(os.listdir(EXAMPLES)):
         name, suffix = os.path.splitext(file)
@@ -40,17 +42,17 @@ def build(directory, link, other_links=None):
 
 def run(program, *words, **variables):
     environment = {**os.environ, "LD_LIBRARY_PATH": os.path.dirname(LIBRARY), **variables}
-    return subprocess.run([program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          check=False, env=environment)
+    return subprocess.run([program, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+                          env=environment)
 
 
 def changes_nothing(path, program, *words, **variables):
-    """Runs it on a file that holds somebody's data."""
+    """Runs it on a file that holds foreign data."""
     with open(path, "rb") as file:
         before = file.read()
     result = run(program, *words, **variables)
     with open(path, "rb") as file:
-        check(file.read() == before, f"{os.path.basename(program)}: changed a file that holds somebody's data")
+        check(file.read() == before, f"{os.path.basename(program)}: changed a file that holds foreign data")
     return result
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`kv_examples_test.py EXAMPLES INCLUDE LIBRARY`: each program of examples/kv runs in memory and on files: one result line, exit code 0. On a
-file that holds somebody's data each of them refuses and changes no byte."""
+"""`kv_examples_test.py EXAMPLES INCLUDE LIBRARY`: each program of examples/kv runs in memory and on files: one result
+line, exit code 0. On a file that holds foreign data each of them refuses and changes no byte."""
 import functools
 import os
 import re
@@ -22,13 +22,13 @@ def file_of(directory, name, head):
     return path
 
 
-def check_persist(program, place, somebodys):
+def check_persist(program, place, foreign):
     for found, more in ((0, 1000), (1000, 300), (1300, 1)):
         result = run(program, place, str(more))
         wanted = f"run_kv_persist: {found} pairs were there, all equal, and {more} more are now\n"
         check((result.returncode, result.stdout, result.stderr) == (0, wanted, ""), f"run_kv_persist: {result}")
-    for words in ((), ("",), (somebodys,)):
-        result = changes_nothing(somebodys, program, *words, **DRAM)
+    for words in ((), ("",), (foreign,)):
+        result = changes_nothing(foreign, program, *words, **DRAM)
         check(result.returncode in (1, 2) and result.stdout == "", f"run_kv_persist {words}: {result}")
 
 
@@ -43,36 +43,42 @@ def check_options(program, missing=()):
     """--help; an option that there is not; what cannot be left out."""
     name = os.path.basename(program)
     result = run(program, "--help")
-    check(result.returncode == 0 and result.stdout.startswith("usage: " + name) and result.stderr == "", f"{name} --help: {result}")
+    check(result.returncode == 0 and result.stdout.startswith("usage: " + name) and result.stderr == "",
+          f"{name} --help: {result}")
     for words in (["--nonsense"], *missing):
         result = run(program, *words)
-        check(result.returncode == 2 and result.stdout == "" and "usage: " + name in result.stderr, f"{name} {words}: {result}")
+        check(result.returncode == 2 and result.stdout == "" and "usage: " + name in result.stderr,
+              f"{name} {words}: {result}")
 
 
-def check_benchmark(program, place, somebodys):
+def check_benchmark(program, place, foreign):
     check_options(program, (["-n", "0"], ["-r", "101"], ["-q", "0"], ["word"]))
     rates = r"loaded at \d+ set/s; [1-9]\d* op/s \((\d+) get/s, (\d+) set/s\), \d+\.\d MiB/s, \d+\.\d\d CPUs, all equal"
-    one_line(program, "run_kv_benchmark: 4 threads, depth 32, 1000 pairs of 4000 bytes: " + rates, "-s", "1", "-n", "1000")
+    wanted = "run_kv_benchmark: 4 threads, depth 32, 1000 pairs of 4000 bytes: " + rates
+    one_line(program, wanted, "-s", "1", "-n", "1000")
     words = ("-d", place, "-t", "2", "-q", "100", "-n", "50", "-v", "0", "-r", "0", "-s", "1", "-H")
     one_line(program, r"run_kv_benchmark: 2 threads, depth 100, 50 pairs of 0 bytes: " + rates, *words)
-    result = changes_nothing(somebodys, program, "-d", somebodys, **DRAM)
-    check(result.returncode == 1 and result.stdout == "", f"run_kv_benchmark on somebody's data: {result}")
+    result = changes_nothing(foreign, program, "-d", foreign, **DRAM)
+    check(result.returncode == 1 and result.stdout == "", f"run_kv_benchmark on foreign data: {result}")
 
 
 def check_perf(program, place):
     check_options(program, (["-t", "0"], ["-v", "-1"], ["word"]))
-    for words, lengths in (([], ["64", "1000", "4000", "16000"]), (["-d", place, "-v", "0", "-v", "70000", "-n", "10"], ["0", "70000"])):
+    for words, lengths in (([], ["64", "1000", "4000", "16000"]),
+                           (["-d", place, "-v", "0", "-v", "70000", "-n", "10"], ["0", "70000"])):
         result = run(program, "-n", "200", *words)
         rows = [line.split() for line in result.stdout.splitlines()[2:]]
         check(result.returncode == 0 and [row[0] for row in rows] == lengths, f"kv_perf {words}: {result}")
-        check(all(len(row) == 5 and all(int(rate) > 0 for rate in row[1:]) for row in rows), f"kv_perf {words}: {result.stdout}")
+        rated = all(len(row) == 5 and all(int(rate) > 0 for rate in row[1:]) for row in rows)
+        check(rated, f"kv_perf {words}: {result.stdout}")
 
 
 def check_fileload(program, directory):
     check_options(program, ([], ["-F", "", "file"], ["one", "two"]))
     lines, again, place = (os.path.join(directory, name) for name in ("lines", "again", "loaded.img"))
     with open(lines, "wb") as file:
-        file.write(b"a\t1\nb\t\nonly a key\n\nc\tx\ty\na\t1\n" + b"".join(b"%d\t\0binary %d\n" % (i, i * i) for i in range(5000)) + b"end\tz")
+        file.write(b"a\t1\nb\t\nonly a key\n\nc\tx\ty\na\t1\n")
+        file.write(b"".join(b"%d\t\0binary %d\n" % (i, i * i) for i in range(5000)) + b"end\tz")
     with open(again, "wb") as file:
         file.write(b"a:1\na:2\n")
     done = r"kv_fileload: %d lines, %d new keys, %d in all, \d+ lines/s, \d+\.\d MiB/s, all equal"
@@ -81,7 +87,8 @@ def check_fileload(program, directory):
     one_line(program, done % (5007, 5006, 5006), "-k", "-d", place, lines)
     one_line(program, done % (5007, 0, 5006), "-k", "-d", place, lines)
     result = run(program, "-F", ":", again)
-    check(result.returncode == 1 and "line 2: the store has another value of this key" in result.stderr, f"kv_fileload {again}: {result}")
+    check(result.returncode == 1 and "line 2: the store has another value of this key" in result.stderr,
+          f"kv_fileload {again}: {result}")
     one_line(program, done % (2, 2, 2), again)   # without -F these are two keys
 
 
@@ -92,11 +99,14 @@ def check_words(program, directory):
     short = os.path.join(directory, "short")
     with open(short, "w", encoding="utf-8") as file:
         file.write("the Tier holds the heap, and THE heap\n")
-    for words, total in (((text,), 800), (("--place", place, text, text), 1600), (("--place", place, text), 2400), (("--place", place, "--durable", short), 2408)):
+    for words, total in (((text,), 800), (("--place", place, text, text), 1600), (("--place", place, text), 2400),
+                         (("--place", place, "--durable", short), 2408)):
         one_line(program, rf"kv_words: {total} words, 6 different ones: the \({total * 3 // 8}\), .*", *words)
-    for words, code in (((), 2), (("--place", place), 2), (("--nonsense",), 2), ((os.path.join(directory, "none"),), 1)):
+    absent = os.path.join(directory, "none")
+    for words, code in (((), 2), (("--place", place), 2), (("--nonsense",), 2), ((absent,), 1)):
         result = run(program, *words)
-        check(result.returncode == code and result.stdout == "" and "kv_words" in result.stderr, f"kv_words {words}: {result}")
+        check(result.returncode == code and result.stdout == "" and "kv_words" in result.stderr,
+              f"kv_words {words}: {result}")
 
 
 def check_coroutines(program, place):
@@ -108,28 +118,35 @@ def check_coroutines(program, place):
         check(run(program, *words).returncode == 2, f"kv_coroutines {words}")
 
 
-def check_migrate(program, persist, directory, somebodys):
+def check_migrate(program, persist, directory, foreign):
     """From a copy of our own library, which the loader takes for another one, and from a stand-in for IBM's."""
     copy, old, new = (os.path.join(directory, name) for name in ("libcopy.so", "old.img", "new.img"))
-    check_options(program, ([], ["--from-library", copy, "--from", old], ["--from-library", copy, "--from", old, "--to", new, "--threads", "0"]))
+    source = ["--from-library", copy, "--from", old]
+    check_options(program, ([], source, [*source, "--to", new, "--threads", "0"]))
     shutil.copy(LIBRARY, copy)
     run(persist, file_of(directory, "old.img", b""), "2000")
     words = ("--from-library", copy, "--from", old, "--to", file_of(directory, "new.img", b""))
     one_line(program, "kv_migrate: 2000 pairs, 20[0-9]{5} bytes moved, all equal", *words)
     one_line(persist, "run_kv_persist: 2000 pairs were there, all equal, and 1 more are now", new, "1")
     one_line(persist, "run_kv_persist: 2000 pairs were there, all equal, and 1 more are now", old, "1")
-    stand_in = compile_program(os.path.join(os.path.dirname(__file__), "old_ark.c"), os.path.join(directory, "libold.so"), "-shared", "-fPIC")
+    old_ark, stand_in = os.path.join(os.path.dirname(__file__), "old_ark.c"), os.path.join(directory, "libold.so")
+    compile_program(old_ark, stand_in, "-shared", "-fPIC")
     blank = file_of(directory, "blank.img", b"")
     for library, place, to, wanted in (
-            (copy, old, new, "a store of 2001 pairs is there"), (copy, old, somebodys, "File exists"), (copy, blank, blank, "No such file"),
-            (copy + "x", old, blank, "cannot open"), ("libc.so.6", old, blank, "undefined symbol: ark_create"),
-            (stand_in, "changing", "a", "the value of old 300  differs"), (stand_in, "miscounted", "b", "counts 501 pairs, 500 were found and 500"),
-            (stand_in, "unreadable", "c", "reading old 300 : Input/output error"), (stand_in, "cut short", "d", "the keys: Input/output error")):
+            (copy, old, new, "a store of 2001 pairs is there"), (copy, old, foreign, "File exists"),
+            (copy, blank, blank, "No such file"), (copy + "x", old, blank, "cannot open"),
+            ("libc.so.6", old, blank, "undefined symbol: ark_create"),
+            (stand_in, "changing", "a", "the value of old 300  differs"),
+            (stand_in, "miscounted", "b", "counts 501 pairs, 500 were found and 500"),
+            (stand_in, "unreadable", "c", "reading old 300 : Input/output error"),
+            (stand_in, "cut short", "d", "the keys: Input/output error")):
         to = to if os.path.isabs(to) else file_of(directory, to, b"")
-        result = changes_nothing(somebodys, program, "--from-library", library, "--from", place, "--to", to, **DRAM)
-        check(result.returncode == 1 and result.stdout == "" and wanted in result.stderr, f"kv_migrate {place}: {result}, not {wanted}")
+        result = changes_nothing(foreign, program, "--from-library", library, "--from", place, "--to", to, **DRAM)
+        check(result.returncode == 1 and result.stdout == "" and wanted in result.stderr,
+              f"kv_migrate {place}: {result}, not {wanted}")
     for threads in ([], ["--threads", "1"]):
-        words = ("--from-library", stand_in, "--from", "sound", "--to", file_of(directory, "sound.img", b""), "--to-library", LIBRARY)
+        to = file_of(directory, "sound.img", b"")
+        words = ("--from-library", stand_in, "--from", "sound", "--to", to, "--to-library", LIBRARY)
         one_line(program, r"kv_migrate: 500 pairs, \d+ bytes moved, all equal", *words, *threads)
 
 
@@ -138,22 +155,25 @@ def check_all(directory):
     check(len(programs) == 9, f"programs: {list(programs)}")
     if problems:
         return
-    place, somebodys = file_of(directory, "store.img", b""), file_of(directory, "foreign", b"somebody's")
-    check_benchmark(programs.pop("run_kv_benchmark"), place, somebodys)
+    place, foreign = file_of(directory, "store.img", b""), file_of(directory, "foreign", b"foreign data")
+    check_benchmark(programs.pop("run_kv_benchmark"), place, foreign)
     check_perf(programs.pop("kv_perf"), place)
     check_fileload(programs.pop("kv_fileload"), directory)
     check_words(programs.pop("kv_words"), directory)
     check_coroutines(programs.pop("kv_coroutines"), place)
-    check_migrate(programs.pop("kv_migrate"), programs["run_kv_persist"], directory, somebodys)
-    check_persist(programs.pop("run_kv_persist"), file_of(directory, "kept.img", b""), somebodys)
+    check_migrate(programs.pop("kv_migrate"), programs["run_kv_persist"], directory, foreign)
+    check_persist(programs.pop("run_kv_persist"), file_of(directory, "kept.img", b""), foreign)
     for name, program in programs.items():
-        for words in ([], ["", "3", "200"], [place, "4", "500"], [place, "4", "500"]):   # on a blank file, and where a store was
+        # On a blank file, and where a store was.
+        for words in ([], ["", "3", "200"], [place, "4", "500"], [place, "4", "500"]):
             result = run(program, *words)
             what = f"{name} {words}: exit {result.returncode}: {result.stdout!r} {result.stderr!r}"
-            check(result.returncode == 0 and result.stdout.count("\n") == 1 and result.stdout.startswith(name + ": "), what)
+            in_one_line = result.stdout.count("\n") == 1 and result.stdout.startswith(name + ": ")
+            check(result.returncode == 0 and in_one_line, what)
             check("all equal" in result.stdout and result.stderr == "", what)
-        result = changes_nothing(somebodys, program, somebodys, **DRAM)
-        check(result.returncode == 1 and result.stdout == "", f"{name} on somebody's data: {result.returncode}: {result.stdout!r}")
+        result = changes_nothing(foreign, program, foreign, **DRAM)
+        check(result.returncode == 1 and result.stdout == "",
+              f"{name} on foreign data: {result.returncode}: {result.stdout!r}")
         check(run(program, "", "0").returncode == 2, f"{name} with a number that cannot be")
 
 

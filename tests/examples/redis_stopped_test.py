@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`redis_stopped_test.py EXAMPLES MODULE CLIENT`: the Redis examples under Ctrl-C, SIGTERM, and with a module that is not there: the right
-exit code, and neither servers nor files are left."""
+"""`redis_stopped_test.py EXAMPLES MODULE CLIENT`: the Redis examples under Ctrl-C, SIGTERM, and with a module that is
+not there: the right exit code, and neither servers nor files are left."""
 import os
 import shutil
 import signal
@@ -15,8 +15,8 @@ problems = []
 
 
 def cluster(directory, module=MODULE):
-    return [sys.executable, "-B", os.path.join(EXAMPLES, "redis-cluster/cluster.py"), "--module", module, "--dram", "16", "--directory",
-            directory]
+    return [sys.executable, "-B", os.path.join(EXAMPLES, "redis-cluster/cluster.py"), "--module", module,
+            "--dram", "16", "--directory", directory]
 
 
 def replication(module=MODULE):
@@ -46,8 +46,8 @@ def check_gone(directory, what):
 
 def start(command, directory):
     # A session of its own: the signal goes to all of it, as a terminal's Ctrl-C does.
-    return subprocess.Popen(command, env={**os.environ, "TMPDIR": directory}, start_new_session=True, stdin=subprocess.DEVNULL,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, env={**os.environ, "TMPDIR": directory}, start_new_session=True,
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def stop(command, directory, to_all, number):
@@ -76,7 +76,8 @@ def refuse(command, directory):
 
 
 def main():
-    signal.signal(signal.SIGINT, signal.default_int_handler)   # a shell that runs this in the background ignores it, and so would the examples
+    # A shell that runs this in the background ignores it, and so would the examples.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/var/tmp")
     try:
         for command in (cluster(directory), replication()):

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`check_documents.py ROOT LIBRARY ARK`: what the documents promise to a reader who follows them. Every relative link of every page leads to a file,
-and to a heading where it names one; the C program on README.md's first screen and the C++ program of
-runtime/kv/README.md build with the public headers and the library (liblunar, libarkdb) alone, and run."""
+"""`check_documents.py ROOT LIBRARY ARK`: what the documents promise to a reader who follows them. Every relative link
+of every page leads to a file, and to a heading where it names one; the C program on README.md's first screen and the
+C++ program of runtime/kv/README.md build with the public headers and the library (liblunar, libarkdb) alone, and
+run."""
 import os
 import re
 import subprocess
@@ -52,7 +53,8 @@ COMPILERS = {"c": ["gcc"], "cpp": ["g++", "-std=c++20", "-Wpedantic"]}
 
 
 def run_sample(directory, page, language, library):
-    """The one block of that language on the page, as a program: what it printed and its exit code; None: it does not build."""
+    """The one block of that language on the page, as a program: what it printed and its exit code; None: it does not
+    build."""
     blocks = re.findall(rf"^```{language}\n(.*?)^```", read(os.path.join(ROOT, page)), re.S | re.M)
     if len(blocks) != 1:
         problems.append(f"{page} has {len(blocks)} blocks of {language}: one program is expected")
@@ -60,12 +62,13 @@ def run_sample(directory, page, language, library):
     source, program = os.path.join(directory, "program." + language), os.path.join(directory, "program")
     with open(source, "w", encoding="utf-8") as file:
         file.write(blocks[0])
-    line = [*COMPILERS[language], "-Wall", "-Wextra", "-Werror", source, "-o", program, "-I", os.path.join(ROOT, "runtime/include"), library]
+    include = os.path.join(ROOT, "runtime/include")
+    line = [*COMPILERS[language], "-Wall", "-Wextra", "-Werror", source, "-o", program, "-I", include, library]
     built = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
     if built.returncode != 0:
         problems.append(f"{page}: its program does not build: {built.stderr}")
         return None
-    return subprocess.run([program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
+    return subprocess.run([program], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
                           cwd=directory, env={**os.environ, "LD_LIBRARY_PATH": os.path.dirname(library)})
 
 

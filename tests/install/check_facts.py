@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`check_facts.py ROOT LUNAR`: numbers that documents state are those of the code.
 
-FACTS lists each number twice: where a document states it, and where the code has it. A pattern that no longer matches is a failure, too:
-then document and code have moved apart, or this list is stale. Defaults of the Redis module's table and names of the --stats table are
-compared with what the program prints. (The options table: check_readme.py.)"""
+FACTS lists each number twice: where a document states it, and where the code has it. A pattern that no longer matches
+is a failure, too: then document and code have moved apart, or this list is stale. Defaults of the Redis module's table
+and names of the --stats table are compared with what the program prints. (The options table: check_readme.py.)"""
 import os
 import re
 import subprocess
@@ -12,29 +12,49 @@ import sys
 
 ROOT, LUNAR = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 WORDS = {"a quarter": 4, "ten": 10, "half": 2}
-UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "kKiB": 1 << 10, "kMiB": 1 << 20, "kGiB": 1 << 30, "kTiB": 1 << 40}
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+UNITS |= {"k" + unit: size for unit, size in UNITS.items()}   # in C++
 problems = []
 
-# (document, pattern with the number), (source, pattern with the number). (N is a number as people or C++ write it.
+# (document, pattern with the number), (source, pattern with the number). (N is a number as people or C++ write it, a
+# blank any white space: a document may be wrapped at any word.
 FACTS = [
-    (("README.md", r"budget is (a quarter) of the available memory"), ("runtime/pager/pager.cpp", r"options\.dram : available / (N)")),
-    (("adapters/redis/README.md", r"\| `dram SIZE` .*default: (a quarter) of the memory"), ("runtime/pager/pager.cpp", r"options\.dram : available / (N)")),
-    (("adapters/redis/README.md", r"\| `size SIZE` .*default: (N) times the budget"), ("runtime/pager/pager.cpp", r"state\.lun_bytes : state\.dram_bytes \* (N)")),
-    (("runtime/LIMITS.md", r"come near their budget \((7/8) of it"), ("runtime/pager/activation.cpp", r"return cap - \(needed > cap / (8) \? needed : cap / 8\)")),
-    (("adapters/redis/README.md", r"held \((N MiB)\) is bounded"), ("adapters/gate/connections.h", r"kHeldBytesMax = (N);\s+// of all others; half of it a user")),
-    (("adapters/redis/README.md", r"way \((a quarter) of the DRAM budget\)"), ("adapters/gate/gate_inside.h", r"kUserPart = (N)")),
-    (("adapters/redis/README.md", r"default: 100\); (ten) times that where a command"), ("adapters/gate/gate_inside.h", r"kLookupHolds = (N);")),
-    (("adapters/redis/README.md", r"with a warning, to (7/8) of\nthe LUN space"), ("adapters/redis/memory_limit.cpp", r"space\.capacity\) / (8) \* 7;")),
-    (("examples/redis/README.md", r"under way \(or (N) requests\)"), ("adapters/gate/fetcher.h", r"kRequestsMax = (N),")),
-    (("CHANGELOG.md", r"sequential ones\n  (N) pages at once"), ("runtime/pager/resolver.h", r"kReadRunMax = (N);")),
-    (("runtime/pager/README.md", r"`Region::patterns`, a byte for (N) pages"), ("runtime/pager/region.h", r"kPatternPages = (N);")),
-    (("runtime/superpipe/README.md", r"\n +(N KiB) and more go to delegate threads"), ("runtime/superpipe/pmem/pmem_device.h", r"kDelegateBytesMin = (N \* kKiB);")),
-    (("runtime/superpipe/README.md", r"delegate threads \(at most (N),"), ("runtime/superpipe/pmem/pmem_device.cpp", r"kDelegatesMax = (N);")),
-    (("runtime/LIMITS.md", r"was charged stays so for (N) s when"), ("runtime/pager/account.cpp", r"kAdoptWithinNs = (\d+)000000000;")),
-    (("runtime/LIMITS.md", r"\n- Linux (\d\.\d+) or newer with userfaultfd"), ("runtime/sys/kernel.cpp", r"boot (\d\.\d+) or later")),
-    (("tools/README.md", r"\n\| (N) \| Lunar could not start it"), ("tools/run/program.h", r"kExitOwnFailure = (N);")),
-    (("tools/README.md", r"\n\| (N) \| the command was found but cannot"), ("tools/run/program.h", r"kExitNotExecutable = (N);")),
-    (("tools/README.md", r"\n\| (N) \| the command was not found"), ("tools/run/program.h", r"kExitNotFound = (N);")),
+    (("README.md", r"budget is (a quarter) of the available memory"),
+     ("runtime/pager/pager.cpp", r"options\.dram : available / (N)")),
+    (("adapters/redis/README.md", r"\| `dram SIZE` .*default: (a quarter) of the memory"),
+     ("runtime/pager/pager.cpp", r"options\.dram : available / (N)")),
+    (("adapters/redis/README.md", r"\| `size SIZE` .*default: (N) times the budget"),
+     ("runtime/pager/pager.cpp", r"state\.lun_bytes : state\.dram_bytes \* (N)")),
+    (("runtime/LIMITS.md", r"come near their budget \((7/8) of it"),
+     ("runtime/pager/activation.cpp", r"return cap - \(needed > cap / (8) \? needed : cap / 8\)")),
+    (("adapters/redis/README.md", r"held \((N MiB)\) is bounded"),
+     ("adapters/gate/connections.h", r"kHeldBytesMax = (N);\s+// of all others; half of it a user")),
+    (("adapters/redis/README.md", r"way \((a quarter) of the DRAM budget\)"),
+     ("adapters/gate/gate_inside.h", r"kUserPart = (N)")),
+    (("adapters/redis/README.md", r"default: 100\); (ten) times that where a command"),
+     ("adapters/gate/gate_inside.h", r"kLookupHolds = (N);")),
+    (("adapters/redis/README.md", r"with a warning, to (7/8) of the LUN space"),
+     ("adapters/redis/memory_limit.cpp", r"space\.capacity\) / (8) \* 7;")),
+    (("examples/redis/README.md", r"under way \(or (N) requests\)"),
+     ("adapters/gate/fetcher.h", r"kRequestsMax = (N),")),
+    (("CHANGELOG.md", r"sequential ones (N) pages at once"),
+     ("runtime/pager/resolver.h", r"kReadRunMax = (N);")),
+    (("runtime/pager/README.md", r"`Region::patterns`, a byte for (N) pages"),
+     ("runtime/pager/region.h", r"kPatternPages = (N);")),
+    (("runtime/superpipe/README.md", r"(N KiB) and more go to delegate threads"),
+     ("runtime/superpipe/pmem/pmem_device.h", r"kDelegateBytesMin = (N \* kKiB);")),
+    (("runtime/superpipe/README.md", r"delegate threads \(at most (N),"),
+     ("runtime/superpipe/pmem/pmem_device.cpp", r"kDelegatesMax = (N);")),
+    (("runtime/LIMITS.md", r"was charged stays so for (N) s when"),
+     ("runtime/pager/account.cpp", r"kAdoptWithinNs = (\d+)000000000;")),
+    (("runtime/LIMITS.md", r"\n- Linux (\d\.\d+) or newer with userfaultfd"),
+     ("runtime/sys/kernel.cpp", r"boot (\d\.\d+) or later")),
+    (("tools/README.md", r"\n\| (N) \| Lunar could not start it"),
+     ("tools/run/program.h", r"kExitOwnFailure = (N);")),
+    (("tools/README.md", r"\n\| (N) \| the command was found but cannot"),
+     ("tools/run/program.h", r"kExitNotExecutable = (N);")),
+    (("tools/README.md", r"\n\| (N) \| the command was not found"),
+     ("tools/run/program.h", r"kExitNotFound = (N);")),
 ]
 # What the pair differs by on purpose: the document states half of the constant.
 HALVES = {r"held \((N MiB)\) is bounded", r"under way \(or (N) requests\)"}
@@ -48,14 +68,16 @@ def text_of(path):
 def stated(where):
     """What the pattern's group holds, or None when the pattern is not to be found."""
     path, pattern = where
-    found = re.search(pattern.replace("(N", r"(\d[\d,']*(?: << \d+)?"), text_of(path))
+    number = r"(\d[\d,']*(?:\s<<\s\d+)?"
+    found = re.search(pattern.replace(" ", r"\s+").replace("(N", number), text_of(path))
     if not found:
-        problems.append(f"{path}: nothing matches {pattern!r}: the document or the code has changed, and this list has not")
-    return found and found[1]
+        problems.append(f"{path}: nothing matches {pattern!r}: the document or the code has changed, this list has not")
+    return found and " ".join(found[1].split())
 
 
 def value(text):
-    """A number as documents or sources write it: "16 MiB", "32 << 20", "512 * kKiB", "2,048", "7/8" by its denominator, "ten"."""
+    """A number as documents or sources write it: "16 MiB", "32 << 20", "512 * kKiB", "2,048", "7/8" by its denominator,
+    "ten"."""
     if text in WORDS:
         return WORDS[text]
     if re.fullmatch(r"\d+\.\d+", text):
@@ -81,33 +103,36 @@ def check_facts():
 
 
 def output_of(*words):
-    return subprocess.run([LUNAR, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True).stdout
+    """What a program prints."""
+    return subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def check_redis_defaults():
     """Arguments of the module are options of Lunar by another spelling."""
     options = {}
-    for line in output_of("help", "options", "--markdown").splitlines():
+    for line in output_of(LUNAR, "help", "options", "--markdown").splitlines():
         cells = [cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if len(cells) == 6:
             options[cells[2]] = cells[4]
-    rows = re.findall(r"^\| `([a-z-]+) [^|]*(?:\\\|[^|]*)*\|[^|]*\| .*?\(default: ([^);]+)\)", text_of("adapters/redis/README.md"), re.M)
+    page = "adapters/redis/README.md"
+    row = re.compile(r"^\| `([a-z-]+) [^|]*(?:\\\|[^|]*)*\|[^|]*\| .*?\(default: ([^);]+)\)", re.M)
+    rows = row.findall(text_of(page))
     for name, default in rows:
         known = options.get(name.replace("-", "_"))
         if known is None:
-            problems.append(f"adapters/redis/README.md: the Redis module's argument {name} is no option of `lunar help options`")
+            problems.append(f"{page}: the Redis module's argument {name} is no option of `lunar help options`")
         elif known and known != default.strip("`"):
-            problems.append(f"adapters/redis/README.md: {name} is said to default to {default}, `lunar help options` says {known}")
+            problems.append(f"{page}: {name} is said to default to {default}, `lunar help options` says {known}")
     if len(rows) < 6:
-        problems.append(f"adapters/redis/README.md: only {len(rows)} rows with defaults were found in the Redis module's table")
+        problems.append(f"{page}: only {len(rows)} rows with defaults were found in the Redis module's table")
 
 
 def check_stats_keys():
     """Every key that tools/README.md explains is printed by some part of the program."""
     section = text_of("tools/README.md").split("## Reading `--stats`")[1].split("\n## ")[0]
     keys = {key for cell in re.findall(r"^\| (`[^|]+) \|", section, re.M) for key in re.findall(r"`(\w+)`", cell)}
-    sources = "".join(text_of(path) for path in ("adapters/preload/exit_stats.cpp", "runtime/stats/counters.h", "runtime/stats/counters.def")
-                      if os.path.exists(os.path.join(ROOT, path)))
+    paths = "adapters/preload/exit_stats.cpp", "runtime/stats/counters.h", "runtime/stats/counters.def"
+    sources = "".join(text_of(path) for path in paths if os.path.exists(os.path.join(ROOT, path)))
     for key in sorted(keys):
         if not re.search(rf"\b{key}\b", sources):
             problems.append(f"tools/README.md explains the key {key} of --stats, which is not printed")
@@ -117,26 +142,28 @@ def check_stats_keys():
 
 def check_version():
     version = re.search(r"version: '([\d.]+)'", text_of("meson.build"))[1]
-    said = output_of("--version")
+    said = output_of(LUNAR, "--version")
     if version not in said:
         problems.append(f"`lunar --version` says {said.strip()!r}, meson.build {version}")
 
 
 def check_kernel_matrix():
     """What the tests have shown on Debian's kernels: LIMITS has the table that the recorded runs make."""
-    made = subprocess.run([sys.executable, "-B", os.path.join(ROOT, "tests/vm/kernel_matrix"), "rows"], capture_output=True, text=True, check=True).stdout
+    made = output_of(sys.executable, "-B", os.path.join(ROOT, "tests/vm/kernel_matrix"), "rows")
     if made not in text_of("runtime/LIMITS.md"):
         problems.append("runtime/LIMITS.md: its table of kernels is not what `tests/vm/kernel_matrix rows` prints")
 
 
 def check_measurements():
     """MEASUREMENTS has the tables of the reports that are kept."""
-    made = subprocess.run([sys.executable, "-B", os.path.join(ROOT, "tools/dev/measurements"), "tables"], capture_output=True, text=True, check=True).stdout
+    made = output_of(sys.executable, "-B", os.path.join(ROOT, "tools/dev/measurements"), "tables")
     if "<!-- made by tools/dev/measurements -->\n" + made + "<!-- end -->\n" not in text_of("runtime/MEASUREMENTS.md"):
         problems.append("runtime/MEASUREMENTS.md: not what the reports say; tools/dev/measurements update")
 
 
-for part in (check_facts, check_redis_defaults, check_stats_keys, check_version, check_kernel_matrix, check_measurements):
+for part in (check_facts, check_redis_defaults, check_stats_keys, check_version, check_kernel_matrix,
+             check_measurements):
     part()
-print("\n".join(problems) or f"{len(FACTS)} numbers, the Redis module's defaults and the keys of --stats are as documented")
+print("\n".join(problems) or
+      f"{len(FACTS)} numbers, the Redis module's defaults and the keys of --stats are as documented")
 sys.exit(1 if problems else 0)

@@ -97,12 +97,12 @@ int main() {
   return store->close() ? 0 : 1;
 }
 """
-# Libraries with IBM's names: header, how its calls begin, a program, what is exported beside them and needs no man page.
+# Libraries with IBM's names: header, how its calls begin, a program, what else is exported and needs no man page.
 IBMS = {
     "cflsh_block": ("capiblock.h", "cblk_", CBLK_PROGRAM, {"lunar_cblk_marker"}),
     "arkdb": ("arkdb.h", "ark_", ARK_PROGRAM, set()),
 }
-# Headers of calls that a library has beside IBM's.
+# Headers of calls that a library has besides IBM's.
 MORE_CALLS = {"arkdb": ("lunar/kv.h", "lunar_kv_")}
 
 
@@ -127,22 +127,24 @@ def calls_of(header, begin):
 
 
 def check_ibms(destination, prefix, name):
-    """A library with IBM's name: a program in C builds with -lNAME alone and runs; what the header declares is what the library exports,
-    and has a man page."""
+    """A library with IBM's name: a program in C builds with -lNAME alone and runs; what the header declares is what the
+    library exports, and has a man page."""
     header_name, begin, text, others = IBMS[name]
     library, header = find(prefix, f"lib{name}-0.so"), os.path.join(prefix, "include", header_name)
     if library is None or not os.path.exists(header):
         return []
-    folder, source, program = os.path.dirname(library), os.path.join(destination, name + ".c"), os.path.join(destination, name)
+    folder, source = os.path.dirname(library), os.path.join(destination, name + ".c")
+    program, include = os.path.join(destination, name), os.path.join(prefix, "include")
     with open(source, "w", encoding="utf-8") as file:
         file.write(text)
     problems = []
     for compiler in (["gcc", "-std=c99"], ["g++", "-x", "c++"]):
-        built = run([*compiler, "-Wall", "-Wextra", "-Werror", "-pedantic", "-I" + os.path.join(prefix, "include"), source, "-o", program,
-                     "-L" + folder, "-l" + name])
+        flags = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-I" + include]
+        built = run([*compiler, *flags, source, "-o", program, "-L" + folder, "-l" + name])
         ran = built if built.returncode else run([program], env={**os.environ, "LD_LIBRARY_PATH": folder})
         if ran.returncode != 0:
-            problems.append(f"a program of {header_name} with {compiler[0]}: exit code {ran.returncode}: {ran.stdout.strip()}")
+            problems.append(f"a program of {header_name} with {compiler[0]}: exit code {ran.returncode}: "
+                            f"{ran.stdout.strip()}")
     if f"soname: [lib{name}-0.so]" not in run(["readelf", "-d", library]).stdout:
         problems.append(f"lib{name}-0.so has another soname")
     declared = calls_of(header, begin)
@@ -176,7 +178,9 @@ def check_kv_hpp(destination, prefix):
     built = run(["g++", "-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", source, "-o", program,
                  "-I" + os.path.join(prefix, "include"), *flags.stdout.split()])
     ran = built if built.returncode else run([program], env={**os.environ, "LD_LIBRARY_PATH": os.path.dirname(library)})
-    return [] if ran.returncode == 0 else [f"a program of lunar/kv.hpp: exit code {ran.returncode}: {ran.stdout.strip()}"]
+    if ran.returncode != 0:
+        return [f"a program of lunar/kv.hpp: exit code {ran.returncode}: {ran.stdout.strip()}"]
+    return []
 
 
 def check_run(prefix):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`check_readme.py README LUNAR [--write]`: the options table in tools/README.md is what `lunar help options --markdown`
-prints today. --write fixes it."""
+"""`check_readme.py README LUNAR [--write]`: the options table in tools/README.md is what `lunar help options
+--markdown` prints today. --write fixes it."""
 import re
 import subprocess
 import sys

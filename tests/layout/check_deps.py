@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`check_deps.py ROOT`: on a host without dpkg, tools/deps says nothing when everything is there, and names exactly what is not."""
+"""`check_deps.py ROOT`: on a host without dpkg, tools/deps says nothing when everything is there, and names exactly
+what is not."""
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ MANAGERS = ("dpkg", "apt", "sudo")
 
 
 def deps(path, *words):
-    done = subprocess.run(["/bin/sh", DEPS, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    done = subprocess.run(["/bin/sh", DEPS, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           check=False, env={**os.environ, "PATH": path})
     return done.returncode, done.stdout, done.stderr
 
@@ -25,15 +26,21 @@ def programs_without_managers(directory):
                 os.symlink(os.path.join(folder, name), link)
 
 
+def installed(names):
+    """Whether dpkg, where this host has it, knows them all."""
+    if not os.path.exists("/usr/bin/dpkg-query"):
+        return False
+    done = subprocess.run(["dpkg-query", "-W", *names], capture_output=True, check=False)
+    return done.returncode == 0
+
+
 def main():
     bad = []
     with tempfile.TemporaryDirectory() as directory:
         programs_without_managers(directory)
         names = deps(directory, "--list")[1].split()
         code, out, err = deps(directory)
-        there = subprocess.run(["dpkg-query", "-W", *names], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0 \
-            if os.path.exists("/usr/bin/dpkg-query") else False
-        if there and (code, out, err) != (0, "", ""):
+        if installed(names) and (code, out, err) != (0, "", ""):
             bad.append(f"everything is installed, but without dpkg: exit {code}, {err}")
         lacking = set(err.rpartition(":")[2].split())
         for name, package in (("fio", "fio"), ("redis-cli", "redis-tools"), ("pkg-config", "libfmt-dev")):
@@ -45,7 +52,10 @@ def main():
             code, _, err = deps(directory)
             os.symlink(target, link)
             named = set(err.rpartition(":")[2].split())
-            if code == 0 or package not in named or not named <= set(names) or (name != "pkg-config" and named != lacking | {package}):
+            right = code != 0 and package in named and named <= set(names)
+            if name != "pkg-config":   # without which no library is found
+                right = right and named == lacking | {package}
+            if not right:
                 bad.append(f"without {name}: exit {code}, {err}")
     print("\n".join(bad) or "tools/deps needs no dpkg to see what is there")
     return 1 if bad else 0

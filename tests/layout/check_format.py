@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`check_format.py ROOT`: the sources are as `tools/lint --fix` leaves them. Skips where clang-format 19 is not installed."""
+"""`check_format.py ROOT`: the sources are as `tools/lint --fix` leaves them. Skips where clang-format 19 is not
+installed."""
 import os
 import subprocess
 import sys

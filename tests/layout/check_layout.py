@@ -2,27 +2,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that the tree keeps its shape. `check_layout.py ROOT`: one line a violation, exit 1 when there is any.
 
-Arrows: base <- sys <- config <- superpipe <- lun <- {cblk, kv, pager} <- heap <- public C ABI. adapters/, examples/ and tools/
-include public headers, tools also base/, config/ and stats/. Nothing includes adapters/ or tools/, but tests/, which may include
-what they test. Inside a part, rooms (ROOMS) have floors; of the pager others see its FACE. Two exceptions, on purpose:
+Arrows: base <- sys <- config <- superpipe <- lun <- {cblk, kv, pager} <- heap <- public C ABI. adapters/, examples/ and
+tools/ include public headers, tools also base/, config/ and stats/. Nothing includes adapters/ or tools/, but tests/,
+which may include what they test. Inside a part, rooms (ROOMS) have floors; of the pager others see its FACE. Two
+exceptions, on purpose:
   - adapters/preload and adapters/redis embed the runtime: they put it into an unmodified program, so they may include
     what heap/ may. Both carry adapters/gate, which sees the pager and below.
-  - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they may include sys/; and they
-    administer and measure devices and stores (`lunar lun`, `lunar kv`, `lunar bench superpipe`), so superpipe/, lun/ and kv/ too.
-Tests set themselves no time limit (an alarm, a timeout of a child process): tools/run_tests.py has one for each, and shows where the test
-hangs. Also: only runtime/sys makes the system calls it owns; every source opens with its licence; no file and no line is too long; headers end in .h;
-no two modules (a header and its sources) have one name; a script's "$root/PATH" is there; nothing names a developer's own directories.
+  - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they may include sys/;
+    and they administer and measure devices and stores (`lunar lun`, `lunar kv`, `lunar bench superpipe`), so
+    superpipe/, lun/ and kv/ too.
+Tests set themselves no time limit (an alarm, a timeout of a child process): tools/run_tests.py has one for each, and
+shows where the test hangs. Also: only runtime/sys makes the system calls it owns; every source opens with its licence;
+no file and no line is too long; headers end in .h; no two modules (a header and its sources) have one name; a script's
+"$root/PATH" is there; nothing names a developer's own directories.
 """
 import os
 import re
 import sys
 
 LINES_MAX, LINES_WARN = 800, 400
-COLUMNS_MAX = 180   # aim for 120, as .clang-format does
-BUILD_COLUMNS_MAX = 120   # build files keep it: a list of names can be wrapped anywhere
+COLUMNS_MAX = 120   # as .clang-format has it: of C, C++, scripts, build files and settings
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 SOURCE = (".c", ".cpp", ".h", ".hpp")
-WRAPPED = SOURCE + (".py", ".sh", ".build")
+WRAPPED = (".py", ".sh", ".js", ".build", ".conf", ".supp")   # and what begins with #!
 HEADER = ".h"
 # The public C++ headers; and the name that IBM's programs include the block library's by.
 OTHER_HEADERS = {os.path.join("runtime", "include", "lunar", name) for name in ("lunar.hpp", "kv.hpp")}
@@ -50,13 +52,15 @@ ALLOWED = {
     "tools": LOWER | PUBLIC | {"stats", "superpipe", "lun", "kv", "tools"},
     "examples": PUBLIC | {"examples"},
 }
-# Rooms of a part, a row a floor from the lowest up: a room may include itself and those on lower floors. "." is the part's own folder, another name
-# a folder in it, or a module (its header and sources) of the part's own folder that stands on a floor of its own.
+# Rooms of a part, a row a floor from the lowest up: a room may include itself and those on lower floors. "." is the
+# part's own folder, another name a folder in it, or a module (its header and sources) of the part's own folder that
+# stands on a floor of its own.
 ROOMS = {
     "superpipe": [{"."}, {"ring"}, {"file", "nvme", "pmem", "capi", "sim"}, {"registry"}],
     "lun": [{"raw_io"}, {"raid"}, {"volume"}, {"."}],
     "kv": [{"."}, {"ark"}],
-    "tools": [{"support", "subcommands"}, {"lun", "kv", "bench"}, {"bench/fault", "bench/io", "bench/kv", "bench/lio", "bench/redis"}, {"bench/bench"},
+    "tools": [{"support", "subcommands"}, {"lun", "kv", "bench"},
+              {"bench/fault", "bench/io", "bench/kv", "bench/lio", "bench/redis"}, {"bench/bench"},
               {"run", "dev"}, {"doctor"}, {"."}],
 }
 # What others may see of a part. (tests/ may look inside.)
@@ -97,8 +101,10 @@ def part_of(path):
 
 def room_of(part, path):
     """(floor, room) of a file of a part that has rooms; None where the part has none, or not this one."""
-    pieces = os.path.splitext(path)[0].split(os.sep)[1 if part in ("tools", "examples") else 2:]   # tools/..., runtime/PART/...
-    names = ["/".join(pieces[:count]) for count in range(len(pieces), 0, -1)]   # the module, then its folder and those above
+    above = 1 if part in ("tools", "examples") else 2   # tools/..., runtime/PART/...
+    pieces = os.path.splitext(path)[0].split(os.sep)[above:]
+    # The module, then its folder and those above.
+    names = ["/".join(pieces[:count]) for count in range(len(pieces), 0, -1)]
     for room in names + (["."] if len(pieces) == 1 else []):
         for floor, rooms in enumerate(ROOMS.get(part, [])):
             if room in rooms:
@@ -118,8 +124,8 @@ def strip_comments(text):
 
 def target_of(root, path, name, quoted):
     """(part, name relative to runtime/, path) that an include names; (None, name, None) for a system header."""
-    beside = os.path.normpath(os.path.join(os.path.dirname(path), name))
-    for candidate in (beside, os.path.join("runtime", name), os.path.join("runtime", "include", name),
+    same_folder = os.path.normpath(os.path.join(os.path.dirname(path), name))
+    for candidate in (same_folder, os.path.join("runtime", name), os.path.join("runtime", "include", name),
                       os.path.join("adapters", name), name):
         if os.path.isfile(os.path.join(root, candidate)):
             relative = os.path.relpath(candidate, "runtime") if candidate.startswith("runtime") else candidate
@@ -154,7 +160,8 @@ def check_includes(root, path, text):
         if target not in ALLOWED.get(part, set()):
             yield where + f"{part} may not include {name}"
         elif name not in FACE.get(target, {name}):
-            yield where + f"{part} may not include {name}: others see of {target} only {', '.join(sorted(FACE[target]))}"
+            face = ", ".join(sorted(FACE[target]))
+            yield where + f"{part} may not include {name}: others see of {target} only {face}"
 
 
 def is_call(before):
@@ -215,9 +222,14 @@ def check_state(root, path, text):
             yield f"{path}:{number}: fetches the pager's state, which it is given"
 
 
+def columns_max(path, script):
+    """How long lines of a file may be; None: as long as they like (documents)."""
+    return COLUMNS_MAX if script or path.endswith(SOURCE + WRAPPED) else None
+
+
 def check_form(path, text):
     lines = text.splitlines()
-    script = lines[:1] and lines[0].startswith("#!")
+    script = text.startswith("#!")
     if path.endswith(SOURCE) or script:
         first = lines[1 if script and len(lines) > 1 else 0] if lines else ""
         if SPDX not in first:
@@ -228,13 +240,13 @@ def check_form(path, text):
             yield f"{path}: {len(lines)} lines; at most {LINES_MAX}"
         if os.path.splitext(path)[1] in (".hpp", ".hh", ".hxx", ".H") and path not in OTHER_HEADERS:
             yield f"{path}: headers end in {HEADER}"
+    columns = columns_max(path, script)
     for number, line in enumerate(lines, 1):
-        columns = BUILD_COLUMNS_MAX if path.endswith(".build") else COLUMNS_MAX
-        if path.endswith(WRAPPED) and len(line) > columns:
+        if columns and len(line) > columns:
             yield f"{path}:{number}: {len(line)} columns; at most {columns}"
         match = MACHINE_PATH.search(line)
         if match:
-            yield f"{path}:{number}: names a directory of somebody's machine: {match[0]}"
+            yield f"{path}:{number}: names a directory of a developer's machine: {match[0]}"
 
 
 # What would end a test that hangs, unexamined.
@@ -246,7 +258,8 @@ def check_limits(path, text):
     if pattern and path.startswith("tests" + os.sep) and not path.startswith(os.path.join("tests", "layout")):
         for number, line in enumerate(text.splitlines(), 1):
             if pattern.search(line):
-                yield f"{path}:{number}: a time limit of its own: tools/run_tests.py has one, and shows where a test hangs"
+                yield (f"{path}:{number}: a time limit of its own: tools/run_tests.py has one, and shows where a test "
+                       "hangs")
 
 
 # In a script, a file of this tree by its path from the root.
@@ -263,10 +276,10 @@ def check_script(root, path, text):
 
 def check_names(paths):
     """Modules of one name: an include, a line of a build or a stack would not say which."""
-    modules = {}
+    modules, checked = {}, ("runtime", "adapters", "tools", "tests")
     for path in paths:
         module, suffix = os.path.splitext(path)
-        if suffix in SOURCE and module not in SAME_NAME and path.split(os.sep)[0] in ("runtime", "adapters", "tools", "tests"):
+        if suffix in SOURCE and module not in SAME_NAME and path.split(os.sep)[0] in checked:
             other = modules.setdefault(os.path.basename(module), module)
             if other != module:
                 yield f"{path}: {other} has this name already"

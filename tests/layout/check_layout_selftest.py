@@ -8,11 +8,14 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
-from check_layout import BUILD_COLUMNS_MAX, COLUMNS_MAX, LINES_MAX, check_tree  # noqa: E402
+from check_layout import COLUMNS_MAX, LINES_MAX, check_tree  # noqa: E402
 
 HEAD = "// SPDX-License-Identifier: Apache-2.0\n"
-HOME = "/ho" + "me/somebody/lunar"
+SCRIPT = "#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\n"
+HOME = "/ho" + "me/developer/lunar"
 
+WRAPPED = ("runtime/pager/meson.build", "tests/process/slow_test.py", "tests/vm/machine.sh", "tests/programs/heap.js",
+           "examples/redis/redis.conf", "tests/tsan.supp")
 # The path of a file, what it holds after the licence line, and a word of the complaint (None: there must be none).
 CASES = [
     ("runtime/pager/evict.cpp", '#include "lun/compose.h"\n#include "lunar/lunar.h"\n', None),
@@ -39,15 +42,21 @@ CASES = [
     ("adapters/gate/gate.cpp", '#include "heap/heap.h"\n', "gate may not include"),
     ("runtime/pager/evict.cpp", '#include "gate/gate.h"\n', "pager may not include"),
     ("runtime/superpipe/registry.cpp", '#include "superpipe/sim/sim_device.h"\n', None),
-    ("runtime/superpipe/sim/sim_device.cpp", '#include "superpipe/device.h"\n#include "superpipe/ring/delegate.h"\n', None),
-    ("runtime/superpipe/device.cpp", '#include "superpipe/sim/sim_device.h"\n', "superpipe/. may not include superpipe/sim"),
-    ("runtime/superpipe/nvme/nvme_device.cpp", '#include "superpipe/sim/sim_device.h"\n', "superpipe/nvme may not include superpipe/sim"),
-    ("runtime/superpipe/sim/sim_device.cpp", '#include "superpipe/registry.h"\n', "superpipe/sim may not include superpipe/registry"),
-    ("runtime/lun/raid/stripe_device.cpp", '#include "lun/volume/physical_lun.h"\n', "lun/raid may not include lun/volume"),
+    ("runtime/superpipe/sim/sim_device.cpp",
+     '#include "superpipe/device.h"\n#include "superpipe/ring/delegate.h"\n', None),
+    ("runtime/superpipe/device.cpp", '#include "superpipe/sim/sim_device.h"\n',
+     "superpipe/. may not include superpipe/sim"),
+    ("runtime/superpipe/nvme/nvme_device.cpp", '#include "superpipe/sim/sim_device.h"\n',
+     "superpipe/nvme may not include superpipe/sim"),
+    ("runtime/superpipe/sim/sim_device.cpp", '#include "superpipe/registry.h"\n',
+     "superpipe/sim may not include superpipe/registry"),
+    ("runtime/lun/raid/stripe_device.cpp", '#include "lun/volume/physical_lun.h"\n',
+     "lun/raid may not include lun/volume"),
     ("runtime/lun/volume/physical_open.cpp", '#include "lun/raid/member_label.h"\n#include "lun/raw_io.h"\n', None),
     ("runtime/lun/volume/physical_open.cpp", '#include "lun/compose.h"\n', "lun/volume may not include lun/."),
     ("tools/bench/redis/side.cpp", '#include "tools/bench/turn.h"\n', None),
-    ("tools/bench/redis/side.cpp", '#include "tools/bench/fault/page_sweep.h"\n', "tools/bench/redis may not include tools/bench/fault"),
+    ("tools/bench/redis/side.cpp", '#include "tools/bench/fault/page_sweep.h"\n',
+     "tools/bench/redis may not include tools/bench/fault"),
     ("tools/support/text.cpp", '#include "tools/run/run_flags.h"\n', "tools/support may not include tools/run"),
     ("tools/lun/create.cpp", '#include "tools/help.h"\n', "tools/lun may not include tools/."),
     ("adapters/gate/gate.cpp", '#include "pager/page_view.h"\n', None),
@@ -60,8 +69,9 @@ CASES = [
     ("runtime/include/lunar/lunar.hpp", "int x;\n", None),
     ("runtime/pager/evict.cpp", "//" + "x" * (COLUMNS_MAX - 2) + "\n", None),
     ("runtime/pager/evict.cpp", "//" + "x" * (COLUMNS_MAX - 1) + "\n", "columns; at most"),
-    ("runtime/pager/meson.build", "#" + "x" * (BUILD_COLUMNS_MAX - 1) + "\n", None),
-    ("runtime/pager/meson.build", "#" + "x" * BUILD_COLUMNS_MAX + "\n", "columns; at most"),
+    *[(path, "#" + "x" * (COLUMNS_MAX - 1) + "\n", None) for path in WRAPPED],
+    *[(path, "#" + "x" * COLUMNS_MAX + "\n", "columns; at most") for path in WRAPPED],
+    ("tests/README.md", "x" * (2 * COLUMNS_MAX) + "\n", None),
     ("runtime/superpipe/attic/old.cpp", '#include "superpipe/device.h"\n', "is no room of superpipe"),
     ("runtime/pager/evict.cpp", "int f() { return madvise(p, n, 4); }\n", "calls madvise()"),
     ("runtime/pager/evict.cpp", "if (::ioctl(fd, 1, &x) != 0) return;\n", "calls ioctl()"),
@@ -74,12 +84,12 @@ CASES = [
     ("runtime/pager/evictor.cpp", "state_.account.give(1);  // not pager_state()\n", None),
     ("runtime/pager/fork.cpp", "auto& state = pager_state();\n", None),
     ("runtime/pager/region.cpp", "int pager_touch(void* p) {\n  return find(pager_state(), p);\n}\n", None),
-    ("runtime/pager/region.cpp", "int pager_touch(void* p) {}\nstatic int find(void* p) {\n  return pager_state().n;\n}\n",
-     "which it is given"),
+    ("runtime/pager/region.cpp",
+     "int pager_touch(void* p) {}\nstatic int find(void* p) {\n  return pager_state().n;\n}\n", "which it is given"),
     ("runtime/pager/handler.cpp", "void Handler::park() {\n  pager_state().evictor->wake();\n}\n", "which it is given"),
     ("runtime/lun/list.cpp", "for (int x : {1, 2}) f(x);\n", "without <initializer_list>"),
     ("runtime/lun/list.cpp", "#include <initializer_list>\nfor (int x : {1, 2}) f(x);\nfor (;;) g({});\n", None),
-    ("runtime/heap/heap.cpp", f'// built in {HOME}\n', "somebody's machine"),
+    ("runtime/heap/heap.cpp", f'// built in {HOME}\n', "a developer's machine"),
     ("tests/fault/slow.cpp", "void f() { alarm(10); }\n", "a time limit of its own"),
     ("tests/fault/slow.cpp", "void g() { on_alarm(10); clock->alarm(3); }\n", None),
     ("tests/process/slow_test.py", "child.communicate(timeout=10)\n", "a time limit of its own"),
@@ -88,9 +98,17 @@ CASES = [
     ("tools/wait.py", "child.communicate(timeout=10)\n", None),
     ("tools/long.cpp", "int x;\n" * LINES_MAX, "at most"),
 ]
+# The same of whole files, from the first line.
+WHOLE_FILES = [
+    ("tools/fresh", SCRIPT + "#" + "x" * (COLUMNS_MAX - 1) + "\n", None),
+    ("tools/fresh", SCRIPT + "#" + "x" * COLUMNS_MAX + "\n", "columns; at most"),
+    ("runtime/sys/log.cpp", "int no_licence;\n", "does not open with"),
+    ("runtime/sys/log.cpp", HEAD[:-1] + " See log.h.\nint a;\n", "more than the licence"),
+]
 PRESENT = ["runtime/lun/compose.h", "runtime/include/lunar/lunar.h", "runtime/sys/mem.h", "runtime/sys/uring.h",
            "runtime/heap/heap.h", "runtime/stats/counters.h", "runtime/pager/pager.h", "runtime/base/units.h",
-           "tools/table.h", "adapters/gate/gate.h", "tools/bench/turn.h", "tools/bench/fault/page_sweep.h", "tools/run/run_flags.h", "tools/help.h"]
+           "tools/table.h", "adapters/gate/gate.h", "tools/bench/turn.h", "tools/bench/fault/page_sweep.h",
+           "tools/run/run_flags.h", "tools/help.h"]
 
 ENTRIES = ("runtime/pager/pager.h", HEAD + "int pager_touch(void* p);\n")
 
@@ -107,15 +125,14 @@ def complaints(path, text):
 
 def main():
     wrong = 0
-    for path, body, expected in [*((p, HEAD + b, e) for p, b, e in CASES),
-                                 ("runtime/sys/log.cpp", "int no_licence;\n", "does not open with"),
-                                 ("runtime/sys/log.cpp", HEAD[:-1] + " See log.h.\nint a;\n", "more than the licence")]:
+    cases = [*((path, HEAD + body, expected) for path, body, expected in CASES), *WHOLE_FILES]
+    for path, body, expected in cases:
         found = complaints(path, body)
         right = (not found) if expected is None else (len(found) == 1 and expected in found[0])
         if not right:
             wrong += 1
             print(f"{path}: {body[len(HEAD):][:60]!r}: expected {expected!r}, found {found}")
-    print(f"{len(CASES) + 2 - wrong} right, {wrong} wrong")
+    print(f"{len(cases) - wrong} right, {wrong} wrong")
     return 1 if wrong else 0
 
 

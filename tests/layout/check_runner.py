@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`check_runner.py ROOT`: tools/run_tests.py keeps its rules, shown with made-up tests: what passes, fails and skips, that a test
-which hangs is examined, that tests start with default signals, who shares the machine, and that an untested pager fails the run."""
+"""`check_runner.py ROOT`: tools/run_tests.py keeps its rules, shown with made-up tests: what passes, fails and skips,
+that a test which hangs is examined, that tests start with default signals, which share the machine, and that an
+untested pager fails the run."""
 import contextlib
 import importlib.util
 import io
@@ -23,8 +24,8 @@ def check(held, what):
 
 
 def entry(name, code, suite="process", alone=False, timeout=60, priority=0):
-    return {"name": name, "cmd": [sys.executable, "-c", code], "env": {}, "depends": [], "workdir": None, "suite": ["lunar:" + suite],
-            "timeout": timeout, "is_parallel": not alone, "priority": priority}
+    return {"name": name, "cmd": [sys.executable, "-c", code], "env": {}, "depends": [], "workdir": None,
+            "suite": ["lunar:" + suite], "timeout": timeout, "is_parallel": not alone, "priority": priority}
 
 
 def lacks(word, whole=True):
@@ -48,8 +49,8 @@ os.environ.pop("TEST_TIMEOUT_SCALE", None)   # of the run that this is a part of
 def run(*entries, words=(), **options):
     """(exit code, lines) of a run of its own process."""
     with build(*entries) as directory:
-        done = subprocess.run([sys.executable, "-B", RUNNER, directory, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-                              check=False, **options)
+        done = subprocess.run([sys.executable, "-B", RUNNER, directory, *words], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, text=True, check=False, **options)
     return done.returncode, done.stdout.splitlines()
 
 
@@ -73,14 +74,17 @@ def verdicts():
                       entry("part", lacks("acl", whole=False)),
                       entry("parent", "import subprocess\nsubprocess.Popen(['sleep', '100'])"))
     said = {line.split()[4]: line.split()[0] for line in lines if line[:4] in ("ok  ", "FAIL", "skip")}
-    check(said == {"good": "ok", "bad": "FAIL", "odd": "FAIL", "mute": "FAIL", "dark": "skip", "part": "ok", "parent": "FAIL"}, f"verdicts: {said}")
+    expected = {"good": "ok", "bad": "FAIL", "odd": "FAIL", "mute": "FAIL", "dark": "skip", "part": "ok",
+                "parent": "FAIL"}
+    check(said == expected, f"verdicts: {said}")
     check(code == 1 and lines[-1] == "2 passed, 4 failed, 1 skipped", f"{code}, {lines[-1]}")
     check(run(entry("good", "pass"))[0] == 0, "a run in which all pass")
     check(run(entry("good", "pass"), words=["-k", "none-such"])[0] == 1, "a run of no test passes")
 
 
 def limits():
-    """Past its limit a test is described, with its children; it has no limit of its own, so this is what one sees of a hang."""
+    """Past its limit a test is described, with its children; it has no limit of its own, so this is what is seen of a
+    hang."""
     sleeper = "import subprocess, time\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\ntime.sleep(1000)"
     for limit_s in (1, 5, 20):   # on a busy machine it takes a while to get to where it hangs
         code, lines = run(entry("hangs", sleeper, timeout=limit_s))
@@ -98,38 +102,44 @@ def signals():
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGCHLD):
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD])
-    look = ("lines = dict(line.split(':\t') for line in open('/proc/self/status') if line.startswith(('SigBlk', 'SigIgn')))\n"
+    look = ("lines = dict(line.split(':\t') for line in open('/proc/self/status')\n"
+            "             if line.startswith(('SigBlk', 'SigIgn')))\n"
             "assert int(lines['SigBlk'], 16) == 0, lines\n"
             "ignored = int(lines['SigIgn'], 16) & ~(1 << 12 | 1 << 24)\n"   # Python itself ignores SIGPIPE and SIGXFSZ
             "assert ignored == 0, lines\n")
     code, lines = run(entry("signals", look), preexec_fn=as_in_the_background)
     check(code == 0, "tests inherit ignored or blocked signals: " + "\n".join(lines))
-    check(run(entry("bad", "raise SystemExit(3)"), preexec_fn=as_in_the_background)[0] == 1, "with SIGCHLD ignored, a failure passes")
+    code = run(entry("bad", "raise SystemExit(3)"), preexec_fn=as_in_the_background)[0]
+    check(code == 1, "with SIGCHLD ignored, a failure passes")
     # And the runner goes on ignoring what it was told to ignore.
-    hang_up = "import os, signal\nos.kill(int(open('/proc/self/stat').read().rsplit(')', 1)[1].split()[1]), signal.SIGHUP)"
+    hang_up = "import os, signal\nos.kill(os.getppid(), signal.SIGHUP)"
     code, lines = run(entry("hang-up", hang_up), preexec_fn=as_in_the_background)
-    check(code == 0 and lines and lines[-1] == "1 passed, 0 failed, 0 skipped", f"SIGHUP under nohup ends the run: {code}, {lines}")
+    check(code == 0 and lines and lines[-1] == "1 passed, 0 failed, 0 skipped",
+          f"SIGHUP under nohup ends the run: {code}, {lines}")
 
 
 def sharing():
-    """Two that share the machine meet; one that is alone meets no other; unit tests and what takes longest come first."""
+    """Two that share the machine meet; one that is alone meets no other; unit tests and what takes longest come
+    first."""
     with tempfile.TemporaryDirectory() as place:
         meet = ("import os, time\nopen('{place}/{me}', 'w')\n"
                 "while not os.path.exists('{place}/{other}'): time.sleep(0.01)\n")
         alone = ("import os, time\nos.mkdir('{place}/alone')\ntime.sleep(0.3)\nos.rmdir('{place}/alone')\n")
-        code, lines = run(entry("x", alone.format(place=place), alone=True), entry("a", meet.format(place=place, me="a", other="b")),
-                          entry("y", alone.format(place=place), alone=True), entry("b", meet.format(place=place, me="b", other="a")),
+        alone = alone.format(place=place)
+        code, lines = run(entry("x", alone, alone=True), entry("a", meet.format(place=place, me="a", other="b")),
+                          entry("y", alone, alone=True), entry("b", meet.format(place=place, me="b", other="a")),
                           entry("z", f"import os\nassert not os.path.exists('{place}/alone')"))
         check(code == 0, "sharing: " + "\n".join(lines))
-    order = run(entry("late", "pass", suite="process", alone=True), entry("long", "pass", suite="e2e", priority=9), entry("early", "pass", suite="unit"),
-                entry("slow", "pass", suite="slow"), words=["--list"])[1]
+    order = run(entry("late", "pass", suite="process", alone=True), entry("long", "pass", suite="e2e", priority=9),
+                entry("early", "pass", suite="unit"), entry("slow", "pass", suite="slow"), words=["--list"])[1]
     check([line.split()[-1] for line in order] == ["early", "long", "late"], f"order: {order}")
 
 
 def untested_pager():
     lacking = entry("fault", lacks("userfaultfd"))
     code, lines = run_without_userfaultfd(entry("good", "pass"), lacking)
-    check(code == 1 and lines[-1].startswith("1 passed, 0 failed, 1 skipped; THE PAGER WAS NOT TESTED"), f"without userfaultfd: {code}, {lines[-1:]}")
+    untested = "1 passed, 0 failed, 1 skipped; THE PAGER WAS NOT TESTED"
+    check(code == 1 and lines[-1].startswith(untested), f"without userfaultfd: {code}, {lines[-1:]}")
     code, lines = run_without_userfaultfd(entry("half", lacks("userfaultfd", whole=False)))
     check(code == 1 and "NOT TESTED" in lines[-1], f"cases without userfaultfd: {code}, {lines[-1:]}")
     code, lines = run_without_userfaultfd(lacking, words=["--without-userfaultfd"])

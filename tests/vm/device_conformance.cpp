@@ -219,7 +219,7 @@ void vectors(Device* device, const Way& way, char* memory, size_t bytes) {
   }
 }
 
-// Random reads and writes, several at a time and never over each other, by two contexts and without; a model beside.
+// Random reads and writes, several at a time and never over each other, by two contexts and without, against a model.
 void random_work(Device* device, const ContextOptions& options, unsigned depth) {
   const uint32_t align = device->io_align();
   Attached one(device, options), two(device);

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs device_conformance on what any host has: a file, sim:, capi: over a stand-in for IBM's library, and as root a loop device.
-`device_conformance_here.py PROGRAM FAKE_CBLK FAKE_CBLK_WITH_OUR_MARKER [SETTINGS]`: with SETTINGS, only a file with these."""
+"""Runs device_conformance on what any host has: a file, sim:, capi: over a stand-in for IBM's library, and as root a
+loop device. `device_conformance_here.py PROGRAM FAKE_CBLK FAKE_CBLK_WITH_OUR_MARKER [SETTINGS]`: with SETTINGS, only a
+file with these."""
 import os
 import shutil
 import subprocess
@@ -36,7 +37,8 @@ def loop_device(path):
     """A loop device on `path` with direct I/O, or None."""
     if os.geteuid() != 0 or not shutil.which("losetup"):
         return None
-    made = subprocess.run(["losetup", "--show", "--direct-io=on", "-f", path], capture_output=True, text=True, check=False)
+    attach = ["losetup", "--show", "--direct-io=on", "-f", path]
+    made = subprocess.run(attach, capture_output=True, text=True, check=False)
     return made.stdout.strip() if made.returncode == 0 else None
 
 

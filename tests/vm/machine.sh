@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the tests in virtual machines share (redis_service, devices, kernels): the options, the base system of this host's Debian release, the disk
-# image, and a bounded boot by qemu whose second serial line is the result. Sourced by bash, by a script in tests/vm whose header is its help.
+# What the tests in virtual machines share (redis_service, devices, kernels): the options, the base system of this
+# host's Debian release, the disk image, and a bounded boot by qemu whose second serial line is the result. Sourced by
+# bash, by a script in tests/vm whose header is its help.
 #   vm_arguments "$@"          options and what is needed; sets root, build, directory (of this run, gone at the end)
 #   vm_built FILE...           these files below build/, all of Lunar built when one is not there
 #   vm_guest                   a copy of the base system to put things into; sets guest
-#   vm_libraries FILE...       the guest gets the shared libraries that these want and it does not have (static programs want none)
+#   vm_libraries FILE...       the guest gets the shared libraries that these want and it does not have (static programs
+#                              want none)
 #   vm_disk SIZE               makes the disk out of it
-#   vm_kernel_of RELEASE       the guest gets the kernel that this release of Debian has today; sets vm_kernel, which vm_boot then boots
+#   vm_kernel_of RELEASE       the guest gets the kernel that this release of Debian has today; sets vm_kernel, which
+#                              vm_boot then boots
 #   vm_boot MINUTES APPEND [QEMU-ARGUMENT]...   boots from the disk, shows the result; 0 when its last line is PASS
-# The guest is a q35 machine with two CPUs in two NUMA nodes of $memory_mib / 2; /dev/ttyS0 is its console, /dev/ttyS1 its result.
+# The guest is a q35 machine with two CPUs in two NUMA nodes of $memory_mib / 2; /dev/ttyS0 is its console, /dev/ttyS1
+# its result.
 vm_name=$(basename "$0")
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$root/build
 vm_parent=/var/tmp vm_base='' vm_accelerator=tcg,thread=multi vm_machine='' vm_kernel='' directory='' guest=''
 # Of all the tests here, so that one --image serves them.
-vm_packages=systemd-sysv,dbus,udev,kmod,procps,redis-server,libhiredis-dev,libnuma1,liburing2,linux-image-amd64,initramfs-tools,zstd
+vm_packages=systemd-sysv,dbus,udev,kmod,procps,redis-server,libhiredis-dev,libnuma1,liburing2
+vm_packages+=,linux-image-amd64,initramfs-tools,zstd
 # shellcheck source=tools/dev/debian_root.sh
 . "$root/tools/dev/debian_root.sh"
 
@@ -37,9 +42,12 @@ vm_arguments() {
     esac
     shift
   done
-  [ "$(id -u)" = 0 ] || { echo "tests/vm/$vm_name: must run as root (debootstrap): sudo tests/vm/$vm_name" >&2; exit 2; }
+  [ "$(id -u)" = 0 ] ||
+    { echo "tests/vm/$vm_name: must run as root (debootstrap): sudo tests/vm/$vm_name" >&2; exit 2; }
   for need in debootstrap:debootstrap qemu-system-x86_64:qemu-system-x86 mkfs.ext4:e2fsprogs; do
-    command -v "${need%:*}" >/dev/null || { echo "tests/vm/$vm_name: ${need%:*} is missing: apt-get install ${need#*:}" >&2; exit 2; }
+    command -v "${need%:*}" >/dev/null && continue
+    echo "tests/vm/$vm_name: ${need%:*} is missing: apt-get install ${need#*:}" >&2
+    exit 2
   done
   directory=$(mktemp -d "$vm_parent/lunar-vm-XXXXXX")
   trap vm_cleanup EXIT
@@ -63,8 +71,9 @@ vm_base_system() {
   echo "== debootstrap $release"
   mirror=$(host_mirror)
   mkdir -p "$vm_base"
-  debootstrap --variant=minbase --include=ca-certificates,$vm_packages "$release" "$vm_base" "${mirror:-http://deb.debian.org/debian}" \
-    >"$directory/log" 2>&1 </dev/null || { tail -n 20 "$directory/log" >&2; return 1; }
+  debootstrap --variant=minbase --include=ca-certificates,$vm_packages "$release" "$vm_base" \
+    "${mirror:-http://deb.debian.org/debian}" >"$directory/log" 2>&1 </dev/null ||
+    { tail -n 20 "$directory/log" >&2; return 1; }
   : >"$vm_base/etc/fstab"
   touch "$vm_base/complete"
 }
@@ -85,19 +94,25 @@ vm_libraries() {
   ldconfig -r "$guest"
 }
 
-# The package alone, by apt with lists of its own: the guest's own release may be another. With --image it is fetched once.
+# The package alone, by apt with lists of its own: the guest's own release may be another. With --image it is fetched
+# once.
 vm_kernel_of() {
   local release=$1 cache=$vm_base.kernels mirror archive version apt
   mirror=$(host_mirror)
   mkdir -p "$cache/$release/lists/partial" "$cache/$release/archives/partial"
   cache=$(realpath "$cache/$release")
   : >>"$cache/status"
-  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian} $release main" >"$cache/sources.list"
-  apt=(-o "Dir::State=$cache" -o "Dir::State::lists=$cache/lists" -o "Dir::State::status=$cache/status" -o "Dir::Cache=$cache"
-    -o "Dir::Etc::sourcelist=$cache/sources.list" -o Dir::Etc::sourceparts=/dev/null -o APT::Sandbox::User=root)
+  mirror="[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian}"
+  echo "deb $mirror $release main" >"$cache/sources.list"
+  apt=(-o "Dir::State=$cache" -o "Dir::State::lists=$cache/lists" -o "Dir::State::status=$cache/status"
+    -o "Dir::Cache=$cache" -o "Dir::Etc::sourcelist=$cache/sources.list" -o Dir::Etc::sourceparts=/dev/null
+    -o APT::Sandbox::User=root)
   archive=$(compgen -G "$cache/linux-image-*.deb" | tail -n 1) || {
-    apt-get "${apt[@]}" -qq update && version=$(apt-cache "${apt[@]}" depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9][^ ]*\)$/\1/p') &&
-      (cd "$cache" && apt-get "${apt[@]}" -qq download "$version") >"$directory/log" 2>&1 || { tail -n 20 "$directory/log" >&2; return 1; }
+    apt-get "${apt[@]}" -qq update &&
+      version=$(apt-cache "${apt[@]}" depends linux-image-amd64 |
+        sed -n 's/.*Depends: \(linux-image-[0-9][^ ]*\)$/\1/p') &&
+      (cd "$cache" && apt-get "${apt[@]}" -qq download "$version") >"$directory/log" 2>&1 ||
+      { tail -n 20 "$directory/log" >&2; return 1; }
     archive=$(compgen -G "$cache/linux-image-*.deb" | tail -n 1)
   }
   rm -rf "$directory/kernel"
@@ -130,12 +145,14 @@ vm_boot() {
   kernel=${vm_kernel:-$(compgen -G "$guest/boot/vmlinuz-*" | tail -n 1)}
   : >"$directory/console"
   : >"$directory/result"
-  nice -n 19 qemu-system-x86_64 -M q35 -accel "$vm_accelerator" -cpu max -smp 2,sockets=2 -m "$memory_mib" -nodefaults -display none -no-reboot \
+  nice -n 19 qemu-system-x86_64 -M q35 -accel "$vm_accelerator" -cpu max -smp 2,sockets=2 -m "$memory_mib" \
+    -nodefaults -display none -no-reboot \
     -object memory-backend-ram,id=m0,size=${half}M -object memory-backend-ram,id=m1,size=${half}M \
     -numa node,nodeid=0,cpus=0,memdev=m0 -numa node,nodeid=1,cpus=1,memdev=m1 \
-    -drive "file=$directory/disk,format=raw,if=virtio,cache=unsafe,discard=unmap" -serial "file:$directory/console" -serial "file:$directory/result" \
-    -kernel "$kernel" -initrd "${kernel/vmlinuz/initrd.img}" -append "root=/dev/vda rw console=ttyS0 quiet $append" "$@" \
-    </dev/null >"$directory/qemu" 2>&1 &
+    -drive "file=$directory/disk,format=raw,if=virtio,cache=unsafe,discard=unmap" \
+    -serial "file:$directory/console" -serial "file:$directory/result" \
+    -kernel "$kernel" -initrd "${kernel/vmlinuz/initrd.img}" -append "root=/dev/vda rw console=ttyS0 quiet $append" \
+    "$@" </dev/null >"$directory/qemu" 2>&1 &
   vm_machine=$!
   tail -n +1 -f --pid=$vm_machine "$directory/result" &
   shown=$!

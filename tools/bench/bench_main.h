@@ -45,7 +45,8 @@ int bench_main(const char* name, bool json, const Measure& measure) {
   return bench_main(name, json, measure, [](const auto&) {});
 }
 
-// The same for a bench that draws: Bench(options).run() gives the report, draw_plots(report, directory) the files' names.
+// The same for a bench that draws: Bench(options).run() gives the report, draw_plots(report, directory) the files'
+// names.
 template <class Bench, class Options>
 int plotting_bench_main(const char* name, Options options) {
   const bool json = options.json;

@@ -31,7 +31,8 @@ class SystemUnderTest {
   SystemUnderTest& operator=(const SystemUnderTest&) = delete;
 
   const std::string& system() const { return system_; }
-  // Sends one order and waits for its answer, a line, at most `seconds_max`. Throws std::runtime_error: none, or "error".
+  // Sends one order and waits for its answer, a line, at most `seconds_max`. Throws std::runtime_error: none, or
+  // "error".
   std::string ask(const std::string& line, double seconds_max);
   // The same, where the answer is a result.
   RunResult order(const std::string& line, double seconds_max);

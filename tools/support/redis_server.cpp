@@ -10,7 +10,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
@@ -22,9 +24,15 @@ namespace lunar::tools {
 
 namespace {
 
-constexpr double kStartSecondsMax = 120;  // a server that loads a dump answers late
-constexpr int kPortAttempts = 5;          // another program may take the port between our look and the server's bind
-constexpr timeval kReplyTimeout{60, 0};
+constexpr long kStartSecondsMax = 120;  // a server that loads a dump answers late
+constexpr int kPortAttempts = 5;        // another program may take the port between our look and the server's bind
+constexpr long kReplySecondsMax = 60;
+
+// Of a machine that is slower than usual (emulated), as tools/run_tests.py does with its time limits.
+long scaled(long seconds) {
+  const char* times = getenv("TEST_TIMEOUT_SCALE");
+  return seconds * std::clamp(times != nullptr ? atol(times) : 1L, 1L, 9999L);
+}
 
 // A port that is free on 127.0.0.1 now.
 uint16_t free_port() {
@@ -66,7 +74,8 @@ RedisServer::RedisServer(const ServerSetup& setup)
   for (int attempt = 0;; ++attempt) {
     port_ = free_port();
     launch(setup);
-    for (double waited = 0; process_.running() && waited < kStartSecondsMax; waited += 0.02) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(scaled(kStartSecondsMax));
+    while (process_.running() && std::chrono::steady_clock::now() < deadline) {
       check_interrupted();
       if (try_connect()) return;
       usleep(20'000);
@@ -121,7 +130,8 @@ void RedisServer::launch(const ServerSetup& setup) {
 
 bool RedisServer::try_connect() {
   connection_ = redisConnectWithTimeout("127.0.0.1", port_, timeval{1, 0});
-  if (connection_ != nullptr && connection_->err == 0 && redisSetTimeout(connection_, kReplyTimeout) == REDIS_OK) {
+  if (connection_ != nullptr && connection_->err == 0 &&
+      redisSetTimeout(connection_, timeval{scaled(kReplySecondsMax), 0}) == REDIS_OK) {
     Reply reply(static_cast<redisReply*>(redisCommand(connection_, "PING")));
     if (reply && reply->type == REDIS_REPLY_STATUS) return true;  // -LOADING is an error reply: not yet
   }

@@ -17,8 +17,8 @@ std::string printable(std::string_view text);
 void append_wrapped(std::string* out, std::string_view text, size_t column, size_t indent, size_t width = 100);
 // The candidate nearest to `word` by edit distance, or "" when none is near.
 std::string nearest_word(std::string_view word, const std::vector<std::string>& candidates);
-// "PROGRAM: unknown KIND WORD; ..." on standard error, with the nearest of `known` or where they are listed. A word that
-// begins with - is called a flag.
+// "PROGRAM: unknown KIND WORD; ..." on standard error, with the nearest of `known` or where they are listed. A word
+// that begins with - is called a flag.
 void say_unknown(const char* program, const char* kind, const char* word, const std::vector<std::string>& known);
 // Quoted for a shell when it needs to be, for commands that people paste.
 std::string shell_word(std::string_view word);

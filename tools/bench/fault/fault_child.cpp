@@ -104,7 +104,10 @@ class FaultChild {
   std::vector<unsigned char> resident() const;
   double must_read_pages(const RunOrder& order, uint64_t ops, const std::vector<unsigned char>& resident_before,
                          const std::vector<Walk>& walks_before, const std::vector<Walk>& walks_after) const;
-  double limit_pages() const { return static_cast<double>(options_.limit_bytes / page_bytes_); }
+  double limit_pages() const {
+    const uint64_t whole = options_.limit_bytes / page_bytes_;
+    return static_cast<double>(whole);
+  }
 
   ChildOptions options_;
   size_t page_bytes_;

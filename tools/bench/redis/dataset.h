@@ -9,7 +9,7 @@
 //   hashes       key -> 16 fields of value_bytes / 16             (listpack at 1 KiB)        HGET | HSET field 0
 //   sorted sets  key -> 160 members of 64 bytes, score = number   (skiplist: above 128)      ZSCORE, ZRANGE | ZADD
 //                member 0
-//   big hashes   key -> 3000 fields of 100 bytes                 (hash table)               HGET, HGETALL | HSET field 0
+//   big hashes   key -> 3000 fields of 100 bytes                 (hash table)              HGET, HGETALL | HSET field 0
 //
 // Compressible values repeat their first third twice.
 // A key has at most one write in flight, so a read must find a version between the last one acknowledged when it was

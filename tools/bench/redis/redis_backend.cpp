@@ -42,7 +42,7 @@ struct RedisBackend::Counters {
   std::optional<uint64_t> server_read;
 };
 
-// The servers' work beside the clients', all shards at once: begins when this is made, and ends the run.
+// The servers' work while clients work, all shards at once: begins when this is made, and ends the run.
 class RedisBackend::Job {
  public:
   Job(SideJob what, Servers& servers) : what_(what), servers_(servers), thread_([this] { follow(); }) {}
