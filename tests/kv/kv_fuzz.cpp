@@ -246,9 +246,9 @@ const char* Image::forge(unsigned number) {
   const auto super = read<form::Superblock>(0);
   uint64_t segment = 0, entry = super.segment_count * sizeof(form::SegmentEntry) + sizeof(form::ShardHeader);
   form::SegmentEntry table;
-  for (;; ++segment) {  // a full one of records
+  for (;; ++segment) {  // one of records, not to the last byte: behind its records would be the next one's
     memcpy(&table, state_.data() + segment * sizeof table, sizeof table);
-    if (table.kind == form::SegmentKind::kRecords && table.used > kSegment / 2) break;
+    if (table.kind == form::SegmentKind::kRecords && table.used > kSegment / 2 && table.used < kSegment) break;
   }
   uint64_t n = 0, word = 0;
   for (; memcpy(&n, state_.data() + entry, sizeof n), n == 0;) entry += sizeof n;  // the first bucket that is not empty
