@@ -22,6 +22,7 @@ namespace {
 
 constexpr uint32_t kRingDepthMax = 4096;
 constexpr uint64_t kScrubBlocks = 4096;
+constexpr uint64_t kDrainPauseNs = 50'000;
 
 }  // namespace
 
@@ -223,8 +224,9 @@ int Chunk::set_size(uint64_t blocks, int flags) {
   if (blocks == UINT64_MAX) { blocks = (virtual_->used_bytes() + virtual_->remaining_bytes()) / kBlockBytes; }
   if (blocks > lun_blocks_) return -EINVAL;
   if (blocks < now) {
+    if (!can_shrink()) return -EBUSY;
     size_blocks_.exchange(blocks);  // no new I/O beyond; then none may be under way
-    if (!quiet()) {
+    if (!drain_io() || !can_shrink()) {
       size_blocks_.store(now);
       return -EBUSY;
     }
@@ -243,19 +245,19 @@ int Chunk::set_size(uint64_t blocks, int flags) {
   return status == -ENOSPC ? -ENOMEM : status;
 }
 
-// Waits a while for blocking I/O to end; the caller must fetch asynchronous commands first. Asks the counters first, so
-// that a late end counts as late.
-bool Chunk::quiet() {
-  for (const uint64_t end = sys::now_ns() + kCloseWaitNs; sys::now_ns() < end; sys::sleep_ns(kRetryNs)) {
-    const bool none = counters_.act_reads.now.load() == 0 && counters_.act_writes.now.load() == 0;
-    lock_.lock();
-    while (!leader_ && reap()) {}
-    const bool over = idle();
-    unlock();
-    if (!over || lanes_.sweep() != 0) return false;
-    if (none) return true;
-  }
-  return false;
+// Not while asynchronous commands are under way, or the device has late I/O: the caller must wait for them first.
+bool Chunk::can_shrink() {
+  lock_.lock();
+  while (!leader_ && reap()) {}
+  const bool over = idle();
+  unlock();
+  return over && lanes_.sweep() == 0;
+}
+
+// Waits for the blocking I/O that began before. I/O that begins meanwhile is not waited for: it saw the new size.
+bool Chunk::drain_io() {
+  return phases_.drain(sys::now_ns() + kCloseWaitNs, kDrainPauseNs,
+                       [this](unsigned phase) { return phase_count_.inside[phase].load(std::memory_order_seq_cst); });
 }
 
 int Chunk::clone_after_fork(int mode) {

@@ -46,6 +46,7 @@
 #include "cblk/wait_queue.h"
 #include "lun/volume/virtual_lun.h"
 #include "superpipe/device.h"
+#include "sys/phases.h"
 
 namespace lunar::cblk {
 
@@ -99,20 +100,16 @@ class Chunk final : public Handle {
   [[nodiscard]] int64_t result(cflsh_cg_tag_t* tag, int flags) override { return result(&tag->tag, flags, kForever); }
   // > 0 blocks; 0 not done; -errno: it failed (-ETIMEDOUT: in time), or there is none. Blocking: until it is over, or
   // the deadline.
-  [[nodiscard]] int64_t result(int* tag, int flags, uint64_t deadline_ns);
+  // `like`, if given, is what the caller takes the command for: one that was issued so is found where the tag is wrong.
+  [[nodiscard]] int64_t result(int* tag, int flags, uint64_t deadline_ns, const Io* like = nullptr);
   [[nodiscard]] int list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings, cblk_io_t** wait, int waits,
                          cblk_io_t** completion, int* completions, uint64_t timeout_us, int flags);
 
   // For groups and lists.
   uint64_t deadline_of_a_new_one() const;  // of an I/O that begins now; kForever: it has none
   uint64_t deadline_of_a_new_one(uint64_t* left) const;
-  uint64_t oldest_done(bool harvests);  // its sequence; kForever when nothing is done
-  uint64_t oldest_active();             // kForever: none can be fetched
-  // Whether command `tag` was not done a moment ago: without the lock, for lists that ask for many.
-  bool under_way(int tag) const {
-    return static_cast<uint32_t>(tag) < commands_.size() && !inherited_.load(std::memory_order_relaxed) &&
-           commands_[static_cast<uint32_t>(tag)].is(Entry::kActive);
-  }
+  uint64_t oldest_done(bool harvests);          // its sequence; kForever when nothing is done
+  uint64_t oldest_active();                     // kForever: none can be fetched
   void wakeups(Wakeups* out);                   // by what a command may come to be done
   void harvest();                               // takes the completions that are there
   [[nodiscard]] int check(const Io& io) const;  // 0 or -EINVAL, -EPROTONOSUPPORT
@@ -134,7 +131,8 @@ class Chunk final : public Handle {
   void destroy();
   int attach();
   int scrub(uint64_t from, uint64_t to);
-  bool quiet();
+  bool can_shrink();
+  bool drain_io();
   // issue.cpp
   int64_t prepare(Io* io);
   void drop(Io* io);
@@ -213,6 +211,8 @@ class Chunk final : public Handle {
   Lanes lanes_;
   Cache cache_;
   Counters counters_;
+  sys::Phases phases_;  // of blocking I/O
+  sys::PhaseCount phase_count_;
 
   // The asynchronous side. Under lock_ but for what says otherwise.
   alignas(64) sys::Mutex lock_;

@@ -14,11 +14,11 @@ inline void add(Count& count, uint64_t n = 1) { count.fetch_add(n, std::memory_o
 struct Gauge {
   std::atomic<uint32_t> now{0}, most{0};
   void enter() {
-    const uint32_t n = now.fetch_add(1, std::memory_order_seq_cst) + 1;
+    const uint32_t n = now.fetch_add(1, std::memory_order_relaxed) + 1;
     uint32_t seen = most.load(std::memory_order_relaxed);
     while (n > seen && !most.compare_exchange_weak(seen, n, std::memory_order_relaxed)) {}
   }
-  void leave() { now.fetch_sub(1, std::memory_order_release); }
+  void leave() { now.fetch_sub(1, std::memory_order_relaxed); }
   // The same where a lock keeps others out: no locked instruction.
   void enter_locked() {
     const uint32_t n = now.load(std::memory_order_relaxed) + 1;

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include <initializer_list>
 #include <new>
 
 #include "base/units.h"
@@ -137,6 +138,23 @@ int CommandTable::find_tag(int tag, bool user, uint32_t* index) const {
     return 0;
   }
   return -EINVAL;
+}
+
+int CommandTable::find_like(const Io& like, uint32_t* index) const {
+  const auto is_like = [&](uint32_t i) {
+    const Io& io = entries_[i].io;
+    return io.buffer == like.buffer && io.lba == like.lba && io.blocks == like.blocks && !io.status &&
+           io.has_user_tag == like.has_user_tag && (!io.has_user_tag || io.user_tag == like.user_tag);
+  };
+  if (*index < count_ && !entries_[*index].is_over() && is_like(*index)) return 0;
+  uint32_t found = kNone;
+  for (const Line& line : {done_line_, active_line_}) {
+    uint32_t i = line.oldest;
+    while (i != kNone && !is_like(i)) i = entries_[i].newer;
+    if (i != kNone && (found == kNone || entries_[i].sequence < entries_[found].sequence)) found = i;
+  }
+  if (found != kNone) *index = found;
+  return found == kNone ? -ENOMSG : 0;
 }
 
 void CommandTable::append_backlog(uint32_t index) {

@@ -62,6 +62,7 @@ void Chunk::after_fork_in_child() {
   bounces_.forget_in_child();
   cache_.forget_in_child();
   new (&counters_) Counters;
+  new (&phase_count_) sys::PhaseCount;  // the parent's threads are not here
   being_closed_.store(false, std::memory_order_relaxed);
   leader_ = designated_ = closing_ = false;
   shared_by_fork_.store(is_virtual(), std::memory_order_relaxed);

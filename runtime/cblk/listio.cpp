@@ -4,9 +4,10 @@
 // Idea: prepares and admits the list in runs, each under one hold of the chunk's lock, and hands it to the ring at
 // once. Then it fetches finished I/Os like any other result, one by one, and waits as wait.cpp does.
 //
-// Callers pass copies: an entry of `wait` stands for the I/O of `issue` or `pending` with the same buf, lba and nblocks
-// (and, of `pending`, tag). The I/O's outcome is written into both. One that is not waited for is written into the next
-// structure of `completion`, once, in the call that fetches its result.
+// Callers pass copies, also such as were made before the issue: an entry stands for the I/O with the same buf, lba and
+// nblocks; its tag is where that is looked for first. The I/O's outcome is written into all entries that stand for it.
+// One that is not waited for is written into the next structure of `completion`, once, in the call that fetches its
+// result.
 // Threading: any; a cblk_io_t belongs to one call at a time. Allocates nothing.
 #include <errno.h>
 
@@ -66,18 +67,22 @@ struct List {
     }
     return true;
   }
-  // The entry that stands for `io`, or nullptr.
-  cblk_io_t* find(const cblk_io_t* io, bool by_tag) {
+  // The entry that stands for `io`, or nullptr; of several the one with its tag, or one that is still pending.
+  cblk_io_t* find(const cblk_io_t* io) {
+    int found = -1;
     for (int i = 0; i < count; ++i) {
       const int at = cursor + i < count ? cursor + i : cursor + i - count;
       cblk_io_t* one = entries[at];
-      const bool same =
-          one->buf == io->buf && one->lba == io->lba && one->nblocks == io->nblocks && (!by_tag || one->tag == io->tag);
-      if (one != io && !same) continue;
-      cursor = at + 1 < count ? at + 1 : 0;
-      return one;
+      if (one != io && (one->buf != io->buf || one->lba != io->lba || one->nblocks != io->nblocks)) continue;
+      if (one == io || one->tag == io->tag) {
+        found = at;
+        break;
+      }
+      if (found < 0 || (!is_pending(entries[found]) && is_pending(one))) found = at;
     }
-    return nullptr;
+    if (found < 0) return nullptr;
+    cursor = found + 1 < count ? found + 1 : 0;
+    return entries[found];
   }
 };
 
@@ -112,7 +117,7 @@ class ListRun {
   void refuse(cblk_io_t* io, int64_t answer);
   bool make_room();
   bool look(cblk_io_t* io, int flags);
-  void settle(cblk_io_t* io, bool by_tag);
+  void settle(cblk_io_t* io);
   void look_at_waiting(cblk_io_t* io, int flags);
 
   Chunk& chunk_;
@@ -124,8 +129,8 @@ class ListRun {
 };
 
 // Tells what became of an I/O of issue_ or pending_.
-void ListRun::settle(cblk_io_t* io, bool by_tag) {
-  if (cblk_io_t* waiting = wait_.find(io, by_tag)) {
+void ListRun::settle(cblk_io_t* io) {
+  if (cblk_io_t* waiting = wait_.find(io)) {
     copy_state(waiting, io);
   } else if (completions_ < completion_.count) {
     cblk_io_t* place = completion_.entries[completions_++];
@@ -135,7 +140,7 @@ void ListRun::settle(cblk_io_t* io, bool by_tag) {
 
 void ListRun::refuse(cblk_io_t* io, int64_t answer) {
   fill_status(&io->stat, answer);
-  settle(io, false);
+  settle(io);
 }
 
 // Waits for one of the list's own commands that can be fetched, so that its place is free. False: there is none, or
@@ -145,7 +150,7 @@ bool ListRun::make_room() {
     cblk_io_t* io = issue_.entries[oldest_];
     if (background(io) || !is_pending(io)) continue;
     if (!look(io, CBLK_ARESULT_BLOCKING)) return false;
-    settle(io, false);
+    settle(io);
     return true;
   }
   return false;
@@ -198,7 +203,7 @@ void ListRun::admit(cblk_io_t** list, int n) {
     if (answers[i] != 0) {
       refuse(list[i], answers[i]);
     } else if (!background(list[i])) {
-      if (cblk_io_t* waiting = wait_.find(list[i], false)) copy_state(waiting, list[i]);  // which learns its tag
+      if (cblk_io_t* waiting = wait_.find(list[i])) copy_state(waiting, list[i]);  // which learns its tag
     }
   }
 }
@@ -211,10 +216,14 @@ void ListRun::issue() {
 // Whether it is done, which its stat tells; by the deadline, if the flags say that it blocks.
 bool ListRun::look(cblk_io_t* io, int flags) {
   int tag = io->tag;
-  if ((flags & CBLK_ARESULT_NO_HARVEST) && !(io->flags & CBLK_IO_USER_TAG) && chunk_.under_way(tag)) return false;
-  const int64_t result =
-      chunk_.result(&tag, flags | (io->flags & CBLK_IO_USER_TAG ? CBLK_ARESULT_USER_TAG : 0), deadline_ns_);
+  const bool user = (io->flags & CBLK_IO_USER_TAG) != 0;
+  Io like;
+  (void)translate(io, &like);
+  like.has_user_tag = user;
+  like.user_tag = tag;
+  const int64_t result = chunk_.result(&tag, flags | (user ? CBLK_ARESULT_USER_TAG : 0), deadline_ns_, &like);
   if (result == 0) return false;
+  io->tag = tag;
   fill_status(&io->stat, result);
   return true;
 }
@@ -223,14 +232,14 @@ void ListRun::look_at_pending() {
   if (pending_.count) chunk_.harvest();
   for (int i = 0; i < pending_.count; ++i) {
     cblk_io_t* io = pending_.entries[i];
-    if (!background(io) && is_pending(io) && look(io, CBLK_ARESULT_NO_HARVEST)) settle(io, true);
+    if (!background(io) && is_pending(io) && look(io, CBLK_ARESULT_NO_HARVEST)) settle(io);
   }
 }
 
 void ListRun::look_at_waiting(cblk_io_t* io, int flags) {
   if (!is_pending(io) || !look(io, flags)) return;
-  cblk_io_t* source = issue_.find(io, true);
-  if (!source) source = pending_.find(io, true);
+  cblk_io_t* source = issue_.find(io);
+  if (!source) source = pending_.find(io);
   if (source) copy_state(source, io);
 }
 

@@ -51,7 +51,7 @@ int64_t Chunk::next_result(int* tag, int flags, uint64_t deadline_ns) {
   return 0;
 }
 
-int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns) {
+int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns, const Io* like) {
   if (inherited_.load(std::memory_order_relaxed)) return -EINVAL;
   lock_.lock();
   int64_t result;
@@ -60,6 +60,7 @@ int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns) {
   } else {
     uint32_t index = kNone;
     result = commands_.find_tag(*tag, (flags & CBLK_ARESULT_USER_TAG) != 0, &index);
+    if (like) result = commands_.find_like(*like, &index);
     if (result == 0) {
       Entry& entry = commands_[index];
       const uint32_t life = entry.life;

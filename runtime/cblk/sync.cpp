@@ -89,10 +89,15 @@ int64_t Chunk::transfer(Io* io) {
   const bool read = io->op == Op::kRead;
   // Seen as under way before the size is looked at: a shrinking set_size lowers it first and then waits for these.
   struct Under {
-    explicit Under(Gauge& g) : gauge(g) { gauge.enter(); }
-    ~Under() { gauge.leave(); }
+    Under(Chunk& c, Gauge& g) : chunk(c), gauge(g), phase(c.phases_.enter(&c.phase_count_)) { gauge.enter(); }
+    ~Under() {
+      gauge.leave();
+      sys::Phases::leave(&chunk.phase_count_, phase);
+    }
+    Chunk& chunk;
     Gauge& gauge;
-  } under(read ? counters_.act_reads : counters_.act_writes);
+    const unsigned phase;
+  } under(*this, read ? counters_.act_reads : counters_.act_writes);
   if (const int status = check(*io); status < 0) return status;
   if (io->blocks == 0) return 0;
   const auto block = static_cast<uint64_t>(io->lba);

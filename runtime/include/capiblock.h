@@ -229,8 +229,9 @@ int cblk_get_size(chunk_id_t chunk, size_t *nblocks, int flags);
  * device.
  * Blocks. flags: 0 or CBLK_SCRUB_DATA_FLG. EINVAL: a physical chunk, or more than the whole LUN has; ENOMEM: more
  * than remains (nothing is changed): the format of virtual LUNs takes some, 2 MiB of devices up to 16 GiB, so 1 GiB
- * fits on 1026 MiB; EBUSY: shrinking with I/O under way. Scrubbing comes first: where shrinking then fails, the size
- * stays, the tail is zeros. */
+ * fits on 1026 MiB; EBUSY: shrinking with asynchronous commands under way, late I/O, or blocking I/O that does not end
+ * within 5 s (blocking I/O of the part that stays goes on meanwhile). Scrubbing comes first: where shrinking then
+ * fails, the size stays, the tail is zeros. */
 int cblk_set_size(chunk_id_t chunk, size_t nblocks, int flags);
 
 int cblk_get_stats(chunk_id_t chunk, chunk_stats_t *stats, int flags);
@@ -238,6 +239,7 @@ int cblk_get_attrs(chunk_id_t chunk, chunk_attrs_t *attrs, int flags);
 
 /* Moves nblocks (at most max_transfer_size; 1 on a virtual chunk) between buf and the chunk, here and now. cblk_unmap
  * gives blocks back: they read as zeros (a file keeps its space); buf is not looked at but must not be NULL. flags: 0.
+ * buf must be memory that can be read or written: another address ends the program or fails with EFAULT, as it comes.
  * Return the blocks moved (0 for 0), or -1: EIO and what else the device says; cblk_unmap: EPROTONOSUPPORT where the
  * device cannot. */
 int cblk_read(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks, int flags);
@@ -265,8 +267,10 @@ int cblk_aresult(chunk_id_t chunk, int *tag, uint64_t *status, int flags);
 
 /* Issues the I/Os of `issue`, then waits for those of `wait` (which are in `issue` or were issued before).
  *   pending      issued by an earlier call; looked at again. Those that are not CBLK_ARW_STATUS_PENDING are skipped
- *   wait         entries may be copies: one stands for the I/O of issue or pending with the same buf, lba and nblocks
- *                (of pending, tag too). The I/Os of a list differ in these. stat and tag are set in both
+ *   wait         entries may be copies, as those of pending may, also from before the issue: one stands for the I/O
+ *                with the same buf, lba and nblocks (and CBLK_IO_USER_TAG and its tag); the tag is where that is looked
+ *                for first, and tells I/Os apart that agree in these. stat and tag are set in all. An entry that stands
+ *                for no I/O fails with ENOMSG
  *   completion   *ncompletion pointers to structures of the caller's. Those of pending that are done now, and those of
  *                issue that were refused or answered at once, are copied there, from the first on, but for what is in
  *                `wait` and what has CBLK_IO_USER_STATUS; *ncompletion becomes their number. What is done a little

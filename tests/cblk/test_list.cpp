@@ -283,3 +283,61 @@ CASE(a_list_longer_than_the_commands) {
   REQUIRE(cblk_close(slow, 0) == 0);
   REQUIRE(cblk_close(id, 0) == 0);
 }
+
+// A tag is only where to look first: an I/O is what its buf, lba and nblocks say.
+CASE(a_stale_tag_takes_no_other_ios_result) {
+  const chunk_id_t id = open_physical();
+  Buffer buffer(8);
+  int tag = -1;
+  REQUIRE(cblk_aread(id, buffer.block(0), 3, 1, &tag, nullptr, 0) == 0);
+  List never(1), out(1);
+  never.fill(CBLK_IO_TYPE_READ, buffer, 50, 1);
+  for (const bool waits : {true, false}) {
+    never[0].tag = tag;
+    never[0].stat = {};
+    int n = 1;
+    REQUIRE(cblk_listio(id, nullptr, 0, waits ? nullptr : never.data(), waits ? 0 : 1, waits ? never.data() : nullptr,
+                        waits ? 1 : 0, out.data(), &n, 0, 0) == 0);
+    REQUIRE(never[0].stat.status == CBLK_ARW_STATUS_FAIL && never[0].stat.fail_errno == ENOMSG);
+  }
+  REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);  // it is still there
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+// Copies that a caller made before it issued, whose tags say nothing yet.
+CASE(copies_made_before_the_issue_stand_for_their_ios) {
+  const chunk_id_t id = open_physical(kBlocks, 128);
+  Buffer buffer(80), block(1);
+  for (size_t i = 0; i < 80; ++i) {
+    stamp(block, 100 + i, 1, 5);
+    REQUIRE(cblk_write(id, block, static_cast<cflash_offset_t>(100 + i), 1, 0) == 1);
+  }
+  for (const bool as_pending : {true, false}) {
+    List issued(80), copies(80), out(80);
+    issued.fill(CBLK_IO_TYPE_READ, buffer, 100, 1);
+    copies.fill(CBLK_IO_TYPE_READ, buffer, 100, 1);
+    int n = 80;
+    REQUIRE(cblk_listio(id, issued.data(), 80, nullptr, 0, nullptr, 0, out.data(), &n, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) ==
+            0);
+    if (as_pending)
+      finish(id, copies.data(), 80);
+    else
+      REQUIRE(cblk_listio(id, nullptr, 0, nullptr, 0, copies.data(), 80, nullptr, &none, 0, 0) == 0);
+    for (size_t i = 0; i < 80; ++i)
+      REQUIRE(copies[i].stat.status == CBLK_ARW_STATUS_SUCCESS && copies[i].tag == issued[i].tag);
+    REQUIRE(is_stamped(buffer, 100, 80, 5));
+  }
+  // Pending as the caller's own, waited for by copies without a tag.
+  List issued(10), copies(10), out(10);
+  issued.fill(CBLK_IO_TYPE_READ, buffer, 100, 1);
+  copies.fill(CBLK_IO_TYPE_READ, buffer, 100, 1);
+  int n = 10;
+  REQUIRE(cblk_listio(id, issued.data(), 10, nullptr, 0, nullptr, 0, out.data(), &n, 0, 0) == 0);
+  n = 0;
+  REQUIRE(cblk_listio(id, nullptr, 0, issued.data(), 10, copies.data(), 10, nullptr, &n, 0, 0) == 0);
+  for (size_t i = 0; i < 10; ++i) {
+    REQUIRE(copies[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
+    REQUIRE(issued[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
+  }
+  REQUIRE(cblk_close(id, 0) == 0);  // nothing is left to fetch
+}

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Virtual chunks, and what a device that carries Lunar's format allows.
+#include <atomic>
+#include <thread>
+
 #include "cblk_test.h"
 
 namespace {
@@ -53,6 +56,39 @@ CASE(a_virtual_chunk_has_no_size_until_it_is_set) {
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
   REQUIRE(is_stamped(buffer, 7, 1, 1));
   REQUIRE(cblk_close(id, 0) == 0);
+}
+
+// Shrinking waits for the I/O that may reach what it takes away, not for a moment without any.
+CASE(a_chunk_shrinks_beside_threads_that_never_pause) {
+  for (const char* limit : {"0", "5000"}) {
+    const Limit time(limit);
+    const chunk_id_t id = open_virtual(kind() == "sim" ? "sim:16m,latency_us=300" : device(kBlocks));
+    REQUIRE(cblk_set_size(id, 2048, 0) == 0);
+    write_run(id, 0, 128, 1);
+    std::atomic<bool> over{false};
+    std::vector<std::thread> threads;
+    for (int n = 0; n < 4; ++n) {
+      threads.emplace_back([&, n] {
+        Buffer block(1);
+        for (uint64_t i = static_cast<uint64_t>(n); !over; i += 7) {
+          REQUIRE(cblk_read(id, block, static_cast<cflash_offset_t>(i % 100), 1, 0) == 1);
+          REQUIRE(is_stamped(block, i % 100, 1, 1));
+        }
+      });
+    }
+    const Watch watch;
+    for (int i = 0; i < 20; ++i) {
+      REQUIRE(cblk_set_size(id, 1024, i % 2 ? CBLK_SCRUB_DATA_FLG : 0) == 0);
+      Buffer block(1);
+      REFUSES(cblk_read(id, block, 1500, 1, 0), EINVAL);
+      REQUIRE(cblk_set_size(id, 2048, 0) == 0);
+      REQUIRE(cblk_read(id, block, 1500, 1, 0) == 1);
+    }
+    over = true;
+    for (std::thread& thread : threads) thread.join();
+    REQUIRE(watch.passed() < 20);
+    REQUIRE(cblk_close(id, 0) == 0);
+  }
 }
 
 CASE(growing_keeps_shrinking_drops_the_tail) {

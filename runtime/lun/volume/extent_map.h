@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // ExtentMap: where a virtual LUN's bytes lie on its base device, and which readers use them right now.
 //
-// Readers (the data path) enter a *phase*, check the limit, translate, do their I/O and leave. Growing appends to the
-// map and raises the limit. Shrinking lowers the limit, then waits until all readers that entered before have left
-// (both phases in turn, which covers a reader that read the phase long ago): only then may the extents go to another
-// LUN.
+// Readers (the data path) enter a *phase* (sys/phases.h), check the limit, translate, do their I/O and leave. Growing
+// appends to the map and raises the limit. Shrinking lowers the limit, then drains the phases: only then may the
+// extents go to another LUN.
 //
-// Threading: enter, leave, limit, run: any thread, lock-free. The rest: one at a time.
+// Threading: limit, run, and phases() as it says: any thread, lock-free. The rest: one at a time.
 #pragma once
 #include <atomic>
 #include <cstdint>
 
-namespace lunar {
+#include "sys/phases.h"
 
-// How many are inside, by phase. One a context, and a few for callers of transfer().
-struct alignas(64) PhaseCount {
-  std::atomic<uint32_t> inside[2] = {};
-};
+namespace lunar {
 
 class ExtentMap {
  public:
@@ -28,16 +24,10 @@ class ExtentMap {
     extent_bytes_ = extent_bytes;
     shift_ = static_cast<unsigned>(__builtin_ctzll(extent_bytes));
   }
-  // The phase to leave() with.
-  unsigned enter(PhaseCount* count) const {
-    const unsigned phase = phase_.load(std::memory_order_relaxed) & 1;
-    count->inside[phase].fetch_add(1, std::memory_order_seq_cst);  // before limit() is read
-    return phase;
-  }
-  static void leave(PhaseCount* count, unsigned phase) { count->inside[phase].fetch_sub(1, std::memory_order_release); }
+  // Counts: one a context, and kSharedCounts for callers of transfer().
+  sys::Phases& phases() { return phases_; }
   uint64_t limit() const { return limit_.load(std::memory_order_seq_cst); }
   void set_limit(uint64_t bytes) { limit_.store(bytes, std::memory_order_seq_cst); }
-  unsigned flip() { return phase_.fetch_add(1, std::memory_order_seq_cst) & 1; }  // the phase that ended
 
   // Base offset of `offset`, and how many bytes (up to `want`) lie there in one piece. Pre: offset + want <= limit().
   uint64_t run(uint64_t offset, uint64_t want, uint64_t* length) const {
@@ -62,7 +52,7 @@ class ExtentMap {
   uint64_t data_offset_ = 0, extent_bytes_ = 1;
   unsigned shift_ = 0;
   std::atomic<uint64_t> limit_{0};
-  std::atomic<unsigned> phase_{0};
+  sys::Phases phases_;
 };
 
 }  // namespace lunar

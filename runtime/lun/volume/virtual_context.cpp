@@ -80,7 +80,7 @@ uint16_t VirtualContext::open_entry(const Command& command, uint64_t length, uns
 
 // A command that never reaches the base: its response waits here.
 void VirtualContext::answer(const Command& command, int64_t result) {
-  const uint16_t index = open_entry(command, 0, map_->enter(&phases_));
+  const uint16_t index = open_entry(command, 0, map_->phases().enter(&phase_count_));
   entries_[index].result = result;
   entries_[index].finished = true;
   make_ready(index);
@@ -107,23 +107,23 @@ int VirtualContext::examine(const Command& command, uint64_t* length) const {
 // Opens the entry of a command that goes to the base. False: no room for it now. *out: its one piece, where it is not
 // split.
 VirtualContext::Start VirtualContext::start(const Command& command, uint64_t length, Command* out) {
-  const unsigned phase = map_->enter(&phases_);
+  const unsigned phase = map_->phases().enter(&phase_count_);
   *out = command;
   const bool flush = command.op == Op::kFlush;
   const uint64_t limit = map_->limit(), offset = command.offset.value;
   if (!flush && (offset > limit || length > limit - offset || length == 0)) {
-    ExtentMap::leave(&phases_, phase);
+    sys::Phases::leave(&phase_count_, phase);
     return length == 0 && offset <= limit ? Start::kNothing : Start::kOutside;
   }
   uint64_t run = length;
   if (!flush) out->offset = DeviceOffset{map_->run(offset, length, &run)};
   const bool split = run < length;
   if (split && command.op == Op::kWrite && command.atomic) {  // its pieces would be torn from each other
-    ExtentMap::leave(&phases_, phase);
+    sys::Phases::leave(&phase_count_, phase);
     return Start::kOutside;
   }
   if (split && !free_splits_) {
-    ExtentMap::leave(&phases_, phase);
+    sys::Phases::leave(&phase_count_, phase);
     return Start::kFull;
   }
   const uint16_t index = open_entry(command, length, phase);
@@ -146,7 +146,7 @@ VirtualContext::Start VirtualContext::start(const Command& command, uint64_t len
 void VirtualContext::close_entry(uint16_t index) {
   InFlight& entry = entries_[index];
   if (entry.split != kNone) free_splits_ |= uint64_t{1} << entry.split;
-  ExtentMap::leave(&phases_, entry.phase);
+  sys::Phases::leave(&phase_count_, entry.phase);
   free_entries_[depth_ - in_flight_] = index;
   --in_flight_;
 }

@@ -30,7 +30,7 @@ class VirtualContext final : public OwnedContext {
   void wakeups(Wakeups* out) override;
   void release() override;
   void settle_all() { drain(); }
-  const PhaseCount& phases() const { return phases_; }
+  const sys::PhaseCount& phase_count() const { return phase_count_; }
   VirtualContext* next = nullptr;  // of the LUN's list, under its lock
 
  private:
@@ -75,7 +75,7 @@ class VirtualContext final : public OwnedContext {
   Device* device_ = nullptr;
   Context* base_ = nullptr;
   ExtentMap* map_ = nullptr;
-  PhaseCount phases_;
+  sys::PhaseCount phase_count_;
   InFlight* entries_ = nullptr;
   // stack; ring of finished commands that never reached the base
   uint16_t *free_entries_ = nullptr, *ready_ = nullptr;

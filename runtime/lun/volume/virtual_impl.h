@@ -56,7 +56,7 @@ class VirtualLunImpl final : public VirtualLun {
   bool scratch_ = false;
   ExtentMap map_;
   // ExtentMap::kSharedCounts; a forked child's are zeros: readers inside were the parent's
-  PhaseCount* shared_ = nullptr;
+  sys::PhaseCount* shared_ = nullptr;
   sys::Mutex sizes_, list_;
   std::atomic<int> pid_{0};
   VirtualContext* contexts_ = nullptr;

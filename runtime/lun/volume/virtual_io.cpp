@@ -83,12 +83,12 @@ int64_t VirtualLunImpl::transfer(const Command& command) {
   }
   const uint64_t offset = command.offset.value;
   if (offset % io_align() || length % io_align()) return -EINVAL;
-  PhaseCount* count = &shared_[shared_count()];
-  const unsigned phase = map_.enter(count);
+  sys::PhaseCount* count = &shared_[shared_count()];
+  const unsigned phase = map_.phases().enter(count);
   const uint64_t limit = map_.limit();
   int64_t result = -EINVAL;
   if (offset <= limit && length <= limit - offset) result = transfer_pieces(command, length);
-  ExtentMap::leave(count, phase);
+  sys::Phases::leave(count, phase);
   return result;
 }
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kDrainMaxNs = 5'000'000'000, kDrainPauseNs = 50'000;
 constexpr uint64_t kAheadPart = 16;  // a scratch LUN grows by a sixteenth of its size at least
-constexpr size_t kSharedBytes = ExtentMap::kSharedCounts * sizeof(PhaseCount);
+constexpr size_t kSharedBytes = ExtentMap::kSharedCounts * sizeof(sys::PhaseCount);
 
 }  // namespace
 
@@ -69,7 +69,7 @@ int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& option
   lun->base_ = physical->device();
   lun->places_ = reinterpret_cast<std::atomic<uint32_t>*>(memory + head);
   lun->places_bytes_ = bytes;
-  lun->shared_ = static_cast<PhaseCount*>(counts);  // zeros are what they begin with
+  lun->shared_ = static_cast<sys::PhaseCount*>(counts);  // zeros are what they begin with
   lun->pid_.store(getpid());
   lun->lun_.map = lun->places_;
   const Geometry& geometry = physical->geometry();
@@ -146,24 +146,18 @@ int VirtualLunImpl::grow(uint64_t bytes, ErrorText* why) {
 
 // Whether all readers that entered before the limit was lowered have left.
 bool VirtualLunImpl::drained() {
-  const uint64_t start = sys::now_ns();
-  for (int round = 0; round < 2; ++round) {
-    const unsigned phase = map_.flip();
-    for (;;) {
-      uint64_t inside = 0;
-      for (unsigned i = 0; i < ExtentMap::kSharedCounts; ++i)
-        inside += shared_[i].inside[phase].load(std::memory_order_seq_cst);
-      list_.lock();
-      for (VirtualContext* context = contexts_; context; context = context->next)
-        inside += context->mine() ? context->phases().inside[phase].load(std::memory_order_seq_cst)
-                                  : 0;  // a parent's commands are the parent's
-      list_.unlock();
-      if (inside == 0) break;
-      if (sys::now_ns() - start > kDrainMaxNs) return false;
-      sys::sleep_ns(kDrainPauseNs);
+  return map_.phases().drain(sys::now_ns() + kDrainMaxNs, kDrainPauseNs, [this](unsigned phase) {
+    uint64_t inside = 0;
+    for (unsigned i = 0; i < ExtentMap::kSharedCounts; ++i)
+      inside += shared_[i].inside[phase].load(std::memory_order_seq_cst);
+    list_.lock();
+    for (VirtualContext* context = contexts_; context; context = context->next) {
+      if (context->mine())  // a parent's commands are the parent's
+        inside += context->phase_count().inside[phase].load(std::memory_order_seq_cst);
     }
-  }
-  return true;
+    list_.unlock();
+    return inside;
+  });
 }
 
 // Pre: sizes_ held.
