@@ -22,7 +22,6 @@ namespace {
 
 constexpr uint32_t kRingDepthMax = 4096;
 constexpr uint64_t kScrubBlocks = 4096;
-constexpr uint64_t kDrainPauseNs = 50'000;
 
 }  // namespace
 
@@ -256,7 +255,7 @@ bool Chunk::can_shrink() {
 
 // Waits for the blocking I/O that began before. I/O that begins meanwhile is not waited for: it saw the new size.
 bool Chunk::drain_io() {
-  return phases_.drain(sys::now_ns() + kCloseWaitNs, kDrainPauseNs,
+  return phases_.drain(sys::now_ns() + kCloseWaitNs,
                        [this](unsigned phase) { return phase_count_.inside[phase].load(std::memory_order_seq_cst); });
 }
 

@@ -211,7 +211,7 @@ class Chunk final : public Handle {
   Lanes lanes_;
   Cache cache_;
   Counters counters_;
-  sys::Phases phases_;  // of blocking I/O
+  sys::Phases phases_;  // of blocking I/O of a virtual chunk
   sys::PhaseCount phase_count_;
 
   // The asynchronous side. Under lock_ but for what says otherwise.

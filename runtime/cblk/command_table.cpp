@@ -140,13 +140,13 @@ int CommandTable::find_tag(int tag, bool user, uint32_t* index) const {
   return -EINVAL;
 }
 
-int CommandTable::find_like(const Io& like, uint32_t* index) const {
+int CommandTable::find_like(int tag, const Io& like, uint32_t* index) const {
   const auto is_like = [&](uint32_t i) {
     const Io& io = entries_[i].io;
     return io.buffer == like.buffer && io.lba == like.lba && io.blocks == like.blocks && !io.status &&
            io.has_user_tag == like.has_user_tag && (!io.has_user_tag || io.user_tag == like.user_tag);
   };
-  if (*index < count_ && !entries_[*index].is_over() && is_like(*index)) return 0;
+  if (find_tag(tag, like.has_user_tag, index) == 0 && is_like(*index)) return 0;
   uint32_t found = kNone;
   for (const Line& line : {done_line_, active_line_}) {
     uint32_t i = line.oldest;

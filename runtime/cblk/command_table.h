@@ -69,9 +69,9 @@ class CommandTable {
   uint32_t oldest_done() const { return done_line_.oldest; }
   // The command that a tag means: 0; -ENOMSG: it is free; -EINVAL: no such tag.
   [[nodiscard]] int find_tag(int tag, bool user, uint32_t* index) const;
-  // The fetchable one with the buffer, blocks and kind of tag of `like` that was issued first (those with a user tag:
-  // and that tag), where the command at *index is not one: 0 or -ENOMSG. Looks at all of them if it has to.
-  [[nodiscard]] int find_like(const Io& like, uint32_t* index) const;
+  // The fetchable one with the buffer, blocks and kind of tag of `like` (a user tag: with that tag, too): that of the
+  // tag, else the one issued first. 0 or -ENOMSG. Looks at all of them if it has to.
+  [[nodiscard]] int find_like(int tag, const Io& like, uint32_t* index) const;
 
   // The backlog: first in, first out, but what a late write holds up is passed by.
   void append_backlog(uint32_t index);

@@ -67,14 +67,15 @@ struct List {
     }
     return true;
   }
-  // The entry that stands for `io`, or nullptr; of several the one with its tag, or one that is still pending.
-  cblk_io_t* find(const cblk_io_t* io) {
+  // The entry that stands for `io`, or nullptr. Of several the first one; by_tag: the one with its tag, or one that is
+  // still pending.
+  cblk_io_t* find(const cblk_io_t* io, bool by_tag) {
     int found = -1;
     for (int i = 0; i < count; ++i) {
       const int at = cursor + i < count ? cursor + i : cursor + i - count;
       cblk_io_t* one = entries[at];
       if (one != io && (one->buf != io->buf || one->lba != io->lba || one->nblocks != io->nblocks)) continue;
-      if (one == io || one->tag == io->tag) {
+      if (one == io || !by_tag || one->tag == io->tag) {
         found = at;
         break;
       }
@@ -117,7 +118,7 @@ class ListRun {
   void refuse(cblk_io_t* io, int64_t answer);
   bool make_room();
   bool look(cblk_io_t* io, int flags);
-  void settle(cblk_io_t* io);
+  void settle(cblk_io_t* io, bool by_tag);
   void look_at_waiting(cblk_io_t* io, int flags);
 
   Chunk& chunk_;
@@ -129,8 +130,8 @@ class ListRun {
 };
 
 // Tells what became of an I/O of issue_ or pending_.
-void ListRun::settle(cblk_io_t* io) {
-  if (cblk_io_t* waiting = wait_.find(io)) {
+void ListRun::settle(cblk_io_t* io, bool by_tag) {
+  if (cblk_io_t* waiting = wait_.find(io, by_tag)) {
     copy_state(waiting, io);
   } else if (completions_ < completion_.count) {
     cblk_io_t* place = completion_.entries[completions_++];
@@ -140,7 +141,7 @@ void ListRun::settle(cblk_io_t* io) {
 
 void ListRun::refuse(cblk_io_t* io, int64_t answer) {
   fill_status(&io->stat, answer);
-  settle(io);
+  settle(io, false);
 }
 
 // Waits for one of the list's own commands that can be fetched, so that its place is free. False: there is none, or
@@ -150,7 +151,7 @@ bool ListRun::make_room() {
     cblk_io_t* io = issue_.entries[oldest_];
     if (background(io) || !is_pending(io)) continue;
     if (!look(io, CBLK_ARESULT_BLOCKING)) return false;
-    settle(io);
+    settle(io, false);
     return true;
   }
   return false;
@@ -203,7 +204,7 @@ void ListRun::admit(cblk_io_t** list, int n) {
     if (answers[i] != 0) {
       refuse(list[i], answers[i]);
     } else if (!background(list[i])) {
-      if (cblk_io_t* waiting = wait_.find(list[i])) copy_state(waiting, list[i]);  // which learns its tag
+      if (cblk_io_t* waiting = wait_.find(list[i], false)) copy_state(waiting, list[i]);  // which learns its tag
     }
   }
 }
@@ -232,14 +233,14 @@ void ListRun::look_at_pending() {
   if (pending_.count) chunk_.harvest();
   for (int i = 0; i < pending_.count; ++i) {
     cblk_io_t* io = pending_.entries[i];
-    if (!background(io) && is_pending(io) && look(io, CBLK_ARESULT_NO_HARVEST)) settle(io);
+    if (!background(io) && is_pending(io) && look(io, CBLK_ARESULT_NO_HARVEST)) settle(io, true);
   }
 }
 
 void ListRun::look_at_waiting(cblk_io_t* io, int flags) {
   if (!is_pending(io) || !look(io, flags)) return;
-  cblk_io_t* source = issue_.find(io);
-  if (!source) source = pending_.find(io);
+  cblk_io_t* source = issue_.find(io, true);
+  if (!source) source = pending_.find(io, true);
   if (source) copy_state(source, io);
 }
 

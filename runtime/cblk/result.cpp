@@ -59,8 +59,8 @@ int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns, const Io* like)
     result = next_result(tag, flags, deadline_ns);
   } else {
     uint32_t index = kNone;
-    result = commands_.find_tag(*tag, (flags & CBLK_ARESULT_USER_TAG) != 0, &index);
-    if (like) result = commands_.find_like(*like, &index);
+    result = like ? commands_.find_like(*tag, *like, &index)
+                  : commands_.find_tag(*tag, (flags & CBLK_ARESULT_USER_TAG) != 0, &index);
     if (result == 0) {
       Entry& entry = commands_[index];
       const uint32_t life = entry.life;

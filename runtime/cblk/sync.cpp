@@ -87,12 +87,15 @@ int64_t Chunk::move_bounced(const Io& io, bool* lost) {
 
 int64_t Chunk::transfer(Io* io) {
   const bool read = io->op == Op::kRead;
-  // Seen as under way before the size is looked at: a shrinking set_size lowers it first and then waits for these.
+  // Seen as under way before the size is looked at: a shrinking set_size lowers it first and then waits for these. Only
+  // a virtual chunk shrinks.
   struct Under {
-    Under(Chunk& c, Gauge& g) : chunk(c), gauge(g), phase(c.phases_.enter(&c.phase_count_)) { gauge.enter(); }
+    Under(Chunk& c, Gauge& g) : chunk(c), gauge(g), phase(c.virtual_ ? c.phases_.enter(&c.phase_count_) : 0) {
+      gauge.enter();
+    }
     ~Under() {
       gauge.leave();
-      sys::Phases::leave(&chunk.phase_count_, phase);
+      if (chunk.virtual_) sys::Phases::leave(&chunk.phase_count_, phase);
     }
     Chunk& chunk;
     Gauge& gauge;

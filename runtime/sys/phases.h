@@ -28,12 +28,13 @@ class Phases {
   static void leave(PhaseCount* count, unsigned phase) { count->inside[phase].fetch_sub(1, std::memory_order_release); }
   // inside(phase): how many are in it, by all counts. False: some who had entered before are inside at the deadline.
   template <class Inside>
-  [[nodiscard]] bool drain(uint64_t deadline_ns, uint64_t pause_ns, Inside inside) {
+  [[nodiscard]] bool drain(uint64_t deadline_ns, Inside inside) {
+    constexpr uint64_t kPauseNs = 50'000;
     for (int round = 0; round < 2; ++round) {
       const unsigned ended = phase_.fetch_add(1, std::memory_order_seq_cst) & 1;
       while (inside(ended) != 0) {
         if (now_ns() > deadline_ns) return false;
-        sleep_ns(pause_ns);
+        sleep_ns(kPauseNs);
       }
     }
     return true;

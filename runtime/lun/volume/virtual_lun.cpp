@@ -17,7 +17,7 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kDrainMaxNs = 5'000'000'000, kDrainPauseNs = 50'000;
+constexpr uint64_t kDrainMaxNs = 5'000'000'000;
 constexpr uint64_t kAheadPart = 16;  // a scratch LUN grows by a sixteenth of its size at least
 constexpr size_t kSharedBytes = ExtentMap::kSharedCounts * sizeof(sys::PhaseCount);
 
@@ -146,7 +146,7 @@ int VirtualLunImpl::grow(uint64_t bytes, ErrorText* why) {
 
 // Whether all readers that entered before the limit was lowered have left.
 bool VirtualLunImpl::drained() {
-  return map_.phases().drain(sys::now_ns() + kDrainMaxNs, kDrainPauseNs, [this](unsigned phase) {
+  return map_.phases().drain(sys::now_ns() + kDrainMaxNs, [this](unsigned phase) {
     uint64_t inside = 0;
     for (unsigned i = 0; i < ExtentMap::kSharedCounts; ++i)
       inside += shared_[i].inside[phase].load(std::memory_order_seq_cst);
