@@ -20,6 +20,7 @@
 #include "pager/state.h"
 #include "pager/unmapped.h"
 #include "stats/export.h"
+#include "superpipe/signature.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
@@ -287,7 +288,9 @@ int pager_create(const Options& options, ErrorText* why) {
   state.activation_failed.store(false);
   state.options = options;
   if (test_switches.numa_nodes > 1) sys::pretend_nodes(static_cast<int>(test_switches.numa_nodes));
-  (void)sys::numa_nodes();  // loads a library: now, not where the program allocates
+  // What loads libraries, or looks into them: now, not where the program allocates.
+  (void)sys::numa_nodes();
+  sys::threads_prepare();
   state.page_size = sys::page_bytes();
   state.page_shift = static_cast<unsigned>(__builtin_ctzl(state.page_size));
   int rc = check_sizes(state, why);
@@ -295,6 +298,7 @@ int pager_create(const Options& options, ErrorText* why) {
   rc = page_hash_key_make();
   if (rc < 0) return why->set(rc, "pager: no random numbers can be had (getrandom: %s)", errno_text(rc));
   standby_open(state, false);
+  if (!has_lun_directory(state)) signature_prepare();
   // `lunar run` has looked for its tree: a program of it that has fewer rights, and stays small, needs none.
   bool vouched = options.account != nullptr && options.account[0] != 0;
   if (!vouched) {
@@ -345,10 +349,13 @@ int pager_activate(ErrorText* why) {
                     "its threads would "
                     "end with it; memory is refused to it until the parent itself has grown so far",
                     static_cast<int>(getpid()));
+  if (sys::now_ns() < state.next_activation_ns.load()) return why->set(-EAGAIN, "pager: activation has just failed");
   HostGuard guard;
+  // Before the lock: a thread inside the linker may wait for that.
+  if (!sys::threads_can_start())
+    return why->set(-EDEADLK, "pager: not started while a thread is inside the dynamic linker, which holds its lock");
   sys::Locked<sys::Mutex> lock(state.activation_lock);
   if (state.active.load(std::memory_order_acquire)) return 0;
-  if (sys::now_ns() < state.next_activation_ns.load()) return why->set(-EAGAIN, "pager: activation has just failed");
   const uint64_t began = sys::now_ns();
   close_holes(state);
   // From here on plain memory can be evicted: it is no reason to refuse.

@@ -84,6 +84,13 @@ struct Blkid {
   }
 };
 
+// Loaded once, and stays: others may have come to use it. nullptr: this host has none.
+const Blkid* loaded_blkid() {
+  static Blkid blkid;
+  static const bool loaded = blkid.load();
+  return loaded ? &blkid : nullptr;
+}
+
 }  // namespace
 
 Contents signature_of(const void* head, size_t bytes, uint64_t* flags) {
@@ -129,10 +136,16 @@ int signature_write(int fd, uint64_t flags) {
   return n == static_cast<int64_t>(sizeof(ScratchHeader)) ? 0 : -EIO;
 }
 
+void signature_prepare() {
+  const HostGuard guard;
+  (void)loaded_blkid();
+}
+
 int block_signature(const char* path, bool only_head, char* what, size_t size) {
   const HostGuard guard;  // dlopen and libblkid allocate: from DRAM
-  Blkid blkid;
-  if (!blkid.load()) return -ENOSYS;
+  const Blkid* const library = loaded_blkid();
+  if (library == nullptr) return -ENOSYS;
+  const Blkid& blkid = *library;
   const int fd = sys::open_file(path, O_RDONLY);  // libblkid's buffers do not suit a descriptor with O_DIRECT
   if (fd < 0) return fd;
   blkid_probe probe = blkid.new_probe();
@@ -150,7 +163,7 @@ int block_signature(const char* path, bool only_head, char* what, size_t size) {
   }
   if (probe) blkid.free_probe(probe);
   sys::close_file(fd);
-  return status;  // the library stays loaded: others may have come to use it
+  return status;
 }
 
 }  // namespace lunar

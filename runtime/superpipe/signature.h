@@ -49,6 +49,8 @@ enum class Contents : uint8_t { kEmpty, kOurs, kForeign };
 Contents signature_of(const void* head, size_t bytes, uint64_t* flags);
 void signature_make(ScratchHeader* header, uint64_t flags);
 
+// Loads libblkid: for those that may not wait for the dynamic linker when they open a device.
+void signature_prepare();
 // What libblkid finds on it ("ext4", "gpt"): 1 with `what` filled, 0 nothing, -errno when it could not be asked
 // (-ENOSYS: no libblkid on this host). only_head: look at the first MiB alone (the rest is ours).
 [[nodiscard]] int block_signature(const char* path, bool only_head, char* what, size_t size);

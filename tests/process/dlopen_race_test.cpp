@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activation while another thread is inside the dynamic linker: dlopen allocates under the lock that making a thread
-// needs.
+// Activation while a thread is inside the dynamic linker: dlopen allocates under the lock that making a thread needs.
+// First another thread is, then one that waits for the thread whose allocation activates, then that thread itself.
 //
 //   dlopen_race_test LIBRARY DIRECTORY SHARED_OBJECT   copies SHARED_OBJECT many times (each is a library of
 //                                                      its own), and loads the copies
@@ -64,10 +64,34 @@ int load_and_grow() {
   return 0;
 }
 
+// All that grows is what the linker holds: names as long as they may be.
+int grow_by_loading() {
+  for (unsigned i = 0; i < kCopies; ++i) {
+    std::string name = copy_of(i);
+    const size_t file = name.rfind('/');
+    while (name.size() < 4000) name.insert(file, "/.");
+    CHECK(dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr);
+  }
+  char* memory = static_cast<char*>(malloc(kGrowth));
+  CHECK(memory != nullptr);
+  fill(memory, kGrowth, 7);
+  CHECK(holds(memory, kGrowth, 7));
+  return 0;
+}
+
+int grow_in_constructor() {
+  CHECK(setenv("DLOPEN_RACE_GROW", std::to_string(kGrowth).c_str(), 1) == 0);
+  CHECK(dlopen(copy_of(0).c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (getenv("PRELOAD_TEST_INSIDE") != nullptr) return load_and_grow();
+  if (getenv("PRELOAD_TEST_INSIDE") != nullptr)
+    return getenv("DLOPEN_RACE_CONSTRUCTOR") != nullptr ? grow_in_constructor()
+           : getenv("LUNAR_ARM_AT") != nullptr          ? grow_by_loading()
+                                                        : load_and_grow();
   CHECK(argc == 4);
   const std::string directory = std::string(argv[2]) + "/dlopen-race-" + std::to_string(getpid());
   CHECK(mkdir(directory.c_str(), 0700) == 0 && setenv("DLOPEN_RACE_DIRECTORY", directory.c_str(), 1) == 0);
@@ -75,6 +99,11 @@ int main(int argc, char** argv) {
   int rc = 0;
   for (unsigned i = 0; i < kProcesses && rc == 0; ++i)
     rc = run_preloaded(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m"}, load_and_grow);
+  if (rc == 0)
+    rc = run_preloaded(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m", "DLOPEN_RACE_CONSTRUCTOR=1"},
+                       grow_in_constructor);
+  for (const char* arm_at : {"LUNAR_ARM_AT=256k", "LUNAR_ARM_AT=400k", "LUNAR_ARM_AT=512k", "LUNAR_ARM_AT=700k"})
+    if (rc == 0) rc = run_preloaded(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m", arm_at}, grow_by_loading);
   for (unsigned i = 0; i < kCopies; ++i) unlink(copy_of(i).c_str());
   rmdir(directory.c_str());
   return rc;
