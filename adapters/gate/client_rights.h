@@ -9,9 +9,8 @@
 //   user: all commands, all keys    two flags of its first selector: no further question (the price of a read: one
 //                                   call, five loads)
 //   else, a command at a time       RM_ACLCheckCommandPermissions, the server's own check, with the command's
-//                                   arguments; and
-//                                   RM_ACLCheckKeyPermissions for the keys that *our* table names, should the two
-//                                   differ
+//                                   arguments; and RM_ACLCheckKeyPermissions for the keys that *our* table names,
+//                                   should the two differ
 //
 // The calls are symbols of the server (RM_: Redis, VM_: Valkey); the flags are believed after a user made for it has
 // shown them (check).

@@ -9,16 +9,12 @@
 // The views below are our own declarations of those versions' structures, found through the program's dynamic symbols
 // and believed only after they have been checked:
 //   - `server`'s database array is found by scanning for a pointer to a structure whose first word leads to a dict, or
-//     a store, of the
-//     type that databases have; its stride by the next database in it; the event loop right behind it must hold the
-//     very epoll descriptor,
-//     event array and size that the server passes to epoll_wait;
+//     a store, of the type that databases have; its stride by the next database in it; the event loop right behind it
+//     must hold the very epoll descriptor, event array and size that the server passes to epoll_wait;
 //   - dictionaries, tables, keys and objects on the first keys there are: the server's own look-up and hash must give
-//     what the
-//     views give. Until there are keys, nothing is looked up.
+//     what the views give. Until there are keys, nothing is looked up.
 //   - a connection each time: descriptor, handlers and client must point at each other, and the client's buffer must be
-//     the one
-//     that read() is given.
+//     the one that read() is given.
 // A lookup checks collections when it first meets them (collection_probe.h). An unknown layout is left alone: the gate
 // stays bypassed. The checks read memory by a system call that fails on a wild pointer.
 //

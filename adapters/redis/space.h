@@ -3,10 +3,9 @@
 // it is promised a place, whether values fill it or holes between values do.
 //
 //   0 ........ limit ...... edge ...... end          committed bytes
-//              data may     half way    forks yes: from here on a fork is refused (half of the LUN: a child is promised
-//                           as much as its
-//              grow to      to the      parent holds); forks no: an allocation fails
-//              here         end
+//              data may     half way    forks yes: from here on a fork is refused (half of the LUN:
+//              grow to      to the      a child is promised as much as its parent holds)
+//              here         end         forks no: an allocation fails
 //
 // The limit is 7/8 of the end. The eighth above it is for what comes between two looks, and for what no limit of the
 // server counts: buffers of replicas and of the append-only file. While a child lives, its share is taken: limit and

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Asynchronous I/O in its two ways: writes whose results are fetched by tag, the oldest first; then reads whose results
- * the library
- * fills in by itself while the program does something else.
+ * the library fills in by itself while the program does something else.
  *
  *   cblk_async DEVICE          DEVICE: a file or block device that is blank or carries Lunar's format
  */

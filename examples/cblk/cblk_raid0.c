@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * RAID 0: virtual LUNs on two devices or more as one, block by block (block b is block b / n of device b % n). It
- * writes through the
- * group, reads back, and looks at the counters of each device's share.
+ * writes through the group, reads back, and looks at the counters of each device's share.
  *
  *   cblk_raid0 DEVICE DEVICE [...]     up to 8; blank, or with Lunar's format
  */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Two processes on one virtual LUN: the parent opens it and forks, the child clones the chunk. Both write at the same
- * time, the
- * parent the even blocks and the child the odd ones; then each reads what the other wrote.
+ * time, the parent the even blocks and the child the odd ones; then each reads what the other wrote.
  *
  *   cblk_share DEVICE          DEVICE: a file or block device that is blank or carries Lunar's format
  */

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A client of a tiered redis-server: stores values of four times its DRAM budget, reads every one back and compares,
- * and shows what
- * the server says of its tier. An ordinary hiredis program: nothing in it knows of Lunar but the two INFO fields it
- * looks at.
+ * and shows what the server says of its tier. An ordinary hiredis program: nothing in it knows of Lunar but the two
+ * INFO fields it looks at.
  *
  *   client PORT [MIB [fill|check]]     default: 4 times `lunar_dram_budget_bytes`; both
  */

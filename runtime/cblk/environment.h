@@ -4,9 +4,8 @@
 //   CFLSH_BLK_MAX_XFER    blocks of one transfer of a physical chunk at most (1..4096; never of a virtual one)
 //   CFLSH_BLK_CACHE_SIZE  blocks of a read cache a chunk (0: none). It knows of no other chunk's or process' writes
 //   CFLSH_BLK_TIMEOUT     how long an I/O may take (default 15 s; 0: no limit), and a command waits for a free one
-//                         (default 5 s).
-//                         IBM's library tries for 5 s, three times; here the kernel tries again by itself, so it counts
-//                         once
+//                         (default 5 s). IBM's library tries for 5 s, three times; here the kernel tries again by
+//                         itself, so it counts once
 //   CFLSH_BLK_TIMEOUT_UNITS  of that number: MILLI, MICRO; anything else: seconds
 //   CFLSH_BLK_SIZE        blocks of a physical chunk at most: the rest of a larger device is left alone
 //   CFLSH_BLK_TRACE       a file that gets one line a call that opens, closes, sizes or fails; and for it

@@ -4,8 +4,7 @@
 //   top ── [ leaf ][ leaf ][ - ]...         leaf ── 1024 slots: { word: open? + users, object }
 //
 // A slot outlives its object, so a late lookup finds a closed word and touches nothing else. A thread that looked an
-// object up
-// *uses* it until it releases it; close shuts the word first and then waits for all users.
+// object up *uses* it until it releases it; close shuts the word first and then waits for all users.
 // Threading: any. acquire and release neither lock, allocate nor call the kernel (release may wake one that closes).
 #pragma once
 #include <atomic>

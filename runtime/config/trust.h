@@ -2,8 +2,8 @@
 // Which configuration a process trusts: the one rule for LUNAR_* and CFLSH_* variables and for config files.
 //
 //   variables     none in a process that has rights which its user does not have (AT_SECURE: a setuid or setgid
-//                 program, one with file
-//                 capabilities): all are as if they were not set, HOME too. /etc/lunar.conf is read as ever
+//                 program, one with file capabilities): all are as if they were not set, HOME too. /etc/lunar.conf is
+//                 read as ever
 //   config files  that belong to root or to the effective user, and that group and others may not write
 //
 // Threading: any. Allocates nothing.

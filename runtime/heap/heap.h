@@ -17,9 +17,9 @@ namespace lunar {
 // How the process uses this allocator.
 enum class HeapMode {
   kProcess,  // the program's malloc (preload): threads are bound by thread.arena, their own thread cache serves
-  // the API, with another malloc in the process (jemalloc perhaps): explicit arena and a thread cache of our own,
+  // the API, with another malloc in the process (jemalloc perhaps): explicit arena and a thread cache of our own, so
+  // that the program's own use of jemalloc does not change
   kPrivate,
-  //   so that the program's own use of jemalloc does not change
 };
 
 // Creates region and arenas. pre: pager_create. 0, -EEXIST, -ENOTSUP (no jemalloc >= 5.3 API), -ENOMEM; *why filled.

@@ -102,8 +102,7 @@ class Log {
       kPartBytes - sizeof(uint64_t);  // a part: checksum, then so much of a large pair
 
   // All DRAM is charged to the budget at once, and mapped lazily. On a device only what frames take is: a sixteenth, or
-  // what holds all of the log, when a quarter is left then. 0,
-  // -EINVAL (larger than an address reaches), -ENOMEM.
+  // what holds all of the log, when a quarter is left then. 0, -EINVAL (larger than an address reaches), -ENOMEM.
   [[nodiscard]] int open(const LogPlace& place, Budget* budget, Epochs* epochs);
   void close();
 
@@ -180,8 +179,7 @@ class Log {
   // Reserves the window of `count` neighbours that is cheapest to empty: its free segments, and those that become free
   // in it from now on.
   // -ENOSPC when no window's live records fit elsewhere. One at a time, until take_reserved() makes a run of it (once
-  // all of it is
-  // reserved: see window_reserved()) or release_window() gives it up.
+  // all of it is reserved: see window_reserved()) or release_window() gives it up.
   [[nodiscard]] int reserve_window(uint64_t count, uint64_t* first);
   bool window_reserved() const;
   void take_reserved();

@@ -5,9 +5,8 @@
 //
 //   get, exists    no lock: an epoch (epoch.h), the index, the record
 //   set, del       the lock of the key's shard. A value that fits where the old one lay replaces it there; else a new
-//                  record goes to the
-//                  tail of the log and the index entry is switched to it. A writer that finds no free segment cleans
-//                  one first
+//                  record goes to the tail of the log and the index entry is switched to it. A writer that finds no
+//                  free segment cleans one first
 //
 // Operations on one key appear one after the other. Lengths may be 0.
 // Threading: all calls from any thread, but close(), which must be the last. set and del may map memory (growth of the
@@ -51,10 +50,9 @@ struct StoreOptions {
   uint64_t log_bytes = kGiB;
   // of the log, a power of two from 64 KiB to 1 MiB; 0: chosen by its size and the DRAM. kKept: as the store was made
   uint64_t segment_bytes = 0;
-  // all that it may use, hard. In DRAM: the log, and what is left for the index (0: a third more than log_bytes).
+  // all that it may use, hard. In DRAM: the log, and what is left for the index (0: a third more than log_bytes). On a
+  // device: a sixteenth for the tail of the log, what the index wants, the rest for the read cache; never 0
   uint64_t dram_bytes = 0;
-  //   On a device: a sixteenth for the tail of the log, what the index wants, the
-  //   rest for the read cache; never 0
   uint64_t expected_keys = 1 << 20;  // a hint: the index begins small enough for a quarter of them, and grows
   // rounded up to a power of two, 1..256: how many writers can be busy at one time. kKept: as the store was made
   unsigned shards = 16;

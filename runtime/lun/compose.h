@@ -5,10 +5,8 @@
 //     stripe:URI;URI[;...]   RAID 0 in chunks of 64 KiB, 2 to 8 members
 //     paths:URI;URI[;...]    several paths to the same device, 2 to 8: I/O fails over to the next
 //   Members of a stripe carry a label (member_label.h) with the set and their place in it: a wrong order or a foreign
-//   member is
-//   detected, never used. `format` applies to labels too. Members may be files, block devices, nvme:, pmem: and sim:;
-//   those of a
-//   stripe also paths: in parentheses: stripe:(paths:A;B);(paths:C;D).
+//   member is detected, never used. `format` applies to labels too. Members may be files, block devices, nvme:, pmem:
+//   and sim:; those of a stripe also paths: in parentheses: stripe:(paths:A;B);(paths:C;D).
 //   LUN URI        raw URI, optionally followed by #NAME: that named virtual LUN of it
 //
 // Threading: any, blocking. Not for the fault path.

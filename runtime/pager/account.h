@@ -4,10 +4,8 @@
 // The pager takes every page of DRAM it uses (resident, frames, windows, tables, pipes) from the account before it uses
 // it and gives it back once it is free. A forked child is charged for what it inherits as if it were a copy. With room
 // for that, copy-on-write needs nothing else. Without, the pages are write-protected in both processes (cow_gate.h) and
-// counted as
-// *shared*: charged twice, present once. `used - shared <= cap` holds at every moment in every process: a write that
-// would copy
-// such a page waits until unshare() has room for the copy.
+// counted as *shared*: charged twice, present once. `used - shared <= cap` holds at every moment in every process: a
+// write that would copy such a page waits until unshare() has room for the copy.
 // Giving back a page that may still be shared lowers `shared` along with `used`: `used - shared` never falls below what
 // is present.
 //

@@ -2,8 +2,7 @@
 // Activation: how a process gets from plain memory to tiered memory.
 //
 //   plain    regions are ordinary anonymous memory: no userfaultfd, no service thread, huge pages as the kernel gives
-//            them. Committed
-//            memory is charged to the tree's account, as if all of it were resident
+//            them. Committed memory is charged to the tree's account, as if all of it were resident
 //   active   the pager's threads run, regions are registered, every page has a state
 //
 // A process becomes active when a commit would take what the tree uses past 7/8 of the budget, less what its own frames

@@ -5,8 +5,7 @@
 //   1 choose    the clock hand walks the page tables; a resident page with heat loses one, one without is taken (busy)
 //   2 exclusive pages that may be copy-on-write since a fork are made exclusive (one vectored MADV_POPULATE_WRITE)
 //   3 gather    vmsplice: the pipe holds references to the physical pages. Those that may not be read (PROT_NONE, a
-//               protection
-//               key), and those of 2 that may not be written, are write-protected by userfaultfd and copied
+//               protection key), and those of 2 that may not be written, are write-protected by userfaultfd and copied
 //               (/proc/self/mem)
 //   4 drop      one vectored MADV_DONTNEED: nothing maps them any more, their content is final
 //   5 capture   read the pipe into frames

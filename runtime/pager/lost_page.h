@@ -12,10 +12,8 @@ namespace lunar {
 struct PagerState;
 
 // 0; -EINPROGRESS: the housekeeping thread marks it and wakes its waiters once the page is released and no fork is
-// under way; another
-// -errno: not marked (no memory just now; -ENOENT: it is unmapped, or another map's). The page is then missing, and a
-// handler tries
-// again at its next fault.
+// under way; another -errno: not marked (no memory just now; -ENOENT: it is unmapped, or another map's). The page is
+// then missing, and a handler tries again at its next fault.
 [[nodiscard]] int lost_page_mark(PagerState& state, Region& region, PageIndex page);
 // The place is missing memory of the tier again.
 void lost_page_clear(PagerState& state, const Region& region, PageIndex page);

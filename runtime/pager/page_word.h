@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // The state of one page is one atomic 64-bit word.
 //
-//   bit  0..2   state                          16..31  epoch: kResident: of forks, when the page was known to be
-//        exclusive; 0: not known
-//        3..5   state before kBusy                            kInFrame, kEvicted: eviction time
-//               (PagerState::eviction_time)
-//        6      waiter                         32..63  index: kResident: slot of an identical copy, or kNoSlot
-//        7      pinned                                        kEvicted:  slot
-//        8..10  heat                                          kInFrame:  frame
-//        11     charged on touch                              kBusy:     as in the state before
+//   bit  0..2   state
+//        3..5   state before kBusy
+//        6      waiter
+//        7      pinned
+//        8..10  heat
+//        11     charged on touch
 //        12..15 LUN the slot lies on (PagerState::luns)
+//        16..31 epoch   kResident            of forks, when the page was known to be exclusive; 0: not known
+//                       kInFrame, kEvicted   eviction time (PagerState::eviction_time)
+//        32..63 index   kResident            slot of an identical copy, or kNoSlot
+//                       kEvicted             slot
+//                       kInFrame             frame
+//                       kBusy                as in the state before
 //
 //                    ┌──────────── discard ───────────────┐
 //                    ▼                                    │

@@ -175,9 +175,8 @@ int pager_page_state(const void* address);
 
 // fork: called by pthread_atfork handlers that the pager installs at activation. Exposed for adapters that wrap fork():
 // -ENOMEM when the tree has no room for another process, or the LUN cannot promise what the child may come to need; 0
-// otherwise: then that is reserved
-// for the fork that this thread makes next, with signals blocked from before the check. pager_fork_failed gives it
-// back: the call made no child. pager_fork_made: it has made this one.
+// otherwise: then that is reserved for the fork that this thread makes next, with signals blocked from before the
+// check. pager_fork_failed gives it back: the call made no child. pager_fork_made: it has made this one.
 [[nodiscard]] int pager_fork_check();
 void pager_fork_failed();
 void pager_fork_made(int pid);

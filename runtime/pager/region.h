@@ -105,8 +105,7 @@ void for_taken(const Region& region, uint64_t first, uint64_t end, Visit visit) 
 }
 
 // Reserves (PROT_NONE) the pages of [first, end) that nothing is mapped at, by halves, and calls visit(first, end, rc)
-// for each part: 0: reserved,
-// -EEXIST: all of it is mapped, else what the kernel says.
+// for each part: 0: reserved, -EEXIST: all of it is mapped, else what the kernel says.
 template <class Visit>
 void claim_place(const Region& region, uint64_t first, uint64_t end, Visit visit) {
   const int rc = sys::claim(region.address_of(PageIndex(first)), (end - first) * sys::page_bytes());

@@ -8,14 +8,12 @@
 // settles it (no page is installed meanwhile: event_gate.h):
 //
 //   UNMAP  slots, DRAM and LUN space of its pages go back, their words become kEmpty. Then a PROT_NONE map takes the
-//          place, so that the kernel
-//          gives it to no other map, and is registered. Where another map is there already the words become kGone: not
-//          ours any more.
+//          place, so that the kernel gives it to no other map, and is registered. Where another map is there already
+//          the words become kGone: not ours any more.
 //   REMAP  resident pages went along. What was evicted is brought to the new place, which is then plain memory, outside
 //          the tier.
 //   lost   a page that cannot be read back, on kernels without UFFDIO_POISON (lost_page.h): a handler may not map over
-//          it, as it would wait for
-//          the event of that itself.
+//          it, as it would wait for the event of that itself.
 //
 // From the note to the end no page is dropped (unmaps_pending), as the place may hold another map's memory. Nor is an
 // event read while a page is being dropped.

@@ -66,10 +66,9 @@ struct Command {
   // meaning
   bool fua = false;
   // kWrite: a power loss leaves all of it or nothing. For one buffer whose length is a power of two, at most
+  // Capabilities::atomic_write_bytes, at a multiple of its length; else -EINVAL (-EOPNOTSUPP), and nothing is written.
+  // Without it a write may be torn between any two logical blocks
   bool atomic = false;
-  //   Capabilities::atomic_write_bytes, at a multiple of its length; else -EINVAL
-  //   (-EOPNOTSUPP), and nothing
-  //   is written. Without it a write may be torn between any two logical blocks
   uint8_t file = 0;  // to a context over several files (Device::join): which of them. Else it stays 0
 };
 
@@ -96,8 +95,8 @@ struct ContextOptions {
   bool shared = false;    // several threads will use it: see Context::await. Costs some: no deferred task work
   bool in_turns = false;  //   (with shared) one after the other, and each waits for its own command: cheaper
   // where commands are calls that block (the host refuses io_uring): threads of the device's make them, so that
+  // submit() does not wait for I/O. Not for the fault path
   bool delegate = false;
-  //   submit() does not wait for I/O. Not for the fault path
   // a file more that stays open until the last I/O ended, also after a kill: one that locks lie on
   int keep_fd = -1;
 };
@@ -226,14 +225,10 @@ constexpr unsigned kDeviceFdsMax = 32;  // of one device: two a node, one a file
 
 struct DeviceOptions {
   uint64_t want_bytes = 0;  // what the caller intends to use; 0: whatever is there
-  // contents may be thrown away at open: a file or block device that holds data (file system,
+  // Contents may be thrown away at open: a file or block device that holds data (file system, partition table, swap,
+  // mount, unknown non-zero header) is refused, ours is exclusive. false: *raw*. The device as it is: offset 0 is its
+  // first byte, and the open neither examines nor writes; the layer above knows what it holds.
   bool scratch = true;
-  //   partition table, swap, mount, unknown non-zero header) is refused, ours is
-  //   exclusive.
-  // false: *raw*. The device as it is: offset 0 is its first byte, and the open neither
-  // examines nor
-  //   written; the layer above knows what it holds. `claim` says which other opens it
-  //   admits.
   Claim claim = Claim::kParts;  // raw only: what for (ownership.h). -EBUSY where that conflicts with another open
   bool read_only = false;       // raw only
   bool sqpoll = false;

@@ -7,9 +7,8 @@
 // after the backing device:
 //
 //   lunar-namespace-HASH-NSID[pPART]   an NVMe namespace by its subsystem's name (subsysnqn), whatever node or
-//                                      controller. (Private
-//                                      namespaces that share a number, which only controllers without namespace
-//                                      management have, are taken for one)
+//                                      controller. (Private namespaces that share a number, which only controllers
+//                                      without namespace management have, are taken for one)
 //   lunar-node-bMAJOR:MINOR, -cM:M     any other node, by its device number
 //
 // The lock file has the owner, group, mode and ACL of the node through which it was made: exactly the users who may

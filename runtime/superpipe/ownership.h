@@ -2,13 +2,12 @@
 // Ownership of devices: the one rule for every open of a file, a block device or an NVMe, pmem or CAPI node.
 //
 //   claim    taken by                                                                may be opened at the same time
-//   kLook    `lunar lun list, info, paths`, a first look of `create`: reads only     everything (it holds nothing)
+//   kLook    `lunar lun list, info, paths`, a first look of `create`: reads only     everything (it locks nothing)
 //   kWhole   a physical chunk (cblk_open), also of a group or a RAID 0               kWhole
 //   kAlone   a chunk with CBLK_OPN_RESERVE; a plain scratch LUN (`lunar run` with a  nothing
 //            file of its own, benches): device_open with `scratch`
-//   kForced  a chunk with CBLK_OPN_FORCED_RESERVE: kAlone where that is to be had,   as kAlone or kWhole, whichever it
-//            came to hold
-//            else kWhole whatever other opens there are (but with its lock)
+//   kForced  a chunk with CBLK_OPN_FORCED_RESERVE: kAlone where nothing else has     as kAlone or kWhole, whichever
+//            the device open, else kWhole despite other opens (with its lock)        the open came to hold
 //   kParts   virtual LUNs: a chunk with CBLK_OPN_VIRT_LUN, `lunar lun create,        kParts
 //            resize, remove, check`, `lunar run` on a formatted or blank device
 //

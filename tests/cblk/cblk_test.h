@@ -3,11 +3,9 @@
 // they run on. The library is seen through its public header only.
 //
 //   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a case: all that are not `heavy`; --all: all;
-//                                --no-ring: on a host
-//                                that refuses io_uring
+//                                --no-ring: on a host that refuses io_uring
 //   PROGRAM nvme=/dev/ng0n3,/dev/ng0n4,...   OVERWRITES these namespaces: one for each size (in blocks of 4 KiB) that
-//                                            cases ask
-//                                            for: 4096 (two of them), 8192, 256, 80, 100 (two)
+//                                            cases ask for: 4096 (two of them), 8192, 256, 80, 100 (two)
 //
 // Threading: cases run one after the other on the main thread; REQUIRE may be used by any.
 #pragma once

@@ -9,8 +9,7 @@
 //   both        the same with the module on top, which shows its figures
 //
 //   pipelines   random commands of all types on 8 connections at once, with MULTI, SELECT, inline commands, large
-//               values,
-//               bytes cut anywhere
+//               values, bytes cut anywhere
 //   blocking    commands behind a BLPOP; SUBSCRIBE
 //   endings     half-closed, closed and reset in mid-hold, CLIENT KILL, descriptors used again
 //   successors       clients that a module's thread ends in mid-hold; the next client with their descriptor gets

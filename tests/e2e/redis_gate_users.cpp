@@ -11,8 +11,7 @@
 //   split       commands of which the server has the first half before the rest comes: held like whole ones
 //   one byte    2,100 connections that each sent the start of a command: the others' cold reads are held as before
 //   turns       clients of one user that want thirty times what one may have under way: they wait for their turn, none
-//               is passed cold,
-//               another user is held as before, and INFO tells
+//               is passed cold, another user is held as before, and INFO tells
 //   unfinished  half a command behind a whole one: the server's protocol error comes, and a slow sender is not idle
 //
 // Threading: one thread. May not: leave files or processes behind.

@@ -5,8 +5,7 @@
 //   redis_module MODULE SCENARIO CAP_MIB VALUES_MIB
 //
 //   save      fill tiered and plain: digests equal, strings read back; BGSAVE under writes: the dump loads in a plain
-//             server as
-//             the data of the fork
+//             server as the data of the fork
 //   reload    io-threads that read; SAVE, DEBUG RELOAD, restart from the dump
 //   append    append-only file with two rewrites under writes; kill -9; restart from it
 //   replica   tiered replicas of a tiered server, diskless and from a file, then live writes

@@ -6,14 +6,12 @@
 //
 //   save      BGSAVE; the dump loads in a plain server as the data of the fork
 //   rewrite   BGREWRITEAOF, base in RDB and in AOF format; the base alone loads as the data of the fork, base and
-//             increments as
-//             the data there is
+//             increments as the data there is
 //   sync      full sync of a tiered replica, from a file and diskless; it has the master's data once their offsets are
 //             equal
 //   forks     FORKS saves under writes; slots, memory, descriptors, threads and mappings are where they were
 //   dram      save, rewrite and sync with the master in a swapless memory cgroup of the cap + 128 MiB, page cache and
-//             kernel
-//             included: the kernel ends a server that passes it. What there is of anonymous and kernel memory is
+//             kernel included: the kernel ends a server that passes it. What there is of anonymous and kernel memory is
 //             bounded apart
 //
 // How. One connection writes, in one pipeline: DEBUG DIGEST, the command that forks, and the writes that change every

@@ -4,12 +4,10 @@
 //   hash_key       the hash of a page's content differs between processes, and is the parent's in a forked child
 //   evicted_bytes  lunar_stats says what is evicted now: not slots in use, which copies of resident pages hold too
 //   ksm            a process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= leaves it) loses no
-//                  write, as tiered
-//                  pages are never merged
+//                  write, as tiered pages are never merged
 //   ksm_later      the same, switched on when the tier is at work
 //   lost_page      a page that cannot be read back is SIGBUS at a touch, EFAULT or EHWPOISON in system calls, in
-//                  children too,
-//                  and can be had again as zeros; lost_page_no_poison: on a kernel without UFFDIO_POISON
+//                  children too, and can be had again as zeros; lost_page_no_poison: on a kernel without UFFDIO_POISON
 //   no_move        a program that pins pages on a kernel without UFFDIO_MOVE, and needs more than its budget, ends with
 //                  a line, not never
 //   map_over_beside_eviction  what a program writes to a map that it has put in the place of pages that are being

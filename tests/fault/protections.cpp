@@ -2,13 +2,11 @@
 // protections MODE [off]: what keeps gather-evict from losing writes, each with its switch.
 //
 //   cow          children are forked while threads count in pages that are being evicted. A page shared by a fork is
-//                made
-//                exclusive first, or what is written between the gather and the drop lands in a copy and is lost
+//                made exclusive first, or what is written between the gather and the drop lands in a copy and is lost
 //   epoch        the same, when the counter of forks comes round to the numbers that pages are marked with (32,768
 //                forks)
 //   read-only    the same for pages that are read-only when they are gathered, and are made writable (by mprotect) and
-//                counted in before they
-//                are dropped
+//                counted in before they are dropped
 //   registered   io_uring reads into registered buffers that are being evicted: pinned pages must stay where they are
 //   direct       large O_DIRECT reads into memory that is being evicted: the same for pins of the moment
 //

@@ -15,7 +15,7 @@
 //   small        fails if the kernel could put a huge page anywhere but into the stack or brk's heap
 //   stray        a second thread goes on, the first ends (pthread_exit)
 //   discards:MIB two threads discard pages here and there of so many MiB and use them again, while as much again and a
-//   half is grown
+//                half is grown
 //   again:N      tries N further mallocs of 256 KiB that are expected to fail
 #include <errno.h>
 #include <fcntl.h>

@@ -3,9 +3,8 @@
 // restricts them.
 //
 //   bypass_test LIBRARY CASE    starts itself again under the preload library, collects its standard error through a
-//                               socket or a pipe,
-//                               and checks how it ended. A process that does not end in time is a failure, with its
-//                               states printed.
+//                               socket or a pipe, and checks how it ended. A process that does not end in time is a
+//                               failure, with its states printed.
 //
 // Each case names what it expects: the same results as on plain memory, or one FATAL line and an abort; never a hang.
 #include <dirent.h>

@@ -8,8 +8,8 @@
 //   fork_room_test LIBRARY write-errors  every second write to the LUN fails: pages that have found no slot go to a
 //                                        forked child all the same
 //   fork_room_test LIBRARY no-process    the user may have no further process: the kernel cannot make a thread for I/O
-//                                        that it puts off, and
-//                                        cancels it. No page is lost, and no slot of the LUN is taken for broken.
+//                                        that it puts off, and cancels it. No page is lost, and no slot of the LUN is
+//                                        taken for broken.
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>

@@ -3,8 +3,7 @@
 // tells which process wrote it and when.
 //
 //   cap_member forks N MIB ROUNDS   fills MIB, forks N children one after the other; the parent rewrites everything at
-//                                   once, while the children
-//                                   are idle; then all of them do, ROUNDS times
+//                                   once, while the children are idle; then all of them do, ROUNDS times
 //   cap_member ends MIB ROUNDS      fills MIB again and again, while another process that holds as much ends: by
 //                                   SIGKILL, exec or exit
 //   cap_member spawns N KIB         starts N programs that hold KIB each, for a second; who gets none ends

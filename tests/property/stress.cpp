@@ -3,10 +3,8 @@
 //
 // Idea. Memory has three parts:
 //   pages    every quarter of a page has a version in the model; its words tell (quarter, version). A thread that works
-//            on
-//            pages holds their locks (try-locks: a taken page means another choice), so neighbours and read-ahead
-//            windows
-//            are shared between threads all the time, single pages are not
+//            on pages holds their locks (try-locks: a taken page means another choice), so neighbours and read-ahead
+//            windows are shared between threads all the time, single pages are not
 //   shared   never changes after start and is read by all threads without locks: two threads fault on one page
 //   blocks   lunar_malloc memory, a table a thread: grown, shrunk, moved, freed
 // Every read checks all the words it sees. LUNAR_SEED=N replays the threads' choices (not how they interleave).

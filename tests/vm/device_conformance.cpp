@@ -2,9 +2,8 @@
 // Whether a device behaves as superpipe/device.h says, whatever it is:
 //
 //   device_conformance URI [--keep|--scratch]    OVERWRITES the first 24 MiB of URI (and its last blocks). --keep: only
-//                                                opens and
-//                                                shows it; --scratch: opens it as a scratch LUN, twice (refused when it
-//                                                holds data)
+//                                                opens and shows it; --scratch: opens it as a scratch LUN, twice
+//                                                (refused when it holds data)
 //
 // A line a part, then `ok`; or `FAIL`, the first thing that was wrong, and 1. LUNAR_SEED=N replays. 2: the arguments,
 // or the device could not be opened. Run by hand and in virtual machines (tests/vm) on hardware that a test host seldom

@@ -7,8 +7,7 @@
 //   zeros, but a copy of  --erase=lunar (its head was erased; `check --repair` restores it)
 //   the format at its end
 //   anything else         --erase=WORD with the word that the refusal names, and a yes (at the terminal, or --yes);
-//                         never
-//                         while it is in use
+//                         never while it is in use
 //
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <errno.h>

@@ -195,8 +195,8 @@ std::string RedisServer::info(const std::string& section, const std::string& fie
 }
 
 void RedisServer::shut_down() {
-  Reply ignored(
-      static_cast<redisReply*>(redisCommand(connection_, "SHUTDOWN NOSAVE")));  // it hangs up instead of answering
+  // it hangs up instead of answering
+  Reply ignored(static_cast<redisReply*>(redisCommand(connection_, "SHUTDOWN NOSAVE")));
   if (!process_.wait(30)) process_.kill_and_wait();
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // lunar/kv.hpp - a key/value store for C++20. Header only, over libarkdb (link with -larkdb).
 //
-//   lunar::kv::Result<lunar::kv::Store> opened = lunar::kv::Store::open({.place = "/dev/sdb", .dram_bytes = 4ull <<
-//   30}); if (!opened) return opened.error().value();
+//   auto opened = lunar::kv::Store::open({.place = "/dev/sdb", .dram_bytes = 4ull << 30});
+//   if (!opened) return opened.error().value();
 //   lunar::kv::Store& store = *opened;
-//   store.set("key", "value");                                            blocking
+//   store.set("key", "value");                                               blocking
 //   lunar::kv::Result<std::string> value = store.get("key");
-//   store.async_get("key", [](lunar::kv::Result<std::string> value) {});    by callback
-//   lunar::kv::Result<std::string> later = co_await store.async_get("key"); in a coroutine
+//   store.async_get("key", [](lunar::kv::Result<std::string> value) {});     by callback
+//   lunar::kv::Result<std::string> later = co_await store.async_get("key");  in a coroutine
 //   for (std::string_view key : store.keys()) ...
 //
 // Units: bytes. Keys and values are any bytes, from length 0 to 100 GiB.

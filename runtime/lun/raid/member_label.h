@@ -52,8 +52,7 @@ static_assert(offsetof(MemberLabel, chunk_bytes) == 56 && offsetof(MemberLabel, 
 static_assert(offsetof(MemberLabel, reserved) == 104 && offsetof(MemberLabel, checksum) == 4088);
 
 // Whether 4096 bytes are a sound label; nothing in them is trusted before. 0; -ENODEV: no label; -EPROTONOSUPPORT:
-// another version;
-// -EOPNOTSUPP: of a mirror; -EBADMSG: a label, but damaged or with impossible fields.
+// another version; -EOPNOTSUPP: of a mirror; -EBADMSG: a label, but damaged or with impossible fields.
 [[nodiscard]] int label_parse(const void* bytes, MemberLabel* out);
 // The first sound copy of a device. 0 or as label_parse (-EBADMSG only when neither is sound), or what reading gave.
 [[nodiscard]] int label_read(Device* device, MemberLabel* out);

@@ -3,12 +3,12 @@
 // superpipe/ownership.h, on the same files; of a stripe and paths on the first member's.
 //
 //   2^62 + 0           metadata    exclusive (shared for reading), on a description of its own that lives as long as
-//                      the lock
+//                                  the lock
 //          + 1         parts       ownership.h's: shared by every open. A forced format checks for others first
 //          + 64 + 2i   owner       shared by the owners of LUN i, on the device's own description: forked children
-//                      inherit it,
-//          + 65 + 2i   exclusive   shared too, by owners who want to be the only ones. Both are tested, never taken
-//                      exclusively
+//                                  inherit it
+//          + 65 + 2i   exclusive   shared too, by an owner that must be the only one. Both are tested, never taken
+//                                  exclusively
 //
 // All decisions (test, then take) happen under the metadata lock. Forked children must not share it, else parent and
 // child would both have it: so it opens the files again each time, which also suits threads with their own descriptor

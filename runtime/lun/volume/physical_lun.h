@@ -6,10 +6,8 @@
 // other process can see, needs none):
 //   the metadata byte     exclusive during a change of the metadata; its holder reads the newest image first
 //   one byte a LUN entry  shared, held by every owner for as long as it has the LUN open. Taking it exclusively proves
-//                         that there is
-//                         no owner: so the next change finds and frees a scratch LUN whose owners were killed, and
-//                         shrinking or
-//                         removing a LUN in use is refused
+//                         that there is no owner: so the next change finds and frees a scratch LUN whose owners were
+//                         killed, and shrinking or removing a LUN in use is refused
 // Threading: calls may come from any thread (a lock inside). All block; not for the fault path.
 #pragma once
 #include <cstdint>
@@ -60,12 +58,12 @@ enum class Format : uint8_t {
   kNever,    // -ENODEV (blank), -EEXIST (foreign) when it does not carry the format
   kIfBlank,  // formats a device whose header (64 KiB) is zeros and that libblkid knows nothing on; else as kNever
   kForce,    // whatever it holds goes (in use is still -EBUSY)
-  // as kNever, but a head that was erased or overwritten by nothing known is restored from the copy at the end,
+  // as kNever, but a head that was erased or overwritten by nothing known is restored from the copy at the end, and
+  // metadata from two sound slots where these prove to be the newest
   kRepair,
-  //   and metadata from two sound slots where these prove to be the newest
   // as kNever, but nothing is ever written: damage that one copy repairs is left, what would change anything is -EROFS,
+  // and dead scratch LUNs are not freed but left out. `raw` may be open for reading only
   kLook,
-  //   and dead scratch LUNs are not freed but left out. `raw` may be open for reading only
   kCheck,  // as kLook, and what is damaged beyond its copies opens, for check() alone
   kEnd,    // as kLook, and a format that was being ended opens, for end() alone
 };
@@ -90,10 +88,9 @@ class PhysicalLun {
   static constexpr uint64_t kBytesMin = 4 * 1024 * 1024;
 
   // Takes `raw` (opened for Claim::kParts) over in any case: closes it with the LUN, or at once on failure. 0 or -errno
-  // with
-  // *why: -ENODEV blank, -EEXIST holds something else, -EPROTONOSUPPORT version or unknown features, -EBADMSG damaged
-  // beyond its copies,
-  // -ENOSPC too small, -EROFS (open for reading, or with features that this version may only read: kLook opens these).
+  // with *why: -ENODEV blank, -EEXIST holds something else, -EPROTONOSUPPORT version or unknown features, -EBADMSG
+  // damaged beyond its copies, -ENOSPC too small, -EROFS (open for reading, or with features that this version may only
+  // read: kLook opens these).
   [[nodiscard]] static int open(Device* raw, Format format, PhysicalLun** out, ErrorText* why);
   virtual void close() = 0;
 

@@ -29,10 +29,9 @@ struct VirtualOptions {
   bool create = false;              // a named one that is not there is made; one that is there is -EEXIST
   bool exclusive = true;            // named: no other open (-EBUSY). Scratch ones are always exclusive
   uint64_t size_bytes = 0;          // of a new one
-  // new extents read as zeros: discarded where the device promises that, else written. false:
+  // new extents read as zeros: discarded where the device promises that, else written. false: they hold what a former
+  // owner left, for callers that never read what they did not write
   bool zeroed = true;
-  //   they hold what a former owner left, for callers that never read what they did
-  //   not write
 };
 
 class VirtualLun : public Device {

@@ -6,9 +6,8 @@
 // Settings (only with the scheme: file:PATH,key=value), neither used unless asked for:
 //   sqpoll   a kernel thread takes commands: submit costs no system call, the thread a CPU while there is work
 //   iopoll   completions of single buffers up to 64 KiB are polled for, without an interrupt: wait() spends its CPU.
-//            Only where
-//            one polled read came back at open (virtio disks and NVMe without poll queues never deliver one). Not for
-//            contexts that are shared, nor from a context's first watch() on: those sleep
+//            Only where one polled read came back at open (virtio disks and NVMe without poll queues never deliver
+//            one). Not for contexts that are shared, nor from a context's first watch() on: those sleep
 //   auto: where the host can; on: or the open fails; off (as unset): never
 // fua is RWF_DSYNC, of a list of parts too. atomic is RWF_ATOMIC, where the kernel and the disk have it; else a sector
 // of the disk (its logical block), and of a file nothing more: its blocks may lie anywhere. What was discarded is zeros

@@ -26,8 +26,7 @@ struct NvmeGeometry {
 };
 
 // From Identify Namespace and Identify Controller data (4096 bytes each), as the NVMe specification lays them out. 0,
-// or
-// -ENOTSUP with a reason in `reason` (metadata, odd block size).
+// or -ENOTSUP with a reason in `reason` (metadata, odd block size).
 [[nodiscard]] int nvme_geometry(const uint8_t* name_space, const uint8_t* controller, NvmeGeometry* out,
                                 const char** reason);
 

@@ -7,8 +7,7 @@
 //                   atomic within AWUPF (of the namespace: NAWUPF and its boundary), in one piece
 //   kFlush          FLUSH
 //   kDiscard        WRITE ZEROES, which gives the blocks back too where deallocated ones read as zeros (DEAC). Not
-//                   DATASET
-//                   MANAGEMENT: that is a hint, a controller may leave the old data
+//                   DATASET MANAGEMENT: that is a hint, a controller may leave the old data
 //   release()       DATASET MANAGEMENT, deallocate
 //
 // A writable open first checks for users of the same namespace through the block layer (mounted, swap, a partition in

@@ -3,8 +3,7 @@
 // back and the CPU has fenced.
 //
 //   x86       non-temporal stores for whole lines (they bypass the cache, so nothing is left to flush: measured 1.6x as
-//             fast as
-//             memcpy + CLWB at 4 KiB and 32 KiB), CLWB, CLFLUSHOPT or CLFLUSH (by CPUID) for the rest, SFENCE
+//             fast as memcpy + CLWB at 4 KiB and 32 KiB), CLWB, CLFLUSHOPT or CLFLUSH (by CPUID) for the rest, SFENCE
 //   aarch64   DC CVAP, or DC CVAC where the CPU lacks it; DSB
 //   powerpc   DCBF, SYNC
 //   others    can_flush() is false: the caller uses msync

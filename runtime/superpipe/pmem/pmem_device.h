@@ -3,7 +3,7 @@
 //
 //   /dev/daxX.Y                       mapped whole; a write is acknowledged when its cache lines are on stable storage
 //   a file on a DAX file system       the same, mapped with MAP_SYNC
-//   /dev/pmemN (any DAX block device) mapped; by msync of the written range
+//   /dev/pmemN (any DAX block device) mapped; made durable by msync of the written range
 //   a file on tmpfs or hugetlbfs      memory: nothing to flush, contents end with the host (capability persistent =
 //                                     false)
 //   a file on a disk                  raw only: by msync. A scratch LUN there is refused, file: serves it better

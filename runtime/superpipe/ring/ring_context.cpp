@@ -3,10 +3,9 @@
 //
 // Waiting: a thread that spins takes its completion 20 us earlier than one that must be woken, so a wait may spin for
 // 1.5x the usual read latency (200 us at most). It does not when that cannot pay:
-//   many in flight    the device is the limit; sleeping lets completions gather, and costs half the CPU
-//   a slow device     the next completion is not near
-//   a CPU others want the spinner is preempted when its completion comes (seen as a gap in its clock): sleep for a
-//   while
+//   many in flight     the device is the limit; sleeping lets completions gather, and costs half the CPU
+//   a slow device      the next completion is not near
+//   a CPU others want  the spinner is preempted when its completion comes (a gap in its clock shows it): sleep a while
 //   as many spinners as CPUs
 // Callers that value CPU above the latency of one completion call exchange: one system call then brings many.
 // May not: allocate after start, take a lock.

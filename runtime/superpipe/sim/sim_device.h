@@ -18,11 +18,9 @@
 //                             A flush makes durable what completed before it was submitted, and nothing of what was in
 //                             flight then
 //   atomic                    the most that Command::atomic can be, 512 unless given. Such a write is never torn, by
-//                             `torn` or a power loss; any other is,
-//                             between sectors, however small and aligned
+//                             `torn` or a power loss; any other is, between sectors, however small and aligned
 //   stall, stall_us, stalls   the first I/O (the first N) that begins at page `stall` (4 KiB) takes stall_us longer;
-//                             what its context got
-//                             after it comes after it
+//                             what its context got after it comes after it
 //
 // What happens to I/O number n is a hash of (seed, n): a run with one thread replays. Data moves when a completion is
 // delivered, in order of its due time. Contexts share the memory and nothing else but the I/O number and counters.

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Memory whose every page says whose it is: SEED MIB PASSES [REPORT [close-first]]. Each pass checks all pages and
- * writes every third anew. Prints (or
- * writes to REPORT) "sound" or what is wrong. With REPORT the work is done by a daemon: forked twice, all its
- * descriptors closed, its
- * ancestors gone; it writes what it inherited anew, so that it has a LUN of its own, and only then allocates three
- * quarters of
- * the memory, piece by piece: its LUN grows, without a descriptor. close-first: the descriptors are closed before the
- * forks. Threading: one thread. */
+ * writes every third anew. Prints (or writes to REPORT) "sound" or what is wrong. With REPORT the work is done by a
+ * daemon: forked twice, all its descriptors closed, its ancestors gone; it writes what it inherited anew, so that it
+ * has a LUN of its own, and only then allocates three quarters of the memory, piece by piece: its LUN grows, without a
+ * descriptor. close-first: the descriptors are closed before the forks. Threading: one thread. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>

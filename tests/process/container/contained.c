@@ -8,8 +8,7 @@
 //            with --cap-add SYS_ADMIN: unshare, setns, mount, umount2, and clone with a namespace's flag
 //   ENOSYS   clone3 (libc then takes clone), and calls that are newer than the engine
 // --allow takes such names away from the list; `--allow all` denies nothing. The filter is BPF written here: no
-// library, and the test
-// depends on no engine. It lasts for COMMAND and all its children. Exit codes of its own: 125.
+// library, and the test depends on no engine. It lasts for COMMAND and all its children. Exit codes of its own: 125.
 #include <errno.h>
 #include <linux/audit.h>
 #include <linux/filter.h>

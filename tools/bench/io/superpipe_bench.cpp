@@ -8,10 +8,10 @@
 //              aresult deeper
 //   raw        one thread with one blocking pread or pwrite, O_DIRECT: what cblk_read is measured against
 //              (tools/bench/io/cblk_cost.h)
-//   legacy     threads with one blocking pread or pwrite each, O_DIRECT          buffered   the same through the page
-//              cache
-//   libaio     Linux AIO in the same batches                                     fio        its io_uring engine: the
-//              limit
+//   legacy     threads with one blocking pread or pwrite each, O_DIRECT
+//   buffered   the same through the page cache
+//   libaio     Linux AIO in the same batches
+//   fio        its io_uring engine: the limit
 //
 // Backends take turns A B A B; medians are quoted. Each read of our own backends is checked against what was last
 // written there; a run whose disk did not move what it must have fails the bench. CPU is the machine's:

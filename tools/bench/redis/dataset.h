@@ -2,14 +2,13 @@
 // The data of `lunar bench redis`, and what it says to a server: RESP requests, and whether a reply is the right one.
 //
 // Everything follows from the seed, a key's number and a version, so that each reply is checked byte by byte and
-// nothing but the versions is stored. Values are incompressible, or
-// repeat themselves. A key has parts; part 0 is the one that is written:
+// nothing but the versions is stored. Values are incompressible, or repeat themselves. A key has parts; part 0 is the
+// one that is written:
 //
-//   strings      key -> value                                     1 part of value_bytes      GET | SET
-//   hashes       key -> 16 fields of value_bytes / 16             (listpack at 1 KiB)        HGET | HSET field 0
-//   sorted sets  key -> 160 members of 64 bytes, score = number   (skiplist: above 128)      ZSCORE, ZRANGE | ZADD
-//                member 0
-//   big hashes   key -> 3000 fields of 100 bytes                 (hash table)              HGET, HGETALL | HSET field 0
+//   strings      key -> value                                    1 part of value_bytes   GET | SET
+//   hashes       key -> 16 fields of value_bytes / 16            (listpack at 1 KiB)     HGET | HSET field 0
+//   sorted sets  key -> 160 members of 64 bytes, score = number  (skiplist: above 128)   ZSCORE, ZRANGE | ZADD member 0
+//   big hashes   key -> 3000 fields of 100 bytes                 (hash table)            HGET, HGETALL | HSET field 0
 //
 // Compressible values repeat their first third twice.
 // A key has at most one write in flight, so a read must find a version between the last one acknowledged when it was
