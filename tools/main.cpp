@@ -55,7 +55,7 @@ int dispatch(int argc, char** argv) {
   return unknown(word);
 }
 
-// Some libraries' initialisers allocate, and crash where there is nothing to be had.
+// Some libraries' initialisers allocate, and crash where there is no memory.
 void refuse_without_memory() {
   constexpr size_t kEnoughToStart = 1 << 20;
   void* volatile memory = malloc(kEnoughToStart);

@@ -15,7 +15,7 @@
 //
 // Policies that choose at random (allkeys-random, volatile-random) have no pool. Their victims are chosen by the
 // server's dictGetRandomKey, fetched likewise, and evicted a little before they must be: by the server's
-// performEvictions, which for the length of that call is told of a pool policy and of a limit one byte below what is
+// performEvictions, which for the length of that call sees a pool policy and a limit one byte below what is
 // used, and so takes one key from the end of the pool. Between the calls 256 KiB (less of a small maxmemory) stay free
 // for commands to come.
 //

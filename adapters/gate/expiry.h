@@ -12,9 +12,9 @@
 // alone for a tenth of a second. A turn takes kTurnNs, then clients get twice as long.
 //
 // Nothing happens on a replica, while clients are paused, in Valkey's import mode, while fields of hashes expire (Redis
-// 8.0: the same cycle of the server frees those), and where DEBUG SET-ACTIVE-EXPIRE 0 was said. So that this is
-// seen, the server's setting is off only where its cycle might run and no command does: from the end of a round of
-// events to the next wait for events.
+// 8.0: the same cycle of the server frees those), and after DEBUG SET-ACTIVE-EXPIRE 0. The gate sees that command,
+// because it switches the server's setting off only where the cycle might run and no command does: from the end of a
+// round of events to the next wait for events.
 //
 // Threading: as ahead.h.
 #pragma once
@@ -30,8 +30,8 @@ bool expiry_turn(uint64_t now);
 void expiry_open();
 // No command will come before the next wait. True: the server's own cycle is off.
 bool expiry_shut();
-// A client is about to say whether there shall be any. Behind a command that blocks this runs where our own setting
-// cannot be told from its: from here on expiry is the server's alone.
+// A client is about to switch active expiry on or off. Behind a command that blocks, this runs where our own setting
+// looks like the client's: from here on expiry is the server's alone.
 void expiry_leave();
 // Keys are due: its cycle is to be off.
 bool expiry_works();

@@ -9,7 +9,7 @@
 //   fclose                       before anything else is done                                    ──► stopped and joined
 //
 // In between the server does nothing but save: clients wait, threads of modules have no right to change keys, and what
-// bio threads free is in no table any more. What it does change is told in save_ahead.h. The calls of the main program
+// bio threads free is in no table any more. save_ahead.h lists what it does change. The calls of the main program
 // are redirected (program_got.h): the module and `lunar run` need the same, and a module's event comes before the
 // handlers of other modules have run.
 //

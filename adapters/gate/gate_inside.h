@@ -88,7 +88,7 @@ Gate& gate();
 
 // The fetcher's threads, if they are not there yet. False: the gate stays open.
 bool gate_start_fetching();
-// Requests that the fetcher has done go back to those who made them.
+// Requests that the fetcher has done go back to the code that made them.
 void gate_take_what_is_done();
 
 // read(), or SSL_read(): the main thread's, and that of the server's other threads.

@@ -3,9 +3,9 @@
 // DRAM (Redis 7.0 and 8.0).
 //
 // One added key makes the server double a table. It then moves a bucket a command, and in its cron as many as a
-// millisecond allows, a hundred at a time; each entry and key of a cold table is a fault. Fetching buckets ahead of it
-// does not help: the cron moves those within the millisecond, and meets the cold ones behind them. So the gate pauses
-// the server's rehash (the counter that its own iterators use):
+// millisecond allows, a hundred at a time; each entry and key of a cold table is a fault. Fetching buckets ahead of the
+// server does not help: its cron moves those within the millisecond, and faults on the cold ones behind them. So the
+// gate pauses the server's rehash (the counter that the server's iterators use):
 //
 //   inside read():  next buckets ─► those whose entries and keys are resident, up to the first that are not:
 //                                │  MovingTable::move
@@ -13,18 +13,19 @@
 //
 // A table moves as fast as its entries come in, at reads and in turns (ahead.h); until then lookups search both tables,
 // as always. The counter is one higher while the server's cron and small commands run, so that a rehash which begins is
-// paused before the next cron. It is not, and the server moves a bucket a command as ever, where any number of keys may
-// be added before the next read: for scripts, EXEC, unknown commands and those that were not looked up, while other
-// threads may have the server's lock, and for small tables. Else a script that adds a million keys would find them all
-// in the chains of a table of a thousand slots. A table of 2^20 slots has room for that. FLUSHDB sets the counter to
-// zero: the gate sets it again. While other code has the counter higher, nothing is moved. A bucket that does not come
-// in (kPatienceNs) is moved with its faults. When keys are added faster than buckets come in (a quarter more keys than
-// the new table has slots), all are moved with their faults, more than were added.
+// paused before the next cron. The gate does not raise it where any number of keys may be added before the next read:
+// for scripts, EXEC, unknown commands and those that were not looked up, while other threads may have the server's
+// lock, and for small tables. There the server moves a bucket a command as ever; else a script that adds a million keys
+// would put them all into the chains of a table of a thousand slots. (A table of 2^20 slots has room for that.) FLUSHDB
+// sets the counter to zero, and the gate raises it again. While other code has the counter higher, nothing is moved. A
+// bucket that has not come in after kPatienceNs is moved with its faults. When keys are added faster than buckets come
+// in (a quarter more keys than the new table has slots), buckets are moved with their faults, more than keys are added.
 //
-// Redis 8.0 keeps a list of the tables that are moving, and its cron asks the first of it to move until a
-// millisecond is over, which one that is paused answers at once: so their setting activerehashing is cleared for the
-// cron while one moves here, by the last event of a round, and set again before the next wait. One that is clear behind
-// the commands is a client's wish. With a dictionary for each cluster slot nothing is done here: those are small.
+// Redis 8.0 keeps a list of the tables that are moving. Its cron asks the first one to move until a millisecond is
+// over, and would spin on a paused one, which answers at once. So the gate clears the setting activerehashing for the
+// cron while it moves a table, at the last event of a round, and sets it before the next wait. If the setting is clear
+// after the commands, a client wanted that. Servers with a dictionary for each cluster slot are left alone: those are
+// small.
 //
 // Threading: the main thread, inside read(), around epoll_wait() and in turns. Allocates nothing.
 #pragma once

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// close's family and dup2's, for descriptors that the program does not know: that of the tree's account, which the
-// programs started by this one need, that of /dev/userfaultfd, which this one may need once it has dropped its rights,
-// and they if they start without, and those that a process could not open again below another root directory (/proc,
-// the LUNs). Programs that close all unknown descriptors (Python's subprocess, daemons, GLib) skip them. A program that
-// wants such a number for a file of its own gets it: the account moves away, a process with the right to it reopens the
-// others. All other calls go through unchanged.
+// close, dup2 and their families: keep open what the program does not know of.
+//   the tree's account                        programs that this one starts need it
+//   /dev/userfaultfd                          needed once the process has dropped its rights, and by programs started
+//                                             without them
+//   /proc, this process' files there, LUNs    cannot be opened again below another root directory
+// A program that closes all descriptors it does not know (Python's subprocess, daemons, GLib) skips these. A program
+// that wants such a number for a file of its own gets it: the account moves to another number, and the process opens
+// the others again if it may. All other calls go through unchanged.
 // Threading: any thread, signal handlers and children of vfork included.
 #include <errno.h>
 #include <limits.h>

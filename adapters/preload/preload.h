@@ -55,7 +55,7 @@ extern constinit RealCalls g_real;
 // Code whose own maps stay plain: jemalloc's (its metadata is DRAM) and ours.
 bool caller_is_runtime(const void* return_address);
 
-// mmap_family.cpp: mmap and mremap, for who called them.
+// mmap_family.cpp: mmap and mremap on behalf of a caller.
 void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller);
 void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See tiered_maps.h. A change goes through the range piece by piece: a piece is the part of one interval, or of one
-// gap. The table is told after the pager agreed, so that a refusal (-ENOMEM) leaves what was done before it consistent.
+// gap. The table changes after the pager agreed, so that a refusal (-ENOMEM) leaves what was done before it consistent.
 #include "tiered_maps.h"
 
 #include <errno.h>
@@ -164,7 +164,7 @@ MapsLock::MapsLock() {
   if (!t_forking && !sys::in_service_thread()) pager_wait_for_unmaps();
   sys::block_signals();
   if (!t_forking) g_lock.lock();
-  if (!t_forking && !sys::in_service_thread()) pager_tell_unmaps();  // what was unmapped past us shows in the table
+  if (!t_forking && !sys::in_service_thread()) pager_tell_unmaps();  // what raw calls unmapped shows in the table
 }
 
 MapsLock::~MapsLock() {

@@ -88,7 +88,7 @@ int commit_rest(Area* area, char* begin, char* end, int prot, bool emptied) {
   return 0;
 }
 
-// Contents go to [place, +keep); who uses what is there meanwhile sees it change page by page. Behind them a longer map
+// Contents go to [place, +keep); a thread that uses what is there sees it change page by page. Behind them a longer map
 // is empty.
 int replace(const Request& request, Area* area, size_t keep) {
   char *place = request.wanted, *end = place + request.new_bytes;

@@ -15,7 +15,7 @@ struct UntieredMemory {  // bytes in DRAM now
 
 // 0, or -errno without /proc. Allocates nothing.
 [[nodiscard]] int untiered_memory(UntieredMemory* out);
-// One line for people.
+// One line, for --stats and the log.
 void untiered_describe(const UntieredMemory& memory, char* out, size_t size);
 
 }  // namespace lunar::preload

@@ -9,7 +9,8 @@
 //
 // A slice takes 2 to 4 ms of the main thread for 128 values. It runs only while space is short and no child lives (a
 // move would be a copy of a shared page). Large hashes, lists, sets, sorted sets and streams, and strings of up to 44
-// bytes stay where they are. Only where objects are laid out as Redis has them, and the tier is the module's own.
+// bytes stay where they are. Runs only where objects are laid out as Redis has them and the module made the tier
+// itself.
 //
 // Threading: the server's main thread, between commands.
 #pragma once
@@ -19,8 +20,7 @@
 
 namespace lunar::redis {
 
-// `holes` bytes are to be got rid of, if it can be; `slices` at most now. True: something was moved, and slabs may be
-// free.
+// Tries to free `holes` bytes of holes, in `slices` slices at most. True: something was moved, and slabs may be free.
 bool compaction_run(Context* context, uint64_t holes, unsigned slices);
 
 struct CompactionCounters {

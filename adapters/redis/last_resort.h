@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens when the LUN has no room for an allocation, which would abort the server. memory_limit keeps this from
-// being the usual case; what is left are allocations that no limit of the server comes before: many clients that
-// announce a value at once, one command with a reply of many values, a script that builds its own.
+// What happens when the LUN has no room for an allocation, which would abort the server. memory_limit makes that rare;
+// what remains are allocations that no limit of the server precedes: many clients that announce a value at once, one
+// command with a reply of many values, a script that builds its own.
 //
 // First, plain memory outside of the DRAM budget, as long as the process stays below the budget + kResortBytes: the
 // difference to what SIZING.md tells people to give a unit or a container. What is announced and not yet sent costs

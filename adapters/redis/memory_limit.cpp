@@ -37,7 +37,7 @@ uint64_t g_purged_at = 0;    // the fewest committed bytes since the last purge
 uint64_t g_used_then = 0;    // the most that was used since
 bool g_nearly_full = false;  // the next allocations may find no room
 State g_state = State::kOk;
-bool g_capped = false;  // the user was told that the own maxmemory is more than the LUN takes
+bool g_capped = false;  // logged: the user's maxmemory is more than the LUN takes
 
 uint64_t ceiling_of(const Space& space) {
   return (settings().tier.forks ? space.capacity / 2 : space.capacity) / 8 * 7;

@@ -66,7 +66,7 @@ int tier_start(const Options& options, ErrorText* why) {
   int rc = server_heap_check(why);
   if (rc == 0) rc = start_tier(options, why);
   if (rc < 0) return rc;
-  // Now, not at the first few MiB: a LUN that cannot be had must be told before the server has data.
+  // Now, not at the first few MiB: a LUN that cannot be opened must be reported before the server has data.
   rc = pager_activate(why);
   if (rc == 0) rc = server_heap_start(why);
   if (rc < 0) {

@@ -12,7 +12,7 @@ namespace lunar::cblk {
 
 class Finished {
  public:
-  // Then look whether there is a result, then sleep on `out`. Where no descriptor is to be had, out looks again often.
+  // Then look whether there is a result, then sleep on `out`. Without a descriptor, out looks again often.
   void begin_sleep(Wakeups* out);
   void end_sleep() { sleepers_.fetch_sub(1, std::memory_order_seq_cst); }
   // There is a result, or nothing is under way any more. Also called by a thread that leaves with a result: there may

@@ -295,7 +295,7 @@ Group::Oldest Group::find_oldest(bool harvests) {
   return out;
 }
 
-// Until a chunk may have a result. What another thread harvests meanwhile is told by finished_.
+// Until a chunk may have a result. finished_ reports what another thread harvests meanwhile.
 void Group::sleep() {
   Wakeups any;
   finished_.begin_sleep(&any);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One I/O as the caller asked for it, and how its outcome is told.
+// One I/O as the caller asked for it, and how its outcome is reported.
 #pragma once
 #include <errno.h>
 #include <string.h>

@@ -51,7 +51,7 @@ class Lanes {
   void close();  // pre: nothing runs, none is lost
   // Carries it out: bytes moved (discard: 0) or -errno; -ETIMEDOUT: not done in time. The data of more than a block lie
   // in `bounce`, which stays the caller's unless the command is *lost: then it is taken over, and of a write the cache
-  // is told when it ends.
+  // is reported when it ends.
   [[nodiscard]] int64_t run(const Transfer& transfer, Bounce* bounce, bool* lost);
   // Lost commands that may have ended are released. How many are left.
   unsigned sweep();

@@ -55,7 +55,7 @@ struct List {
     }
     return true;
   }
-  // One that can never be an I/O is told so in its stat. False: there is such a one.
+  // An entry that can never be an I/O has EINVAL in its stat. False: there is such a one.
   bool is_sound() const {
     for (int i = 0; i < count; ++i) {
       Io ignored;
@@ -249,7 +249,7 @@ int ListRun::await() {
     look_at_waiting(wait_.entries[i], CBLK_ARESULT_BLOCKING);
     if (!is_pending(wait_.entries[i])) continue;
     chunk_.harvest();
-    // what is done is told
+    // what is done is reported
     for (++i; i < wait_.count; ++i) look_at_waiting(wait_.entries[i], CBLK_ARESULT_NO_HARVEST);
     return -ETIMEDOUT;
   }

@@ -20,7 +20,7 @@ int64_t Chunk::fetch(uint32_t index, int* tag) {
   return result;
 }
 
-// A late command is told of though others go on being done: they are looked at in the order in which they began.
+// A late command is reported even while others are being done: they are looked at in the order in which they began.
 void Chunk::expire_if_overtaken() {
   if (commands_.oldest_active() == kNone) return;
   if (commands_.done() == 0 ||

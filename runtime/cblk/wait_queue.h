@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The threads that sleep until another thread of a chunk changes something, by what they wait for.
 //
-// Signalling only notes who is to be woken: the futex calls come when the owner's lock has been released (take_wakes).
+// Signalling only notes the threads to wake: the futex calls come when the owner's lock has been released (take_wakes).
 // Threading: under its owner's lock, but for the sleep itself and Wakes::wake. Allocates nothing.
 #pragma once
 #include <atomic>

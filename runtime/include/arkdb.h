@@ -86,7 +86,7 @@ typedef struct
  * or ark_delete; when the call returns, threads sharing writes; the same without waiting for others).
  * EINVAL: also nthreads <= 0, a stripe with ARK_KV_VIRTUAL_LUN, ARK_KV_PERSIST_... of memory, a directory, a=b or a
  * virtual LUN; ENOMEM, ENOSPC; EEXIST: the device holds data; EBADMSG: what was kept is damaged; EBUSY: it is in use;
- * ENOENT, EACCES, ... Why is told in a line on standard error. */
+ * ENOENT, EACCES, ... A line on standard error says why. */
 int ark_create(char *path, ARK **ark, uint64_t flags);
 int ark_create_verbose(char *path, ARK **ark, uint64_t size, uint64_t bsize, uint64_t hcount, int nthreads, int nqueue,
                        int basyncs, uint64_t flags);

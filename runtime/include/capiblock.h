@@ -272,10 +272,10 @@ int cblk_aresult(chunk_id_t chunk, int *tag, uint64_t *status, int flags);
  *                for no I/O fails with ENOMSG
  *   completion   *ncompletion pointers to structures of the caller's. Those of pending that are done now, and those of
  *                issue that were refused or answered at once, are copied there, from the first on, but for what is in
- *                `wait` and what has CBLK_IO_USER_STATUS; *ncompletion becomes their number. What is done a little
- *                later is told by a later call
- *   timeout_us   for the waiting, also that for free commands (CBLK_LISTIO_WAIT_ISSUE_CMD; what finds none in time is
- *                told EBUSY in its stat); 0: no limit
+ *                `wait` and what has CBLK_IO_USER_STATUS; *ncompletion becomes their number. A later call reports
+ *                what is done a little later
+ *   timeout_us   for the waiting, also that for free commands (CBLK_LISTIO_WAIT_ISSUE_CMD; an I/O that finds none in
+ *                time has EBUSY in its stat); 0: no limit
  * Every I/O's own result is in its stat: CBLK_ARW_STATUS_FAIL also for one that was refused. Returns 0, or -1: EINVAL
  * bad lists (nothing issued): all of them empty, a NULL entry or ncompletion, an I/O without buf or of no known type,
  * one to wait for with CBLK_IO_USER_STATUS (their stat is CBLK_ARW_STATUS_INVALID), nwait + *ncompletion < nissue +
@@ -285,8 +285,8 @@ int cblk_listio(chunk_id_t chunk, cblk_io_t *issue[], int nissue, cblk_io_t *pen
 
 /* In a forked child: makes an inherited virtual chunk usable, with at most the parent's access mode. The LUN is then
  * one and the same for both. On a physical chunk there is nothing to do. EBUSY: commands were under way at fork (or
- * are, in a process that did not fork), or not fetched; one that was told ETIMEDOUT is not, but a late write may yet
- * land; EINVAL: the mode exceeds the parent's. */
+ * are, in a process that did not fork), or not fetched; a command that ended with ETIMEDOUT does not count, but its
+ * write may land late; EINVAL: the mode exceeds the parent's. */
 int cblk_clone_after_fork(chunk_id_t chunk, int mode, int flags);
 
 /* ---- groups of chunks ----

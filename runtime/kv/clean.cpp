@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cleaning: frees dead space. By liveness: empties the segment with the fewest live records first.
 //
-// A writer that finds no free segment cleans, under one mutex; the others who need a segment wait for it, and readers
+// A writer that finds no free segment cleans, under one mutex; others that need a segment wait for it, and readers
 // notice nothing. It cleans until more than the reserve is free. What it may cost: one segment moves at most 7/8 of
 // itself, so a store whose segments all live more than that is full.
 // Threading: as in store.h. Pre, of all but room_*: the cleaning mutex.

@@ -65,7 +65,7 @@ void Index::pause() { sys::yield_cpu(); }
 int Index::insert(uint64_t hash, Address address) {
   const uint64_t entry = tag_of(hash) << kAddressBits | address.value;
   if (const int status = spare_overflow(1); status < 0) {
-    // None to be had: what is there may still have room.
+    // No memory: what is there may still have room.
     if (fill_gap(&primary_.at(bucket_of(hash_bits(hash), shape())), entry, 0)) return status;
     entries_.store(entries() + 1, std::memory_order_relaxed);
     return 0;

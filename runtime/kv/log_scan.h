@@ -4,9 +4,9 @@
 //   segments that lie on the device alone ──► slots, read ahead ──► sound records that the index leads to and that are
 //                                                                  not marked ──► marked, given
 //
-// Which keys have been given is told by marks in the index (index.h), so it does not matter where sets and cleaning
-// move them meanwhile, nor what is left out here: the walk then goes through the index and gives what has no mark. Left
-// out are segments in DRAM, large pairs, and whatever cannot be read or has another life by the time it comes.
+// Marks in the index (index.h) say which keys have been given, so sets and cleaning may move keys meanwhile. What this
+// scan leaves out is given later, when the walk goes through the index and gives each key without a mark: segments in
+// DRAM, large pairs, and segments that cannot be read or were reused before the read came back.
 // Threading: one thread at a time, any. Takes the lock of one shard at a time. Blocks for the device.
 // May not: go beyond the store's budget, of which it takes a thirty-second (two segments at least).
 #pragma once

@@ -13,7 +13,7 @@
 //
 // Eviction is S3-FIFO: what is read once leaves by the small queue without touching what is hot; a record that comes
 // back soon after it left goes to the main queue at once. Space is taken and left by chunks, in the order of the queue;
-// the work is done by those who admit, a few records at a time.
+// admitting threads do the work, a few records at a time.
 //
 // Memory: all of the budget that nothing else has taken, a chunk at a time; shrink() gives a chunk back.
 // Threading: find, note_read: any, in an epoch, without a lock. admit: any; it does nothing while another thread
@@ -33,7 +33,7 @@ namespace lunar::kv {
 
 class RecordCache {
  public:
-  // Where no memory can be had it stays closed: nothing is admitted. Pre: whatever else is charged at once has been.
+  // Without memory it stays closed: nothing is admitted. Pre: whatever else is charged at once has been.
   void open(Budget* budget, Epochs* epochs);
   void close();
 

@@ -145,8 +145,8 @@ class Log {
   uint64_t life(uint64_t number) const { return segments_[number].life.load(std::memory_order_acquire); }
   // A record larger than that lies in a run, unless it is a descriptor.
   uint64_t inline_units_max() const { return segment_bytes() / 16 / kUnitBytes; }
-  // Whether they can be what this log holds: no length or place leads out of it. A checksum proves who wrote a record,
-  // not that it makes sense. room: bytes from the record to the end of what is there.
+  // Whether they can be what this log holds: no length or place leads out of it. A checksum proves that a store wrote a
+  // record, not that it makes sense. room: bytes from the record to the end of what is there.
   bool possible(const Record* record, uint64_t room) const;
   // Possible, and what was written at `address` in that life of its segment. Pre: `room` bytes can be read.
   bool sound(const Record* record, Address address, uint64_t life, uint64_t room) const;
@@ -416,7 +416,8 @@ class Log {
   std::atomic<uint64_t> opened_{0};                        // segments of the log since the last saved state
   uint64_t opened_at_cut_ = 0;
   bool waits_for_company_ = false;
-  // The committing thread's: how many were there when the last commit ended, served or not; who ever was served; ns.
+  // The committing thread's: how many were there when the last commit ended, served or not; how many were ever served;
+  // ns.
   uint64_t company_ = 0, served_ = 0, commit_ns_ = 0;
   alignas(64) std::atomic<uint64_t> durable_{0};   // batches
   std::atomic<uint64_t> arrived_{0}, commits_{0};  // calls of commit(); commits; ever

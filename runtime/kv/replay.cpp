@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening a store whose sets were durable: what the log has behind the saved state is applied to it. The form, and how
-// the end is told from damage: store_format.h.
+// the end differs from damage: store_format.h.
 //
 // Every record says what it takes the place of, and the index, replayed, leads where it led when the record was made.
 // So replay reads the log once, in order, and nothing else; a record whose predecessor is not there is damage.

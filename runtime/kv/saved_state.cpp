@@ -476,8 +476,8 @@ int Store::save() {
   return status;
 }
 
-// By the writer that sees first that one is wanted soon, after its own operation: the others go on. That it failed,
-// those are told that cannot go on without it.
+// By the writer that sees first that one is wanted soon, after its own operation: the others go on. A failure is
+// returned to writers that cannot go on without it.
 void Store::save_early() {
   if (!log_.state_wanted() || !cleaning_.try_lock()) return;
   if (log_.state_wanted()) {

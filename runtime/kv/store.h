@@ -122,7 +122,7 @@ class Store {
   // Makes what the store holds durable: it is what a later open with kKept finds, after any crash, until another flush
   // has come to its end. Writers wait meanwhile, readers do not; it takes one write of what is not on the device yet,
   // one of the index (some 10 bytes a key) and two flushes of the device, of which one that fails is the last: -EIO
-  // from then on. Where space that the durable state refers to is wanted, writers flush by themselves. 0 (also when
+  // from then on. A writer that needs space to which the durable state still refers flushes by itself. 0 (also when
   // contents is kScratch); -ENOSPC, -EIO and the like: the durable state is the one before, or this one.
   [[nodiscard]] int flush();
   // Cleans as long as that gives segments back, and flushes. For a store that is kept. 0; -errno of the device, -EROFS.

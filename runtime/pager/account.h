@@ -185,7 +185,7 @@ class Account {
   int64_t cap_pages() const { return shared_->cap_pages.load(std::memory_order_relaxed); }
   // The sum over all members of what eviction cannot give back (frames, windows, tables).
   int64_t fixed_total() const;
-  bool others_active() const;  // some other member has such
+  bool others_active() const;  // some other member has such fixed pages
   // The housekeeping thread holds this member's mutex: its end, also by exec, will be seen.
   bool alive_locked() const { return me().state.load(std::memory_order_acquire) == 2; }
   int64_t own_fixed() const { return me().fixed.load(std::memory_order_relaxed); }
@@ -221,8 +221,8 @@ class Account {
   int64_t lun_cap() const { return shared_->lun_cap_bytes.load(); }
 
   // Gives back what dead members held. Sets *oldest_child to the lowest fork epoch of a live child of ours (0: none).
-  // False: some member is ending, and its memory may still be there; or the account's lock could not be had for a while
-  // (its holder is stopped): nothing is done then, and *oldest_child is as it was.
+  // False: some member is ending, and its memory may still be there; or the account's lock could not be taken for a
+  // while (its holder is stopped): nothing is done then, and *oldest_child is as it was.
   bool sweep(uint32_t* oldest_child);
   // The same for a caller that is short: also waits, for a while, for members that are ending.
   void sweep_settled();
@@ -240,13 +240,13 @@ class Account {
 
  private:
   AccountMember& me() const { return shared_->members[member_]; }
-  // Others write that word, also those with fewer rights than ours: never above what there is.
+  // Bounded, as processes with fewer rights than this one can write that word, too.
   uint32_t members_used() const {
     const uint32_t high = shared_->member_high.load(std::memory_order_acquire);
     return high < kMembersMax ? high : kMembersMax;
   }
   void lock();
-  bool lock_soon();  // false: not to be had for a while, as its holder is stopped
+  bool lock_soon();  // false: not free for a while, as its holder is stopped
   void locked(int rc);
   void unlock();
   int reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid, uint64_t* ticket);

@@ -61,17 +61,17 @@ void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t 
 [[nodiscard]] bool plain_allow_huge(PagerState& state, Region& region);
 // The most that the tree may use before this process becomes active, in pages.
 int64_t plain_limit(const PagerState& state);
-// Before a fork: charges a child with as much memory as this process has, to this one, and what is committed until the
-// fork's prepare handler for both. False: that cannot be charged.
+// Before a fork: charges this process for a child as large as itself, and, until the fork's prepare handler, twice for
+// what it commits. False: that cannot be charged.
 bool plain_charge_fork(PagerState& state);
-// It was not forked in the end.
+// The fork did not come: takes that charge back.
 void plain_uncharge_fork(PagerState& state);
-// In the prepare handler: the child's member, which takes that over; or -errno. A fork that was not checked is charged
-// beyond the cap.
+// In the prepare handler: makes the child's member, which takes the charge over; or -errno. A fork without that check
+// is charged beyond the cap.
 [[nodiscard]] int plain_reserve_child(PagerState& state, uint64_t* ticket);
 
-// Before activating: reserves again what calls past us have unmapped of regions. The pager's own memory would be mapped
-// there next.
+// Before activating: reserves again what raw system calls have unmapped of regions. The kernel would map the pager's
+// own memory there next.
 void close_holes(PagerState& state);
 
 // While activating: registers the region, and takes over the pages that are present. Their number, or -errno.
@@ -86,8 +86,8 @@ void activation_failure(PagerState& state, const ErrorText& why);
 
 uint32_t frame_count_for(int64_t cap);
 unsigned window_pages_for(int64_t cap);  // of a handler
-// DRAM that must be free of frames, windows and tables when a process has become active, to work with; and before, with
-// its own least.
+// Pages of DRAM that must be left to work with when a process has become active, frames, windows and tables not
+// counted; and before activation, with the least that these take.
 constexpr int64_t kWorkRoom = 416;
 constexpr int64_t kFixedRoom = kWorkRoom + 352;
 

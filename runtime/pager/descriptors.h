@@ -11,7 +11,8 @@ namespace lunar {
 
 // Opens the LUN option's device as number `lun`. 0 or -errno with *why.
 [[nodiscard]] int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, ErrorText* why);
-// nullptr from then on; fine when it is already. Descriptors that are the program's by now stay open.
+// Closes number `lun`, which is nullptr from then on; fine when it is already. A descriptor number that the program
+// uses by now stays open.
 void close_device(PagerState& state, unsigned lun);
 void share_device(PagerState& state, unsigned lun, unsigned with);  // number `lun` is the same device as `with`
 // In a forked child, for an ancestor's device: closes its descriptors, unless another number is the same device. Its
@@ -22,7 +23,7 @@ void forget_device(PagerState& state, unsigned lun);
 
 // At the start: keeps a handle on the LUN option's directory, where it is one.
 void keep_lun_directory(PagerState& state);
-[[nodiscard]] bool has_lun_directory(const PagerState& state);  // still
+[[nodiscard]] bool has_lun_directory(const PagerState& state);  // whether that handle is still in place
 
 // Whether the program's table still holds the userfaultfd and the LUNs: range operations need both.
 [[nodiscard]] bool descriptors_in_place(const PagerState& state);

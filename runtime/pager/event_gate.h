@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keeps two things apart: pages being installed or dropped, and events of the userfaultfd (unmapped.h) being read.
 //
-// A call that unmaps or moves tiered memory past us continues once its event has been read, and from then on the kernel
+// A raw call that unmaps or moves tiered memory continues once its event has been read, and from then on the kernel
 // accepts UFFDIO_COPY again. An install that found nothing noted for its place, but reaches the kernel only then, would
 // put old content into memory that has been moved there; a drop would remove what the program has written to its own
 // map in our place. So what they looked up must stay true until the kernel has acted: no event is read in between.

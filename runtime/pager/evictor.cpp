@@ -492,7 +492,7 @@ unsigned Evictor::protect_unreadable(const unsigned* which, unsigned count, unsi
     Victim& victim = victims_[which[i]];
     if (seen && (!read[i] || after[i].write_protected)) {
       if (!read[i]) __builtin_memset(frames_.memory(victim.frame), 0, state_.page_size);
-      // a guard marker that the program set past us (MADV_GUARD_INSTALL); else it has dropped the page
+      // a guard marker that the program set by a raw call (MADV_GUARD_INSTALL); else it has dropped the page
       victim.guard = !read[i] && after[i].present;
       if (victim.guard) victim.region->has_guards.store(true, std::memory_order_release);
       kept[found++] = which[i];
@@ -557,7 +557,7 @@ unsigned Evictor::evict_batch() {
     return 0;
   }
   for (unsigned i = 0; i < victim_count_; ++i) LUNAR_CHECK(frames_.take_free(&victims_[i].frame), "frames");
-  // A call past us that unmaps refuses a move, but not a drop, and the program makes such calls. What cannot be moved
+  // A raw call that unmaps makes a move fail, but not a drop, and the program makes such calls. What cannot be moved
   // (it may not be read, or a relative has it too) is dropped.
   const bool move_first = by_move || (unmaps_seen() && state_.features.move);
   unsigned dropped = move_first ? gather_by_move(by_move) : 0;

@@ -80,7 +80,7 @@ class Evictor {
     bool maybe_shared;     // a relative may share the page: dropping it frees nothing
     bool stuck;            // this page itself could not be taken (locked, pinned)
     bool unwritable;       // not known to be exclusive, and cannot be made so while it may not be written
-    bool guard;            // a guard page that the program made past us
+    bool guard;            // a guard page that the program made by a raw call
     bool protected_by_us;  // write-protected by us, and copied
   };
   struct WriteOp {

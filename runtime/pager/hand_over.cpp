@@ -71,7 +71,7 @@ int map_in_place(char* at, size_t bytes, const OtherMap& map) {
   return sys::map(at, bytes, map.prot, map.flags | MAP_FIXED, map.fd, map.offset, &out);
 }
 
-// All words are in our hands while the map changes: who faults in between waits and then finds the new one.
+// All words are kBusy while the map changes: a thread that faults in between waits and then finds the new one.
 int map_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, const OtherMap& map) {
   table_reach(region, first, end);
   region.has_handed_over.store(true, std::memory_order_release);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The housekeeping thread: does what must not burden faults or evictions: dead members of the account, slots held for
-// children that are gone, LUN space ahead of charge-on-touch memory, ranges that were unmapped past us. It sleeps until
+// children that are gone, LUN space ahead of charge-on-touch memory, ranges that raw calls unmapped. It sleeps until
 // a request (housekeeping_wake), the end of a child, or the end of a service thread, which is fatal. With the program's
 // last thread it ends the process. Program threads wait for it (SpaceRequest): it writes to no file of the user's but
 // the log. The live stats file has a thread of its own.

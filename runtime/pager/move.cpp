@@ -6,12 +6,12 @@
 // again in between.
 //
 // An active process moves runs of pages:
-//   1 take      the words of both places: who faults there waits until the run is done
+//   1 take      the words of both places: a thread that faults there waits until the run is done
 //   2 clear     what the target held is dropped, and its protection becomes that of the source
 //   3 hold      the source is write-protected by userfaultfd: a write from here on waits, and then finds the page gone
 //   4 copy      UFFDIO_COPY, which heeds no protection of the target; what may not be read, through /proc/self/mem.
 //               What is evicted, or in a frame, changes its word only
-//   5 drop      the source. If it ends (is no MREMAP_DONTUNMAP) it becomes PROT_NONE, before who waits looks again
+//   5 drop      the source. If it ends (is no MREMAP_DONTUNMAP) it becomes PROT_NONE, before a waiter looks again
 // Threading: any thread of the program; see seize.h. A failure puts back what has been moved.
 #include <errno.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages of regions as the rest of Lunar sees them: whether touching one waits, and that one is of use. What is seen may
-// be old at once.
+// Pages of regions as the rest of Lunar sees them: asks whether a touch would wait, and notes that a page is in use. An
+// answer may be out of date at once.
 // Threading: any thread, also of a page whose region ends meanwhile; nothing here waits or allocates.
 #pragma once
 #include <cstddef>
@@ -25,7 +25,7 @@ class PageView {
     const PageState state = look().state();
     return state == PageState::kEvicted || state == PageState::kInFrame || state == PageState::kBusy;
   }
-  bool busy() const { return look().state() == PageState::kBusy; }  // some thread has it in hand
+  bool busy() const { return look().state() == PageState::kBusy; }  // some thread owns it
   // Of an evicted page, else 0: changes when the page is brought in, also when it is evicted again since.
   uint64_t evicted_mark() const {
     const PageWord seen = look();
@@ -33,9 +33,9 @@ class PageView {
   }
   bool is_still(uint64_t evicted_mark) const { return look().raw == evicted_mark; }
 
-  // It is of use: the clock hand passes it over once, at least.
+  // The page is in use: the clock hand passes it over at least once.
   void note_use() const { warm(kHeatFault); }
-  // Once more than it would now.
+  // The clock hand passes the page over once more than it would now.
   void note_another_use() const {
     if (const unsigned heat = look().heat(); heat < PageWord::kHeatMax) warm(heat + 1);
   }

@@ -32,8 +32,8 @@
 //
 // Every arrow passes through kBusy: the thread that compare-exchanges a word to kBusy owns the page until it stores the
 // next state. The fault path never blocks on kBusy: a handler that finds it sets `waiter` and forgets the message; the
-// owner wakes the page's waiters (UFFDIO_COPY does by itself) when it releases the page. kGone: the kernel mapping was
-// taken away behind our back (a raw munmap); the page is no longer managed. kGuard: a guard page (MADV_GUARD_INSTALL):
+// owner wakes the page's waiters (UFFDIO_COPY does by itself) when it releases the page. kGone: a raw munmap
+// took the kernel's mapping away; the page is no longer managed. kGuard: a guard page (MADV_GUARD_INSTALL):
 // the kernel's marker is in its place, touching it is SIGSEGV, and a copy into it would wipe the marker out.
 #pragma once
 #include <atomic>
@@ -64,7 +64,7 @@ struct PageWord {
   constexpr uint16_t epoch() const { return static_cast<uint16_t>(raw >> kEpochShift); }
   constexpr uint32_t index() const { return static_cast<uint32_t>(raw >> kIndexShift); }
   constexpr Slot slot() const { return Slot(index()); }
-  // kGone because the program has it from the kernel now (region_hand_over), not because it was taken behind our back.
+  // kGone because the program has it from the kernel now (region_hand_over), not because a raw call took it.
   static constexpr uint32_t kHandedOver = 1;
   constexpr bool handed_over() const { return state() == PageState::kGone && index() == kHandedOver; }
   constexpr bool has_slot() const { return index() != kNoSlot.value; }

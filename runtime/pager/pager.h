@@ -64,17 +64,17 @@ char* region_boundary(char* address, char* end);
 // Makes [offset, offset+bytes) usable (read/write, zero-filled, charged against the LUN). -ENOMEM: nothing changed.
 // pre: the range is not committed now. `protection`: of a kRegionStrict one (-1: read/write), from the beginning.
 [[nodiscard]] int region_commit(Region* region, size_t offset, size_t bytes, int protection = -1);
-// By who gives up for want of LUN space, after all it tried: says so, once a process.
+// Logs, once a process, that an allocation was refused for want of LUN space. For callers that have tried everything.
 void pager_say_refused();
-// Gives it back: contents are gone, space uncharged, the range becomes PROT_NONE when `protect`, else reads as zeros if
-// touched again without commit (which is a caller's error). pre: committed.
+// The reverse of region_commit: contents are gone, space is uncharged, the range becomes PROT_NONE when `protect`, else
+// reads as zeros if touched again without commit (which is a caller's error). pre: committed.
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect);
 // The pair for kRegionChargeOnTouch, around the caller's mprotect: while the process is not active such memory is
 // charged as a whole; if there is no room for that, the process becomes active. pre (uncommit): discarded.
 [[nodiscard]] int region_commit_on_touch(Region* region, size_t offset, size_t bytes);
 void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes);
-// The same without `protect`, for an allocator's hook: never waits for a fork. -EAGAIN: the range stays committed (its
-// contents may be gone).
+// region_decommit without `protect`, for an allocator's hook: never waits for a fork. -EAGAIN: the range stays
+// committed (its contents may be gone).
 [[nodiscard]] int region_try_decommit(Region* region, size_t offset, size_t bytes);
 
 // The program unmapped [address, +bytes) of a region by a system call of its own: the pager has given back what the
@@ -87,31 +87,31 @@ struct UnmappedOwner {
   void (*unmapped)(void* address, size_t bytes, bool taken);
 };
 void pager_on_unmapped(const UnmappedOwner* owner);
-// Waits until everything unmapped so far can be reported (at most a second). Only looks at the event gate when there is
-// nothing.
+// Waits until everything unmapped so far can be reported (at most a second). Costs one look at the event gate when
+// nothing was unmapped.
 void pager_wait_for_unmaps();
-// Reports it. pre: the table's lock is held.
+// Reports it to the owner of the table of maps. pre: the table's lock is held.
 void pager_tell_unmaps();
 // Gives the range's LUN space back without touching its pages, which are no longer ours. pre: it was committed.
 void region_forget(Region* region, size_t offset, size_t bytes);
 // Hands a range over to the kernel, contents and all: plain memory from now on, in DRAM and outside of the budget.
-// *done: bytes that were, also on error. Uncharge what was committed with region_forget.
+// *done: bytes handed over, also on error. Uncharge what was committed with region_forget.
 [[nodiscard]] int region_hand_over(Region* region, size_t offset, size_t bytes, size_t* done);
-// Another map (as mmap with MAP_FIXED) takes the place of a range, at once: who reads it finds the old content or the
-// new. What was charged at commit is the caller's to uncharge (region_forget, region_uncommit_on_touch). One call at a
-// time.
+// Replaces a range by another map (as mmap with MAP_FIXED) in one step: a read finds the old content or the new. The
+// caller uncharges what was charged at commit (region_forget, region_uncommit_on_touch). One call at a time.
 struct OtherMap {
   int prot, flags, fd;
   int64_t offset;
 };
 [[nodiscard]] int region_map_over(Region* region, size_t offset, size_t bytes, const OtherMap& map);
 
-// Range operations. Ranges may be any bytes inside one region; pages partly covered: touch/prefetch/pin include them,
-// discard excludes them (as madvise does not: it needs page-aligned addresses; adapters check alignment first). touch:
-// resident when it returns (unless evicted again since). prefetch: starts and finishes the reads at queue depth,
-//   up to what the budget holds; -EIO when a page is poisoned (others are still brought in).
-// discard: contents become zeros, LUN slots are freed. An error other than -EINVAL for the range: what could not be
-// dropped is as it was.
+// Range operations. Ranges may be any bytes inside one region. Pages partly covered: touch, prefetch and pin include
+// them, discard excludes them (madvise needs page-aligned addresses: adapters check alignment first).
+//   touch      the pages are resident when it returns (unless evicted again since)
+//   prefetch   starts and finishes the reads at queue depth, up to what the budget holds; -EIO when a page is poisoned
+//              (others are still brought in)
+//   discard    contents become zeros, LUN slots are freed. After an error other than -EINVAL for the range, what could
+//              not be dropped is as it was
 [[nodiscard]] int pager_touch(const void* address, size_t bytes);
 [[nodiscard]] int pager_prefetch(const lunar_range* ranges, size_t count);
 enum class Discard : uint8_t {
@@ -127,8 +127,8 @@ enum class Discard : uint8_t {
 // MADV_WIPEONFORK, MADV_KEEPONFORK: a forked child finds zeros there. -ENOMEM: too many such ranges.
 [[nodiscard]] int pager_wipe_on_fork(void* address, size_t bytes, bool wipe);
 // As discard (kMapping), but -EAGAIN while this process forks: for an allocator's hooks. They run with the allocator's
-// locks held, and its own fork handlers want these after ours have begun to keep discards out (unless ours are older
-// than the allocator's).
+// locks held, and the allocator's fork handlers take these locks after ours have begun to keep discards out (unless our
+// handlers were installed first).
 [[nodiscard]] int pager_try_discard(void* address, size_t bytes);
 // Hints: cold: evict now; hot: keep longer; sequential: read ahead, evict behind; random: do not read ahead; normal.
 [[nodiscard]] int pager_advise(const void* address, size_t bytes, lunar_advice advice);
@@ -169,14 +169,14 @@ bool pager_validate();
 // Number of page state of an address for tests: see page_word.h; -1 outside regions.
 int pager_page_state(const void* address);
 
-// Whether `fd` is one of those that could not be had again with fewer rights or below another root directory: /proc,
+// Whether `fd` is one that the process could not open again with fewer rights or below another root directory: /proc,
 // this process' files there, the LUNs. Any thread, signal handlers and children of vfork included.
 [[nodiscard]] bool pager_keeps_descriptor(int fd);
 
 // fork: called by pthread_atfork handlers that the pager installs at activation. Exposed for adapters that wrap fork():
-// -ENOMEM when the tree has no room for another process, or the LUN cannot promise what the child may come to need; 0
-// otherwise: then that is reserved for the fork that this thread makes next, with signals blocked from before the
-// check. pager_fork_failed gives it back: the call made no child. pager_fork_made: it has made this one.
+// -ENOMEM when the tree has no room for another process, or the LUN cannot promise what the child may come to need.
+// Else 0, and the room is reserved for the next fork of this thread, which blocks signals from before the check on.
+// Then comes pager_fork_made with the child, or pager_fork_failed, which gives the room back.
 [[nodiscard]] int pager_fork_check();
 void pager_fork_failed();
 void pager_fork_made(int pid);
@@ -189,7 +189,7 @@ void pager_fork_child();
 // In a child, after fork() itself: ends it where libc has lost its list of handlers (LIMITS.md).
 void pager_fork_child_ran();
 
-// Keeps in DRAM, until the calling thread is gone, what the kernel reads or writes when that thread ends.
+// Keeps a range in DRAM until the calling thread has ended: the kernel reads or writes it when the thread ends.
 void pager_keep_for_thread(const void* address, size_t bytes);
 
 // Devices may write into memory of this process from now on (io_uring registered buffers, O_DIRECT, RDMA): the pager

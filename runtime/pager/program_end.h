@@ -5,7 +5,7 @@
 //
 // A pipe whose writing end is in the program's descriptor table alone: the table, and with it the pipe, is closed when
 // its last thread has ended. A handler waits for that among its messages; nothing polls. The program can close the
-// descriptor past libc: then it is told too early, so the threads are looked at, and a later end is not seen.
+// descriptor past libc: then the end is reported too early, so the threads are looked at, and a later end is not seen.
 //
 // Threading: prepare and forget where threads are started, the others by service threads.
 #pragma once

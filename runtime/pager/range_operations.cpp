@@ -219,7 +219,7 @@ int drop_present(PagerState& state, Region& region, uint64_t first, uint64_t end
     }
   }
   if (n == 0 || sys::advise_vector(runs, n, MADV_DONTNEED) == bytes) return 0;
-  // A system call past us has locked some pages, or the range is sealed: page by page.
+  // A raw system call has locked some pages, or the range is sealed: page by page.
   int rc = 0;
   for (uint64_t p = first; p < end; ++p) {
     if (!present_state(was[p - first])) continue;

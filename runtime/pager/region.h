@@ -2,9 +2,8 @@
 // Region: a virtual range the pager owns, with its page table (one word and one hash a page).
 //
 //   base ── pages × page_bytes of address space (PROT_NONE until used, MAP_NORESERVE; once the process is active no new
-//           huge pages, and MADV_DONTFORK except within fork(): a child made behind our back faults loudly instead of
-//           reading zeros).
-//           On a chunk's boundary, where a chunk is a huge page
+//           huge pages, and MADV_DONTFORK except within fork(): a child made by a raw call faults instead of reading
+//           zeros). On a chunk's boundary; a chunk is as large as a huge page
 //   words, hashes ── lazily touched private mappings, inherited by fork (the child serves itself from them)
 //   chunk_resident ── resident pages per 512, so that the clock hand skips what is cold
 //
@@ -87,7 +86,7 @@ struct RegionTable {
 // maps (MAP_FIXED; regions of maps only), registers everything around it, by halves: a few calls for each such place.
 [[nodiscard]] int region_register(const PagerState& state, const Region& region, char* from, uint64_t bytes);
 
-// Visit(first, end, taken): the runs of pages that a call past us has taken (kGone), and the runs between them.
+// Visit(first, end, taken): the runs of pages that a raw call has taken (kGone), and the runs between them.
 template <class Visit>
 void for_taken(const Region& region, uint64_t first, uint64_t end, Visit visit) {
   const uint64_t limit = region.table_pages.load(std::memory_order_acquire);

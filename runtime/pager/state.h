@@ -35,7 +35,7 @@ constexpr int64_t kKeepFreePages = 32;  // DRAM that only evictors' own faults m
 constexpr uint32_t kHousekeepingRuns = 1, kHousekeepingSweep = 2, kHousekeepingGrow = 4, kHousekeepingUnmaps = 8,
                    kHousekeepingProgram = 16,  // its descriptor table has been closed
     kHousekeepingCharge = 32,                  // SpaceRequest
-    kHousekeepingWake = 64;                    // threads that wait for a page, whichever
+    kHousekeepingWake = 64;                    // all threads that wait for a page
 
 struct PagerState {
   Options options;
@@ -81,8 +81,8 @@ struct PagerState {
   unsigned generation = 0;             // forks since the pager was created
   std::atomic<bool> lun_ready{false};  // ours is open (a forked child opens its own at its first dirty eviction)
   sys::Mutex lun_open_lock;
-  // Of one program thread to the housekeeping thread, in whose descriptor table a LUN's number is that LUN: slots to
-  // charge, for which its file has to grow.
+  // A request of one program thread to the housekeeping thread, in whose descriptor table a LUN's number is still that
+  // LUN: slots to charge, for which the LUN's file has to grow.
   struct SpaceRequest {
     sys::Mutex lock;                 // held by the thread that asks
     std::atomic<uint32_t> asked{0};  // futex: 0 once there is an answer
@@ -242,7 +242,7 @@ bool being_moved_to(const PagerState& state, uint64_t address, uint64_t bytes); 
 // Changes what lies at an address, after the caller has looked up its region: UFFDIO_COPY, _POISON or _WRITEPROTECT.
 // The kernel refuses these while an event is unread, and no event is read from here to their end: earlier events are
 // known, later ones refuse the change.
-// -ENOENT also where a call past us has moved another map: it is not ours to change. -EAGAIN: try again.
+// -ENOENT also where a raw call has moved another map: it is not ours to change. -EAGAIN: try again.
 template <class Change>
 int64_t change_pages(PagerState& state, void* address, size_t bytes, Change change) {
   const int shard = state.event_gate.enter();

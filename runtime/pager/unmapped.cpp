@@ -37,7 +37,7 @@ struct alignas(64) Note {
 struct alignas(256) Notes {                 // in one page, too
   sys::SpinLock lock;                       // over the queue
   Note* queue = nullptr;                    // ring of kNotesMax, in the order of the events
-  uint64_t told = 0, settled = 0, end = 0;  // how far: the maps' owner is told, the words are settled, noted
+  uint64_t told = 0, settled = 0, end = 0;  // how far: reported to the maps' owner, the words are settled, noted
   bool in_hand = false;                     // the last one settled is still being settled
   sys::Mutex settling;                      // held while one is being settled
   std::atomic<uint32_t> words{0};           // noted, words not yet settled
@@ -606,7 +606,7 @@ OwnUnmap::OwnUnmap(PagerState& state, char* begin, size_t bytes)
 }
 
 void OwnUnmap::end() {
-  state_.event_gate.wait_for_readers();  // who has read the event may not have looked at it yet
+  state_.event_gate.wait_for_readers();  // a handler that has read the event may not have looked at it yet
   g_notes.own_end.store(0);
 }
 
@@ -685,7 +685,7 @@ bool unmaps_settle(PagerState& state) {
       // Not during a fork. A fork that does not yet show its id looks again for notes when it does, and there is one.
       if (g_notes.words.load(std::memory_order_seq_cst) == 0) break;
       while (state.forking.load(std::memory_order_seq_cst) && state.forking_tid.load(std::memory_order_seq_cst) != 0) {
-        slots_charge_as_asked(state);  // the fork, or who holds a lock that it waits for, may want them
+        slots_charge_as_asked(state);  // the fork, or the holder of a lock that it waits for, may want them
         bring_for_evictor(state);      // which the fork may wait for
         sys::sleep_ns(20000);
       }

@@ -31,9 +31,10 @@ struct PagerState;
 void unmapped_note(PagerState& state, uint64_t start, uint64_t end);
 void moved_note(PagerState& state, uint64_t from, uint64_t to, uint64_t bytes);
 void lost_note(PagerState& state, Region& region, PageIndex page);
-// A missing page there is being brought: its waiters are woken at the end.
+// The evicted pages of a raw mremap are being brought to this place: the waiters of a missing page are woken at the
+// end.
 [[nodiscard]] bool being_moved_to(const PagerState& state, uint64_t address, uint64_t bytes);
-// The evictor waits for such a page, with pages in its hands: this one comes first. (to_write: it waits behind the
+// The evictor, which owns pages, waits for such a page: this one is brought first. (to_write: it waits behind the
 // copy-on-write gate.)
 void bring_to_evictor(const PagerState& state, uint64_t address, bool to_write);
 
@@ -46,31 +47,32 @@ class ReadingEvents {
   ReadingEvents& operator=(const ReadingEvents&) = delete;
 };
 
-// Around a call of our own that maps over a range of a region, all words of which are in our hands: its event is no
-// note. One at a time.
+// Around a system call of our own that maps over a range of a region whose words this thread has all set to kBusy: the
+// event of that call is not noted. One at a time.
 class OwnUnmap {
  public:
   OwnUnmap(PagerState& state, char* begin, size_t bytes);
-  void end();         // the call is over, and its event has been passed over
-  void tell() const;  // if it has unmapped the range: as if others had. After end(), with the words let go of
+  void end();         // the call is over, and its event has been skipped
+  void tell() const;  // reports the range as unmapped, if the call has done that. After end(), with the words released
 
  private:
   PagerState& state_;
   uint64_t begin_, end_;
 };
 
-// By the evictor, before it drops pages. seen: the program makes such calls, so there may be one between the look for
-// notes and the drop.
+// By the evictor, before it drops pages. seen: the program has made such calls before, so one may come between the look
+// for notes and the drop.
 [[nodiscard]] bool unmaps_seen();
 [[nodiscard]] bool unmaps_pending();
-// By the housekeeping thread. False: the owner of the maps is busy and was not told; try again soon.
+// By the housekeeping thread. False: the owner of the maps is busy and did not learn of it; try again soon.
 [[nodiscard]] bool unmaps_settle(PagerState& state);
 // Before the region's tables go away: when this returns, no note of the region is left or under way. By program
 // threads.
 void unmaps_forget(PagerState& state, const Region* region);
-// Around a fork: by the forking thread once its id keeps notes from being settled, and before it looks whether any are
-// left; in the child first of all, while state.uffd is the parent's: it ends with a line if a raw mremap has moved
-// tiered memory since then.
+// Around a fork. before_fork: in the forking thread, once its id keeps notes from being settled, before it looks
+// whether any are left. refuse_moves: first of all in the child, while state.uffd is the parent's; ends the child with
+// a line if a raw mremap has moved tiered memory since before_fork. enter_child: locks and counts are new, open notes
+// are kept.
 void unmaps_before_fork();
 void unmaps_refuse_moves(const PagerState& state);
 void unmaps_enter_child(PagerState& state);

@@ -19,8 +19,8 @@
 // The kernel's own users (mount, swap, device-mapper, a loop device over a file) are checked after the open. A block
 // device that is opened for writing is then claimed from the kernel too (O_EXCL), which keeps mount, swapon, mkfs and
 // mdadm out. Only one description can have that claim: a second open that may share goes on without it, when a lock
-// says that the claim is one of ours. Known gap: when the claim's owner ends first, the others go on without it until
-// the next open, and mkfs could come in. Opens through a partition, the whole disk or a loop device are detected by
+// says that the claim is one of ours. Known gap: when the owner of the claim ends first, the device is without it until
+// the next open, and mkfs could write to it. Opens through a partition, the whole disk or a loop device are detected by
 // locks (device_in_use.h). An NVMe character device has no such claim. The other block devices of a namespace are only
 // checked.
 //

@@ -21,7 +21,7 @@ int proc_directory();                                                           
 [[nodiscard]] int open_unlinked(const char* directory, int flags);                   // O_TMPFILE, else create + unlink
 int close_file(int fd);
 // Moves a descriptor of ours out of the low numbers that programs and shells use by name (`exec 3>file`); closes the
-// old number. Returns the new one, or `fd` itself when none is to be had.
+// old number. Returns the new one, or `fd` itself when none is free.
 int move_high(int fd);
 // Whether `fd` is a userfaultfd: the program may have closed ours and use its number for something else.
 bool is_userfaultfd(int fd);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Phases: wait for all who entered before a moment, while others go on entering (a grace period, as RCU calls it).
+// Phases: wait for all threads that entered before a moment, while others go on entering (a grace period, as RCU calls
+// it).
 //
 // Users enter, look whether they still may, do their work and leave. To take something away: first make that look
-// fail, then drain. It waits for both phases in turn, which covers a user who read the phase long ago.
+// fail, then drain. It waits for both phases in turn, which covers a thread that read the phase long ago.
 // Threading: enter, leave: any thread, lock-free. drain: one at a time.
 #pragma once
 #include <atomic>
@@ -26,7 +27,7 @@ class Phases {
     return phase;
   }
   static void leave(PhaseCount* count, unsigned phase) { count->inside[phase].fetch_sub(1, std::memory_order_release); }
-  // inside(phase): how many are in it, by all counts. False: some who had entered before are inside at the deadline.
+  // inside(phase): how many are in it, by all counts. False: some that entered before are inside at the deadline.
   template <class Inside>
   [[nodiscard]] bool drain(uint64_t deadline_ns, Inside inside) {
     constexpr uint64_t kPauseNs = 50'000;

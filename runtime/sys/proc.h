@@ -35,9 +35,10 @@ int other_live_threads();
 bool process_lives(int pid);  // also a zombie
 // Whether a thread of this process with that id is there.
 bool thread_lives(int thread_id);
-// Ends the process as the kernel does when its first thread has ended, and the others since: by that one's status.
+// Ends the process with the status of its first thread, as the kernel does when the first thread ended before the
+// others.
 [[noreturn]] void end_as_first_thread();
-// A line of /proc/self/status that tells KiB (VmHWM, VmPin), in bytes, or -errno.
+// A line of /proc/self/status that is in KiB (VmHWM, VmPin), in bytes; or -errno.
 [[nodiscard]] int64_t own_status_bytes(const char* key);
 [[nodiscard]] int64_t machine_memory_bytes(const char* key);  // likewise of /proc/meminfo (MemTotal, MemAvailable)
 // The calling process is the one that this memory lives and ends with: at start, and in a forked child.
@@ -51,7 +52,7 @@ uint64_t directory_size(const char* path);
 // where one of them was just being made or closed, so that it may be the one found: kUnsure.
 enum class Pinning : uint8_t { kNo, kYes, kUnsure };
 Pinning descriptors_may_pin(const char* fd_directory, int* which);
-// Lives from before a descriptor of ours is made till it is noted, or from before it is struck out till it is closed.
+// Scope in which a descriptor of ours is open but not in the list of ours: while it is made, or closed.
 class MakingDescriptor {
  public:
   MakingDescriptor();

@@ -114,7 +114,7 @@ CASE(commands_run_out) {
   chunk_stats_t stats;
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
   REQUIRE(stats.num_no_cmds_free == 1 && stats.num_no_cmds_free_fail == 1 && stats.num_act_areads == 4);
-  // Another thread fetches one: who waits gets its place.
+  // Another thread fetches one: a waiter gets its place.
   std::thread fetcher([&] {
     usleep(20000);
     REQUIRE(cblk_aresult(id, &tags[2], ignored(), kBlocking) == 1);
@@ -369,7 +369,7 @@ CASE(a_close_ends_with_the_last_fetch) {
   fetcher.join();
 }
 
-// Two threads that wait for one tag: one gets the result, the other is told that there is none any more.
+// Two threads that wait for one tag: one gets the result, the other learns that there is none any more.
 CASE(two_waiters_for_one_tag) {
   if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=50000");

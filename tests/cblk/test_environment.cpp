@@ -65,7 +65,7 @@ CASE(the_cache_answers_and_stays_true) {
   REQUIRE(hits() == 2);
   REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);
   cblk_arw_status_t status = {};
-  // who polls the status sees it too
+  // a caller that polls the status sees it too
   REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 1);
   REQUIRE(status.status == CBLK_ARW_STATUS_SUCCESS && status.blocks_transferred == 1);
   // Each way to write takes the old content out.
@@ -291,7 +291,7 @@ CASE(a_trace_may_be_one_a_process) {
   }
 }
 
-// IBM's daemon that watches error rates is not here: who asks for it is told so.
+// IBM's daemon that watches error rates is not here: a caller that asks for it is refused.
 CASE(the_symbols_of_the_watching_daemon_are_there) {
   const auto symbol = [](const char* name) {
     void* found = dlsym(RTLD_DEFAULT, name);

@@ -31,7 +31,7 @@ void done_by(const Watch& watch, double end, Try&& attempt) {
 
 }  // namespace
 
-// A caller who tries again comes to the group's next chunk.
+// A caller that tries again comes to the group's next chunk.
 CASE(a_late_write_of_a_group_is_not_overtaken_by_another_chunk_of_it) {
   if (kind() != "sim") return;
   const Limit limit("200");

@@ -80,7 +80,7 @@ CASE(completions_are_copies_of_the_ios) {
   cblk_io_t* wait[2] = {&list[3], &list[9]};
   REQUIRE(cblk_listio(id, list.data(), 16, nullptr, 0, wait, 2, out.data(), &n, 0, 0) == 0);
   REQUIRE(list[3].stat.status == CBLK_ARW_STATUS_SUCCESS && list[9].stat.status == CBLK_ARW_STATUS_SUCCESS);
-  REQUIRE(n == 0);  // what was issued and not waited for is told by a later call
+  REQUIRE(n == 0);  // a later call reports what was issued and not waited for
   REQUIRE(finish(id, list.data(), 16) == 14);
   list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
   REQUIRE(cblk_listio(id, list.data(), 16, nullptr, 0, list.data(), 16, nullptr, &none, 0, 0) == 0);
@@ -198,7 +198,7 @@ CASE(a_list_times_out) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// Whatever is done when the time is over is told, not only what stands before the first that is not.
+// All that is done when the time is over is reported, not only what stands before the first that is not.
 CASE(a_list_that_times_out_tells_what_is_done) {
   if (kind() != "sim") return;
   const chunk_id_t id = open_sim("latency_us=200000");
@@ -270,7 +270,7 @@ CASE(a_list_longer_than_the_commands) {
           0);
   finish(id, list.data(), 100);
   for (cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS);
-  // Without the flag those that find no command are told so.
+  // Without the flag those that find no command fail.
   const chunk_id_t slow = open_sim("latency_us=20000", 10);
   for (cblk_io_t& io : list.ios) io.flags = 0;
   REQUIRE(cblk_listio(slow, list.data(), 100, nullptr, 0, list.data(), 100, nullptr, &none, 0, 0) == 0);

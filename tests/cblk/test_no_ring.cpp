@@ -52,7 +52,7 @@ struct BlockedWrites {
   }
   void release() {
     uffdio_range all = {reinterpret_cast<uintptr_t>(memory), bytes};
-    REQUIRE(ioctl(fault_fd, UFFDIO_UNREGISTER, &all) == 0);  // wakes who waits
+    REQUIRE(ioctl(fault_fd, UFFDIO_UNREGISTER, &all) == 0);  // wakes the waiter
   }
   size_t bytes;
   std::set<uint64_t> places;

@@ -199,7 +199,7 @@ CASE(issuers_and_fetchers) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// A's command ends first, so A stops harvesting; B, who slept behind it, must take over.
+// A's command ends first, so A stops harvesting; B, which slept behind it, must take over.
 CASE(the_next_waiter_takes_over) {
   if (kind() != "sim") return;
   Environment limit("CFLSH_BLK_TIMEOUT", "2");  // instead of a hang

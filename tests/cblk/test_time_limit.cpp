@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // CFLSH_BLK_TIMEOUT bounds every I/O, and one that is late touches nothing of the caller's any more. The device is
-// simulated: it takes as long as it is told. Bounds are wide: other things run too.
+// simulated: it takes as long as the test says. Bounds are wide: other things run too.
 #include <dirent.h>
 
 #include <thread>
@@ -69,7 +69,7 @@ CASE(asynchronous_commands_end_in_time) {
   REQUIRE(watch.passed() >= 0.3 && watch.passed() < 0.9);
   REFUSES(cblk_aresult(id, &any, ignored(), kNext | kBlocking), ETIMEDOUT);  // it is over: its tag says which one
   REQUIRE(any == tags[0]);
-  REFUSES(cblk_aresult(id, &tags[1], ignored(), 0), ETIMEDOUT);  // who polls is told too
+  REFUSES(cblk_aresult(id, &tags[1], ignored(), 0), ETIMEDOUT);  // a caller that polls sees it too
   REFUSES(cblk_aresult(id, &any, ignored(), kNext), ETIMEDOUT);
   REQUIRE(any == tags[3]);
   REFUSES(cblk_aresult(id, &any, ignored(), kNext), ENOENT);
@@ -105,7 +105,7 @@ CASE(commands_of_a_list_end_in_time) {
   REQUIRE(cblk_listio(id, both, 2, nullptr, 0, both, 1, done, &n, 0, 0) == 0);  // no limit of its own
   REQUIRE(watch.passed() < 0.9);
   REQUIRE(ios[0].stat.status == CBLK_ARW_STATUS_FAIL && ios[0].stat.fail_errno == ETIMEDOUT);
-  for (n = 0; n == 0;) {  // who asks again and again
+  for (n = 0; n == 0;) {  // asks again and again
     REQUIRE(watch.passed() < 0.95);
     n = 1;
     REQUIRE(cblk_listio(id, nullptr, 0, &both[1], 1, nullptr, 0, done, &n, 0, 0) == 0);

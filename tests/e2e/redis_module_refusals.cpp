@@ -133,7 +133,7 @@ void settings(const Run& run) {
   require(config(server, "maxmemory") == std::to_string(10 * kMiB), "a lower maxmemory was changed");
 }
 
-// A full LUN is an OOM reply to who writes; reads go on, and a save that has no room is refused.
+// A full LUN is an OOM reply to writes; reads go on, and a save that has no room is refused.
 void full(const Run& run) {
   run.fresh();
   RedisServer server(run.setup(run.good()));

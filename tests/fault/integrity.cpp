@@ -7,7 +7,8 @@
 //                  write, as tiered pages are never merged
 //   ksm_later      the same, switched on when the tier is at work
 //   lost_page      a page that cannot be read back is SIGBUS at a touch, EFAULT or EHWPOISON in system calls, in
-//                  children too, and can be had again as zeros; lost_page_no_poison: on a kernel without UFFDIO_POISON
+//                  children too, and a discard brings it back as zeros; lost_page_no_poison: on a kernel without
+//                  UFFDIO_POISON
 //   no_move        a program that pins pages on a kernel without UFFDIO_MOVE, and needs more than its budget, ends with
 //                  a line, not never
 //   map_over_beside_eviction  what a program writes to a map that it has put in the place of pages that are being

@@ -24,7 +24,7 @@ constexpr uint64_t kBytes = 3 * kMiB, kLengthMin = 8, kLengthMax = 70'000;
 using Kind = DeviceEvent::Kind;
 enum Mark : unsigned { kBegun, kAcknowledged, kOpened };
 
-// For several threads. They see each other: who holds the device lets others come.
+// For several threads. They see each other: the holder of the device lets others come.
 class SharedDevice final : public MemoryDevice {
  public:
   using MemoryDevice::MemoryDevice;

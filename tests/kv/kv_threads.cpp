@@ -87,7 +87,7 @@ void read_one(Run& run, uint64_t key, std::vector<uint64_t>* seen, std::string* 
        " to " + std::to_string(newest));
 }
 
-// Values that say in every word who wrote them and when.
+// Values that say in every word which thread wrote them and when.
 void write_shared(Run& run, uint64_t writer, Random& random) {
   const std::string name = "shared " + std::to_string(random.below(kShared));
   const uint64_t length = 8 * (1 + random.below(60));

@@ -133,7 +133,7 @@ TEST_CASE("kv-stalls: what only a younger state frees of large pairs holds up th
   CHECK(Stage::comes([&] { return other == kMore; }));
 }
 
-// Only who has the mutex of cleaning learns that the store is full: how many flushes take it meanwhile.
+// Only the holder of the mutex of cleaning learns that the store is full: how many flushes take it meanwhile.
 TEST_CASE("kv-stalls: a thread that flushes again and again lets a writer have its turn") {
   constexpr uint64_t kFlushesMost = 500;
   Stage stage(Durability::kFlush);

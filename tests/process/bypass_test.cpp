@@ -505,7 +505,7 @@ int raw_mremap_among_faults() {
     CHECK(madvise(from, 2 * kMiB, MADV_PAGEOUT) == 0);
     CHECK(raw(SYS_mremap, from, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, onto) ==
           reinterpret_cast<long>(onto));
-    __atomic_store_n(&g_wanted, onto, __ATOMIC_RELEASE);  // never unmapped: who has read it may touch it
+    __atomic_store_n(&g_wanted, onto, __ATOMIC_RELEASE);  // never unmapped: a thread that has read it may touch it
     CHECK(holds(onto, kMiB, 7) && all_zero(onto + kMiB, kMiB));
   }
   __atomic_store_n(&stop, true, __ATOMIC_RELAXED);

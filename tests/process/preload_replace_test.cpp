@@ -122,7 +122,7 @@ void replaced_by_a_file() {
   for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(kept, i) == kOld);
 }
 
-// Every page counted up while the map is moved away from under the writer, who goes on in the old place: no count is
+// Every page counted up while the map is moved away from under the writer, which goes on in the old place: no count is
 // lost.
 void counted_while_moved() {
   constexpr size_t kPages = 4 * kMiB / 4096;

@@ -115,7 +115,7 @@ void full() {
     CHECK(*static_cast<unsigned char*>(blocks[i]) == i % 251 + 1);
     free(blocks[i]);
   }
-  void* again = malloc(size_t(64) << 20);  // what was freed can be had again at once
+  void* again = malloc(size_t(64) << 20);  // what was freed can be allocated again at once
   CHECK(again != nullptr);
   fill(again, size_t(64) << 20, 53);
   CHECK(holds(again, size_t(64) << 20, 53));

@@ -6,7 +6,7 @@
 //                                   once, while the children are idle; then all of them do, ROUNDS times
 //   cap_member ends MIB ROUNDS      fills MIB again and again, while another process that holds as much ends: by
 //                                   SIGKILL, exec or exit
-//   cap_member spawns N KIB         starts N programs that hold KIB each, for a second; who gets none ends
+//   cap_member spawns N KIB         starts N programs that hold KIB each, for a second; a program that gets none ends
 //   cap_member late MIB             forks, and takes and fills MIB in a fork handler of its own; parent and child
 //                                   rewrite it at the same time
 //   cap_member burst MIB            fills MIB, then doubles its heap at once, with two threads, as fast as it can

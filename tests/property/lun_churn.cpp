@@ -155,7 +155,7 @@ void use_scratch(VirtualLun* lun, uint64_t* have, uint64_t want) {
 }
 
 [[noreturn]] void daemon_life(VirtualLun* lun, uint64_t have) {
-  shared->daemons.fetch_add(1);  // not before: who would do it may be killed on the way
+  shared->daemons.fetch_add(1);  // not before: the process that would do it may be killed on the way
   shared->daemons_started.fetch_add(1);
   const uint64_t end = sys::now_ns() + (200 + below(3000)) * 1'000'000;
   bool verified = false;

@@ -9,14 +9,14 @@
 namespace lunar::tools {
 
 struct UffdState {
-  int error = 0;              // 0: full mode (kernel-mode faults too) can be had, else the errno that stood in the way
-  bool via_device = false;    // by /dev/userfaultfd rather than by the system call
+  int error = 0;            // 0: full mode (kernel-mode faults too) is permitted, else the errno that stood in the way
+  bool via_device = false;  // by /dev/userfaultfd rather than by the system call
   bool device_there = false;  // /dev/userfaultfd exists
   int sysctl = -1;            // vm.unprivileged_userfaultfd; -1: not there
   bool thread_id = false, move = false, poison = false, sigbus = false;
 };
 UffdState probe_userfaultfd();
-// Why it cannot be had, and the exact command that fixes it ("" when it can be had).
+// Why it is not permitted, and the exact command that fixes it ("" when it is).
 std::string userfaultfd_lack(const UffdState& state);
 std::string userfaultfd_remedy(const UffdState& state);
 

@@ -42,8 +42,8 @@ typedef struct lunar_kv_options {
 } lunar_kv_options;
 
 /* Opens a store. Blocks; allocates. Errors as ark_create; EINVAL also: struct_size is too small, durability is none, or
- * set without ARK_KV_PERSIST_STORE; E2BIG: a member is set that this version of the library does not know. Why is told
- * in a line on standard error, for this function as for ark_create. On failure *ark is NULL. */
+ * set without ARK_KV_PERSIST_STORE; E2BIG: a member is set that this version of the library does not know. A line on
+ * standard error says why, for this function as for ark_create. On failure *ark is NULL. */
 int lunar_kv_open(const lunar_kv_options *options, ARK **ark);
 
 /* Ends an iterator that was not brought to its end (ark_next). Waits for its other users. EINVAL: it is gone

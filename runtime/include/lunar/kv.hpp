@@ -428,7 +428,7 @@ class Keys : public std::ranges::view_interface<Keys> {
 // A store, closed with the object. Move-only; one that was moved from is not open.
 class Store {
  public:
-  // Errors as ark_create(3). Why is told in a line on standard error.
+  // Errors as ark_create(3). A line on standard error says why.
   static Result<Store> open(const Options& options = {}) noexcept {
     lunar_kv_options raw{};
     raw.struct_size = sizeof raw;

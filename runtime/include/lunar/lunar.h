@@ -122,7 +122,7 @@ typedef struct lunar_stats {
   uint64_t resident_bytes;       /* tiered pages in DRAM */
   uint64_t resident_peak_bytes;
   uint64_t committed_bytes;      /* promised to the program */
-  uint64_t evicted_bytes;        /* pages not in DRAM now that can be had again: on the LUN, or on their way there */
+  uint64_t evicted_bytes;        /* pages not in DRAM now that a touch brings back: on the LUN, or on their way there */
   uint64_t lun_capacity_bytes;
   uint64_t lun_used_bytes;       /* slots allocated */
   uint64_t pinned_bytes;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asynchronous calls: who carries them out, and the threads that call back.
+// Asynchronous calls: which thread carries them out, and the threads that call back.
 //
 //   ark_get_async_cb ─┬─ needs no wait ──► carried out by the thread that issues ──► Op, done ─┐
 //                     └─ else ───────────────────────────────► Op ──────────────────────────┐ │
@@ -8,13 +8,14 @@
 //
 // Order of a key. Keys share *lanes* by hash. A lane counts the Ops that are queued and not carried out, and says in
 // whose queue: while there are any, further operations of the lane go behind them; else one may be carried out at once.
-// An operation that was issued before, by this thread or by one that told it, has been counted before, so it is seen.
+// An operation that was issued before this one, by this thread or by one that it synchronised with, has been counted,
+// so it is seen.
 //
 // Callbacks run on the pool's threads alone, one after the other, never within a call that issues. What a callback
-// issues and is carried out at once goes to the end of its own thread's queue: no hand-over, and no nesting. Of other
-// threads, what is done goes to as many queues as there are CPUs, so that few threads are woken. Reads of the device go
-// there too, as a thread has many under way (cold_ring.h); what blocks its thread, to a queue among all. A queue's
-// thread starts with its first Op, and sleeps while there is none; only a sleeping one is woken.
+// issues and is carried out at once goes to the end of its own thread's queue: no hand-over, and no nesting. Operations
+// that other threads have carried out go to as many queues as there are CPUs, so that few threads are woken. Reads of
+// the device go there too, as a thread has many under way (cold_ring.h); operations that block go to any of the queues.
+// A queue's thread starts with its first Op, and sleeps while there is none; only a sleeping one is woken.
 //
 // How much may be under way: an Op is one of `nasync` that a connection has; a queue takes `nqueue`. Beyond either it
 // is EAGAIN. What a callback issues goes by other rules, as a pool thread that waits for room in queues could wait for

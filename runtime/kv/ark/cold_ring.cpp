@@ -50,7 +50,7 @@ bool ColdRing::prepare() {
     lanes_[i] = kNoLane;
   }
   event_ = event;
-  queue_.cold_event.store(event, std::memory_order_relaxed);  // seen by who finds kInRing
+  queue_.cold_event.store(event, std::memory_order_relaxed);  // seen by a thread that finds kInRing
   queue_.cold_context.store(context_, std::memory_order_relaxed);
   return true;
 }

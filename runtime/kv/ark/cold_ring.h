@@ -42,7 +42,7 @@ class ColdRing {
   Pool::Queue& queue_;
   kv::Store* engine_ = nullptr;
   Context* context_ = nullptr;
-  bool refused_ = false;  // no context to be had
+  bool refused_ = false;  // no context could be attached
   bool watched_ = false;
   int event_ = -1;
   Entry* entries_ = nullptr;

@@ -125,7 +125,7 @@ class CompositeContext final : public OwnedContext, private CompositeTables {
   void wakeups(Wakeups* out) override;
   void release() override;
 
-  // For devices. Whether so many children and vectors can be had now.
+  // For devices. Whether so many children and vectors are free now.
   bool room(unsigned children, unsigned blocks) const { return children <= free_children_ && blocks <= free_blocks_; }
   // A child of `parent` for `member`, with the command as given (its tag is set here). nullptr never happens after
   // room().

@@ -5,10 +5,10 @@
 //   │ label A │ -      │ label B │ -             │ data ...
 //
 // The two copies say the same. They are written one after the other with a flush between, so a crash tears at most one
-// of them. What a member is called by its own label (index) must be where the URI names it.
+// of them. The index in a member's label must be its place in the URI.
 //
 // Members of mirrors, which earlier versions had, carry the same label with another type: refused by a line that says
-// what to do. What only theirs used is reserved.
+// what to do. Fields that only mirrors used are reserved.
 //
 // Threading: blocking; by one thread at a time a set. Not for the fault path.
 #pragma once

@@ -50,7 +50,7 @@ enum class SuperState : uint8_t {
   kEnded,    // the mark of a format that was being ended: as good as blank
 };
 SuperState superblock_look(const media::Superblock& super);
-// makes a valid one that mark, by its first bytes alone: no torn write is anything else
+// Turns a valid superblock into that mark. Only its first bytes change, so a torn write leaves one or the other.
 void superblock_end(media::Superblock* super);
 // Geometry out of a valid superblock. 0; -EBADMSG when it makes no sense; -ENOSPC when the device is smaller than it
 // was (`out` is filled then).

@@ -22,7 +22,7 @@ struct Walk {
   Ahead fault(uint64_t page, int thread = kThread, bool first_touch = false) {
     return streams.on_fault(thread, &one, page, first_touch);
   }
-  // Faults as a reader causes them who finds each window in memory: the next one is behind the last window. Its last
+  // Faults of a reader that finds each window in memory: the next one is behind the last window. Its last
   // answer.
   Ahead follow(uint64_t page, int64_t stride, unsigned faults, int thread = kThread) {
     Ahead ahead;

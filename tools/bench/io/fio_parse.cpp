@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fio is told and what it says: see fio_job.h, which runs it.
+// fio's job files and its output: see fio_job.h, which runs it.
 // Threading: free functions. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 

@@ -9,7 +9,7 @@
 
 namespace lunar::tools {
 
-// What gnuplot is told: a chart of the systems for each experiment that compares some, and of the paper's experiment
+// gnuplot's script: a chart of the systems for each experiment that compares some, and of the paper's experiment
 // one of reads and one of writes, as DIRECTORY/NAME.svg.
 std::string plot_script(const KvReport& report, const std::string& directory, std::vector<std::string>* files);
 // Draws them; the files made. Throws std::runtime_error with gnuplot's words.

@@ -9,7 +9,7 @@
 
 namespace lunar::tools {
 
-// What gnuplot is told: a chart of throughput and one of p99, by workload and system, as DIRECTORY/NAME.svg and .png.
+// gnuplot's script: a chart of throughput and one of p99, by workload and system, as DIRECTORY/NAME.svg and .png.
 std::string plot_script(const RedisReport& report, const std::string& directory);
 // Draws them; the files made. Throws std::runtime_error with gnuplot's words.
 std::vector<std::string> draw_plots(const RedisReport& report, const std::string& directory);

@@ -365,7 +365,7 @@ void RedisBackend::put_must_move(const RedisBase& what, const LoadCounts& counts
   run->must_read_bytes = missed_reads(what, draws, outstanding) * kPageBytes;
 }
 
-// A sample of what its master was told, of the replica itself.
+// A sample of what was written to its master, read from the replica itself.
 void RedisBackend::check_replica(RedisRun* run) {
   LoadGenerator reader(ports(servers_), setup_.connections, data_);
   Random random(static_cast<uint64_t>(run->ops) + 1);
