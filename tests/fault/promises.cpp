@@ -3,7 +3,7 @@
 //
 //   frames         what the pager maps for itself is charged to the budget, page for page, and the kernel counts no
 //                  more
-//   lun_space      no more memory can be had than there is LUN space, and all that can be had can be used
+//   lun_space      no more memory can be allocated than there is LUN space, and all that was allocated can be used
 //   reader         fault messages that cannot be read end the process, with a line: a thread that faulted would wait
 //                  for ever
 //   poisoned_line  a page that cannot be read back is named once, with its slot, its LUN and why; only that page is
@@ -102,9 +102,9 @@ void lun_space() {
         else
           REQUIRE_THAT(tier::stamp_holds(pieces[i] + at, page, i * kPiece + at, 1), "what was written is not there");
       }
-  // What is given back can be had again, and no more.
+  // What is given back can be allocated again, and no more.
   REQUIRE_THAT(lunar_region_destroy(pieces.back(), kPiece) == 0, "destroy");
-  REQUIRE_THAT(lunar_region_create(kPiece) != nullptr, "the space of a region that is gone cannot be had");
+  REQUIRE_THAT(lunar_region_create(kPiece) != nullptr, "the space of a region that is gone is not free");
   REQUIRE_THAT(lunar_region_create(kPiece) == nullptr, "more than there is");
   REQUIRE_THAT(tier::validate(), "page table");
 }

@@ -77,7 +77,7 @@ class Checker {
   std::set<std::pair<uint64_t, uint64_t>> seen_;
 };
 
-// The checker itself: a get that began behind a set's end must not see what was there before; one beside it may.
+// The checker itself: a get that began behind a set's end must not see what was there before; one at the same time may.
 void check_checker() {
   const auto set = [](uint64_t begin, uint64_t end, uint64_t version) {
     return Operation{Kind::kSet, 0, begin, end, version, 0};
@@ -229,7 +229,7 @@ void Histories::check(const std::vector<Operation>& all, uint64_t history) {
 
 void Histories::run(uint64_t histories) {
   std::thread filler([this] { fill_log(); });
-  // Until so many were seen, and enough of their operations ran beside each other, however slow the machine is.
+  // Until so many were seen, and enough of their operations ran at the same time, however slow the machine is.
   uint64_t history = 0;
   for (; history < histories || beside_ < histories || store_->cleaned_bytes() == 0; ++history) {
     ready_.store(0);
@@ -246,7 +246,7 @@ void Histories::run(uint64_t histories) {
   over_.store(true);
   filler.join();
   printf(
-      "%llu histories of %llu operations, %llu pairs of them on one key beside each other; cleaning moved %llu KiB, "
+      "%llu histories of %llu operations, %llu pairs of them on one key at the same time; cleaning moved %llu KiB, "
       "%llu device I/Os\n",
       static_cast<unsigned long long>(history), static_cast<unsigned long long>(operations_),
       static_cast<unsigned long long>(beside_), static_cast<unsigned long long>(store_->cleaned_bytes() / kKiB),

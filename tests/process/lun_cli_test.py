@@ -547,7 +547,7 @@ def loop_device(directory):
     if shutil.which("losetup"):
         attached = subprocess.run(["losetup", "-f", "--show", backing], capture_output=True, text=True, check=False)
     if attached is None or attached.returncode != 0:
-        skips.append("skip: loop: no loop device can be had")
+        skips.append("skip: loop: no free loop device")
         return
     device = attached.stdout.strip()
     try:

@@ -95,7 +95,7 @@ int KvCommand::failed_to_open(int status, const ErrorText& why) const {
   if (status == -ENOENT)
     text += text_of("; `lunar kv create %s` makes one", shell_word(place).c_str());
   else if (status == -EBADMSG && text.find("--salvage") == std::string::npos)
-    text += "; what it held can be had from an earlier dump or a backup";
+    text += "; an earlier dump or a backup may have what it held";
   else if (status == -ENOMEM)
     text += " (--dram)";
   return failed(status, text);

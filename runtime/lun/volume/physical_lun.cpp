@@ -185,7 +185,7 @@ int PhysicalLunImpl::check(bool repair, CheckReport* report) {
   }
   for (unsigned i = 0; i < geometry().entry_count; ++i) {
     if (!dead(i)) continue;
-    tell("scratch LUN %u: its owners are gone; its %u extents are free for who needs them", i,
+    tell("scratch LUN %u: its owners are gone; its %u extents are free again", i,
          static_cast<unsigned>(entries()[i].extents));
     report->repaired += repair;
   }

@@ -270,14 +270,14 @@ TEST_CASE("virtual: a forked child that closes it takes nothing away") {
   REQUIRE(waitpid(child, &how, 0) == child);
   CHECK(how == 0);
   VirtualLunInfo list[4];
-  CHECK(lun->physical().list(list, 4, 0) == 2);  // the child's own is dead, and free for who needs it
+  CHECK(lun->physical().list(list, 4, 0) == 2);  // the child's own is dead, and free again
   CHECK(lun->reserve(DeviceOffset{0}, 2 * kMiB) == 0);
   CHECK(io(lun, Op::kRead, 0, buffer.at, 4096) == 4096);
   CHECK(buffer.at[4095] == 0x17);
   lun->close();
 }
 
-// The counts of who is inside are copied by fork; those who were are not.
+// The counts of threads inside are copied by fork; the threads are not.
 TEST_CASE("virtual: a forked child shrinks it while threads of the parent are inside a read") {
   VirtualLun* lun = must("sim:16m,latency_us=100000", {});
   REQUIRE(lun->reserve(DeviceOffset{0}, 2 * kMiB) == 0);
@@ -334,7 +334,7 @@ TEST_CASE("virtual: two nodes of one device are one device") {
   if (geteuid() != 0) LUNAR_SKIP("root", "loop devices and mknod need root");
   LunFile file(kBytes);
   Loop loop(file.path);
-  if (loop.name.empty()) LUNAR_SKIP("loop", "no loop device to be had");
+  if (loop.name.empty()) LUNAR_SKIP("loop", "no free loop device");
   struct stat status;
   REQUIRE(stat(loop.name.c_str(), &status) == 0);
   const std::string second = file.path + ".node";
@@ -406,7 +406,7 @@ TEST_CASE("virtual: the lock file of a node with an ACL has that ACL") {
   if (geteuid() != 0) LUNAR_SKIP("root", "loop devices need root");
   LunFile file(kBytes);
   Loop loop(file.path);
-  if (loop.name.empty()) LUNAR_SKIP("loop", "no loop device to be had");
+  if (loop.name.empty()) LUNAR_SKIP("loop", "no free loop device");
   struct {
     uint32_t version = 2;
     struct {

@@ -227,7 +227,7 @@ TEST_CASE("a read-only block device is refused by that name, and can be read") {
   const std::string disk = directory.disk("disk", 4 * kMiB), told = directory.path + "/name";
   std::string loop;
   if (system(("losetup -r -f --show " + disk + " >" + told + " 2>/dev/null").c_str()) == 0) std::ifstream(told) >> loop;
-  if (loop.empty()) LUNAR_SKIP("loop", "no loop device to be had");
+  if (loop.empty()) LUNAR_SKIP("loop", "no free loop device");
   CHECK(has(refused(loop, raw(), -EROFS), "read-only"));
   CHECK(has(refused(loop, {}, -EROFS), "read-only"));
   Device* device = opened(loop, raw(true));

@@ -445,7 +445,7 @@ TEST_CASE("durability: fua of a block device and of a file reaches the disk") {
   if (geteuid() != 0) LUNAR_SKIP("root", "loop devices need root");
   const MemberFiles files("", 16 * kMiB);
   const lunar_test::Loop loop(files.paths[0]);
-  if (loop.name.empty()) LUNAR_SKIP("loop", "no loop device to be had");
+  if (loop.name.empty()) LUNAR_SKIP("loop", "no free loop device");
   const auto flushes = [&] {
     const std::string line = lunar_test::output_of("cut -c1- /sys/block/" + loop.name.substr(5) + "/stat");
     unsigned long long field[17] = {};

@@ -338,7 +338,7 @@ TEST_CASE("block devices: an empty one is used, one that holds something or is h
   Directory directory;
   const std::string file = directory.file("disk", "", 32 * kMiB);
   Loop loop(file);
-  if (loop.name.empty()) LUNAR_SKIP("loop", "no loop device to be had");
+  if (loop.name.empty()) LUNAR_SKIP("loop", "no free loop device");
   for (int i = 0; i < 2; ++i) {  // the second time it carries our header
     Device* device = opened(loop.name);
     CHECK(std::string(device->kind()) == "block");
