@@ -4,7 +4,10 @@
 
 FACTS lists each number twice: where a document states it, and where the code has it. A pattern that no longer matches
 is a failure, too: then document and code have moved apart, or this list is stale. Defaults of the Redis module's table
-and names of the --stats table are compared with what the program prints. (The options table: check_readme.py.)"""
+and names of the --stats table are compared with what the program prints; README's figures with those of MEASUREMENTS,
+its number of tests with the build's, and commits that documents name must be there. (The options table:
+check_readme.py.)"""
+import json
 import os
 import re
 import subprocess
@@ -161,9 +164,67 @@ def check_measurements():
         problems.append("runtime/MEASUREMENTS.md: not what the reports say; tools/dev/measurements update")
 
 
+# A row of README's figures, the page's section with its source, and the rows there: their ratios, in this order.
+FIGURES = [
+    ("Redis GET, uniform; zipfian", "## Redis", ("GET, uniform", "GET, zipfian 0.99")),
+    ("Redis GET with 10% SET", "## Redis", ("GET and 10% SET",)),
+    ("Redis GET of a hot set that stays in DRAM", "## Redis", ("GET of a hot set that stays in DRAM",)),
+    ("Redis with data that fits, against plain Redis", "## Redis", ("data that fits (",)),
+    ("sequential reads; first fill (1 thread)", "## By hand", ("sequential", "first fill")),
+]
+
+
+def cells_of(text, label, page):
+    """The other cells of the table row that begins with the label."""
+    row = re.search(rf"^\| {re.escape(label)}[^|]*\|(.*)\|$", text, re.M)
+    if not row:
+        problems.append(f"{page}: no row {label!r}")
+    return [cell.strip() for cell in row[1].split("|")] if row else []
+
+
+def check_figures():
+    """README quotes MEASUREMENTS; where that has several columns, the first ones."""
+    readme, measured = text_of("README.md"), text_of("runtime/MEASUREMENTS.md")
+    for label, heading, sources in FIGURES:
+        section = measured.split("\n" + heading + "\n")[1].split("\n## ")[0]
+        rows = [cells_of(section, source, "runtime/MEASUREMENTS.md") for source in sources]
+        for column, cell in enumerate(cells_of(readme, label, "README.md")):
+            stated_here = re.findall(r"\d+\.\d+x", cell)
+            known = [re.findall(r"\d+\.\d+x", row[column])[:1] for row in rows if column < len(row)]
+            if stated_here and [[one] for one in stated_here] != known:
+                problems.append(f"README.md: {label!r} has {stated_here}, runtime/MEASUREMENTS.md {known}")
+
+
+def check_tests():
+    """README shows how many tests there are: a tenth more or fewer is near enough."""
+    build = os.path.dirname(os.path.dirname(LUNAR))
+    with open(os.path.join(build, "meson-info", "intro-tests.json"), encoding="utf-8") as file:
+        there = sum(not any("slow" in suite for suite in test["suite"]) for test in json.load(file))
+    shown = re.search(r"^(\d+) passed, 0 failed", text_of("README.md"), re.M)
+    if not shown or abs(int(shown[1]) - there) > there / 10:
+        problems.append(f"README.md shows {shown and shown[1]} tests, the build has {there}")
+
+
+def check_commits():
+    """Commits that documents name can be looked up; without the repository there is nothing to ask."""
+    def git(*words, **how):
+        return subprocess.run(["git", "-C", ROOT, "-c", "safe.directory=*", *words], stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, text=True, **how)
+    if not os.path.exists(os.path.join(ROOT, ".git")) or git("rev-parse", "--is-shallow-repository").stdout != "false\n":
+        return
+    pages = git("ls-files", "*.md", ".git-blame-ignore-revs").stdout.split()
+    named = {(page, name) for page in pages for name in re.findall(r"\b(?=\w*\d)(?=\w*[a-f])[0-9a-f]{7,40}\b",
+                                                                   text_of(page))}
+    known = git("cat-file", "--batch-check", input="".join(f"{name}^{{commit}}\n" for _, name in sorted(named))).stdout
+    for (page, name), line in zip(sorted(named), known.splitlines()):
+        if line.endswith(" missing"):
+            problems.append(f"{page} names the commit {name}, which is not there")
+
+
 for part in (check_facts, check_redis_defaults, check_stats_keys, check_version, check_kernel_matrix,
-             check_measurements):
+             check_measurements, check_figures, check_tests, check_commits):
     part()
 print("\n".join(problems) or
-      f"{len(FACTS)} numbers, the Redis module's defaults and the keys of --stats are as documented")
+      f"{len(FACTS)} numbers, {len(FIGURES)} rows of figures, the Redis module's defaults and the keys of --stats are as "
+      "documented")
 sys.exit(1 if problems else 0)
