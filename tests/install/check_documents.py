@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`check_documents.py ROOT LIBRARY ARK`: what the documents promise to a reader who follows them. Every relative link
 of every page leads to a file, and to a heading where it names one; the C program on README.md's first screen and the
-C++ program of runtime/kv/README.md build with the public headers and the library (liblunar, libarkdb) alone, and
-run."""
+C++ program of runtime/kv/README.md build with the public headers and the library (liblunar, libarkdb) alone, and run.
+So do the recipes for CAPI Flash: those for an installed Lunar in a directory with what they name, as they stand; those
+"from the root of a build tree" there."""
 import os
 import re
 import subprocess
@@ -83,11 +84,40 @@ def check_samples(directory):
         problems.append(f"runtime/kv/README.md: its C++ program ends with {ran.returncode}: {ran.stdout}{ran.stderr}")
 
 
+def run_recipe(page, lines, directory, **variables):
+    done = subprocess.run(["sh", "-ec", lines], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+                          cwd=directory, env={**os.environ, **variables})
+    if done.returncode != 0:
+        problems.append(f"{page}: its recipe {lines.strip()!r} ends with {done.returncode}: {done.stderr}")
+
+
+def check_recipes(directory):
+    build = os.path.dirname(os.path.dirname(LIBRARY))
+    libraries = f"{build}/runtime/cblk:{build}/runtime/kv/ark"
+    for name in ("examples", "README.md", "runtime"):
+        os.symlink(os.path.join(ROOT, name), os.path.join(directory, name))
+    os.symlink(build, os.path.join(directory, "build"))
+    installed = tree = 0
+    for page in sorted(pages()):
+        name, text = os.path.relpath(page, ROOT), read(page)
+        for block in (found.strip("`") for found in CODE.findall(text)):
+            if "gcc examples/" in block:
+                installed += 1
+                run_recipe(name, block, directory, C_INCLUDE_PATH=os.path.join(ROOT, "runtime/include"),
+                           LIBRARY_PATH=libraries, LD_LIBRARY_PATH=libraries)
+        for line in re.findall(r"^From the root of a build tree: `(.*)`\.$", text, re.M):
+            tree += 1
+            run_recipe(name, line, directory)
+    if (installed, tree) != (2, 2):
+        problems.append(f"{installed} recipes for an installed Lunar and {tree} for a build tree: 2 of each are known")
+
+
 def main():
     for page in sorted(pages()):
         check_links(page)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
         check_samples(directory)
+        check_recipes(directory)
     for problem in problems:
         print(problem)
     return 1 if problems else 0

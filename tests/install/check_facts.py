@@ -210,7 +210,9 @@ def check_commits():
     def git(*words, **how):
         return subprocess.run(["git", "-C", ROOT, "-c", "safe.directory=*", *words], stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL, text=True, **how)
-    if not os.path.exists(os.path.join(ROOT, ".git")) or git("rev-parse", "--is-shallow-repository").stdout != "false\n":
+    if not os.path.exists(os.path.join(ROOT, ".git")):
+        return
+    if git("rev-parse", "--is-shallow-repository").stdout != "false\n":
         return
     pages = git("ls-files", "*.md", ".git-blame-ignore-revs").stdout.split()
     named = {(page, name) for page in pages for name in re.findall(r"\b(?=\w*\d)(?=\w*[a-f])[0-9a-f]{7,40}\b",
@@ -225,6 +227,6 @@ for part in (check_facts, check_redis_defaults, check_stats_keys, check_version,
              check_measurements, check_figures, check_tests, check_commits):
     part()
 print("\n".join(problems) or
-      f"{len(FACTS)} numbers, {len(FIGURES)} rows of figures, the Redis module's defaults and the keys of --stats are as "
-      "documented")
+      f"{len(FACTS)} numbers, {len(FIGURES)} rows of figures, the Redis module's defaults and the keys of --stats are "
+      "as documented")
 sys.exit(1 if problems else 0)
