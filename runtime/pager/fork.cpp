@@ -442,48 +442,35 @@ bool lun_take_or_sweep(PagerState& state, int64_t bytes) {
   return state.account.lun_take(bytes) == 0;
 }
 
-void child() {
-  auto& state = pager_state();
-  t_checked = {};
-  sys::note_memory_owner();
-  wipe_reset_in_child();
-  HostGuard guard;
-  if (!g_fork.engaged) {
-    if (g_fork.refusal < 0) fatal("fork: the child cannot be charged (%s)", errno_name(g_fork.refusal));
-    if (state.account.adopt(static_cast<unsigned>(g_fork.member), g_fork.ticket) < 0)
-      fatal("fork: the child stood still for too long before it began; its place in the account is given up");
-    state.account.lock_starter();
-    state.member_pid.store(getpid());
-    state.plain_forks = 0;  // of the parent's other threads
-    state.plain_fork_pages = 0;
-    state.activation_failed.store(false);
-    state.next_activation_ns.store(0);
-    // What other threads of the parent's were in the midst of.
-    kept_pages_enter_child();
-    state.mutators.store(0);
-    for (uint32_t i = 0; i < state.regions.count.load(); ++i)
-      state.regions.sorted[i].load()->grow_lock.reset_in_child();
-    standby_open(state, true);
-    state.regions.lock.unlock();
-    state.activation_lock.unlock();
-    state.fork_lock.unlock();
-    sys::unblock_signals();
-    return;
-  }
-  unmaps_refuse_moves(state);
-  host_fork_bootstrap.store(true);  // until the housekeeping thread has made its threads
-  if (g_fork.refusal < 0)
-    fatal("fork: the child cannot be served (%s); its memory would be lost", errno_name(g_fork.refusal));
+// In the child of a process that is not active: all memory is there, and was charged by the prepare handler.
+void enter_plain_child(PagerState& state) {
+  if (g_fork.refusal < 0) fatal("fork: the child cannot be charged (%s)", errno_name(g_fork.refusal));
   if (state.account.adopt(static_cast<unsigned>(g_fork.member), g_fork.ticket) < 0)
-    fatal(
-        "fork: the child stood still for too long before it began; its place in the account, and its memory with it, "
-        "is given up");
+    fatal("fork: the child stood still for too long before it began; its place in the account is given up");
+  state.account.lock_starter();
   state.member_pid.store(getpid());
-  state.forking_tid.store(sys::thread_id());
+  state.plain_forks = 0;  // of the parent's other threads
+  state.plain_fork_pages = 0;
+  state.activation_failed.store(false);
+  state.next_activation_ns.store(0);
+  // What other threads of the parent's were in the midst of.
+  kept_pages_enter_child();
+  state.mutators.store(0);
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i) state.regions.sorted[i].load()->grow_lock.reset_in_child();
+  standby_open(state, true);
+  state.regions.lock.unlock();
+  state.activation_lock.unlock();
+  state.fork_lock.unlock();
+  sys::unblock_signals();
+}
+
+// Makes the page table, the LUNs and the counts, which are copies of the parent's, this process' own. Returns the pages
+// that are resident.
+int64_t take_over(PagerState& state) {
   keep_own_files();
   state.activation_lock.reset_in_child();  // another thread of the parent's may have held it
   counters().evicted.store(0);
-  int64_t resident = settle_words(state);
+  const int64_t resident = settle_words(state);
   // A LUN of its own: what ancestors wrote is read-only.
   ++state.generation;
   state.parent_lun = state.own_lun;
@@ -501,6 +488,11 @@ void child() {
   for (auto& reservation : state.fork_reservations) reservation = {};
   state.space_request.lock.reset_in_child();
   state.space_request.asked.store(0);
+  return resident;
+}
+
+// What the child has, where it differs from what the parent's prepare handler charged for it.
+void charge_difference(PagerState& state, int64_t resident) {
   uint64_t tables = 0, committed = committed_pages(state);
   for (uint32_t i = 0; i < state.regions.count.load(); ++i)
     tables += static_cast<uint64_t>(table_dram_pages(*state.regions.sorted[i].load()));
@@ -517,6 +509,26 @@ void child() {
   else if (!lun_take_or_sweep(state, more))
     fatal("fork: there is no LUN space for the child's memory (%s); give a larger --size",
           format_size(committed << state.page_shift).text);
+}
+
+void child() {
+  auto& state = pager_state();
+  t_checked = {};
+  sys::note_memory_owner();
+  wipe_reset_in_child();
+  HostGuard guard;
+  if (!g_fork.engaged) return enter_plain_child(state);
+  unmaps_refuse_moves(state);
+  host_fork_bootstrap.store(true);  // until the housekeeping thread has made its threads
+  if (g_fork.refusal < 0)
+    fatal("fork: the child cannot be served (%s); its memory would be lost", errno_name(g_fork.refusal));
+  if (state.account.adopt(static_cast<unsigned>(g_fork.member), g_fork.ticket) < 0)
+    fatal(
+        "fork: the child stood still for too long before it began; its place in the account, and its memory with it, "
+        "is given up");
+  state.member_pid.store(getpid());
+  state.forking_tid.store(sys::thread_id());
+  charge_difference(state, take_over(state));
   state.lun_open_lock.unlock();
   state.regions.lock.unlock();
   ErrorText why;

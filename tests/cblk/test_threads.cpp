@@ -18,6 +18,62 @@ struct Worker {
   size_t transfer_max;
 };
 
+// One I/O of n blocks that must succeed, by one of the five ways there are.
+void one_io(const Worker& worker, uint64_t kind, bool write, void* buffer, cflash_offset_t at, size_t n,
+            uint64_t number) {
+  const int want = static_cast<int>(n);
+  int tag = static_cast<int>(worker.seed * 1000003 + number);
+  cblk_arw_status_t status;
+  const auto start = [&](int flags) {
+    flags |= CBLK_ARW_WAIT_CMD_FLAGS;
+    return write ? cblk_awrite(worker.id, buffer, at, n, &tag, &status, flags)
+                 : cblk_aread(worker.id, buffer, at, n, &tag, &status, flags);
+  };
+  switch (kind) {
+    case 0:
+      REQUIRE((write ? cblk_write(worker.id, buffer, at, n, 0) : cblk_read(worker.id, buffer, at, n, 0)) == want);
+      break;
+    case 1: {
+      const int rc = start(0);
+      if (rc == 0)
+        REQUIRE(cblk_aresult(worker.id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == want);
+      else
+        REQUIRE(rc == want);  // from the cache
+      break;
+    }
+    case 2: {
+      int rc = start(CBLK_ARW_USER_TAG_FLAG);
+      REQUIRE(rc == 0 || rc == want);
+      while (rc == 0) {
+        rc = cblk_aresult(worker.id, &tag, ignored(), CBLK_ARESULT_USER_TAG);
+        if (rc == 0) usleep(50);  // a hundred spinning threads would take all CPUs
+      }
+      REQUIRE(rc == want);
+      break;
+    }
+    case 3: {
+      const int rc = start(CBLK_ARW_USER_STATUS_FLAG);
+      REQUIRE(rc == 0 || rc == want);
+      if (rc) break;
+      await_status(status);
+      REQUIRE(status.status == CBLK_ARW_STATUS_SUCCESS && status.blocks_transferred == n);
+      break;
+    }
+    default: {
+      cblk_io_t io = {};
+      cblk_io_t* list = &io;
+      io.request_type = write ? CBLK_IO_TYPE_WRITE : CBLK_IO_TYPE_READ;
+      io.buf = buffer;
+      io.lba = at;
+      io.nblocks = n;
+      int none = 0;
+      REQUIRE(cblk_listio(worker.id, &list, 1, nullptr, 0, &list, 1, nullptr, &none, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) ==
+              0);
+      REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS && io.stat.blocks_transferred == n);
+    }
+  }
+}
+
 // One thread: blocking and asynchronous I/O of every kind, on its own blocks, against a shadow of versions.
 void work(const Worker& worker) {
   Random random(worker.seed);
@@ -39,57 +95,7 @@ void work(const Worker& worker) {
     const bool write = random.below(2) == 0;
     const auto version = worker.seed << 20 | static_cast<uint64_t>(i);
     if (write) stamp(buffer, worker.first + lba, n, version);
-    const int want = static_cast<int>(n);
-    int tag = static_cast<int>(worker.seed * 1000003 + static_cast<uint64_t>(i));
-    cblk_arw_status_t status;
-    const auto start = [&](int flags) {
-      flags |= CBLK_ARW_WAIT_CMD_FLAGS;
-      return write ? cblk_awrite(worker.id, buffer, at, n, &tag, &status, flags)
-                   : cblk_aread(worker.id, buffer, at, n, &tag, &status, flags);
-    };
-    switch (random.below(5)) {
-      case 0:
-        REQUIRE((write ? cblk_write(worker.id, buffer, at, n, 0) : cblk_read(worker.id, buffer, at, n, 0)) == want);
-        break;
-      case 1: {
-        const int rc = start(0);
-        if (rc == 0)
-          REQUIRE(cblk_aresult(worker.id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == want);
-        else
-          REQUIRE(rc == want);  // from the cache
-        break;
-      }
-      case 2: {
-        int rc = start(CBLK_ARW_USER_TAG_FLAG);
-        REQUIRE(rc == 0 || rc == want);
-        while (rc == 0) {
-          rc = cblk_aresult(worker.id, &tag, ignored(), CBLK_ARESULT_USER_TAG);
-          if (rc == 0) usleep(50);  // a hundred spinning threads would take all CPUs
-        }
-        REQUIRE(rc == want);
-        break;
-      }
-      case 3: {
-        const int rc = start(CBLK_ARW_USER_STATUS_FLAG);
-        REQUIRE(rc == 0 || rc == want);
-        if (rc) break;
-        await_status(status);
-        REQUIRE(status.status == CBLK_ARW_STATUS_SUCCESS && status.blocks_transferred == n);
-        break;
-      }
-      default: {
-        cblk_io_t io = {};
-        cblk_io_t* list = &io;
-        io.request_type = write ? CBLK_IO_TYPE_WRITE : CBLK_IO_TYPE_READ;
-        io.buf = buffer;
-        io.lba = at;
-        io.nblocks = n;
-        int none = 0;
-        REQUIRE(cblk_listio(worker.id, &list, 1, nullptr, 0, &list, 1, nullptr, &none, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) ==
-                0);
-        REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS && io.stat.blocks_transferred == n);
-      }
-    }
+    one_io(worker, random.below(5), write, buffer, at, n, static_cast<uint64_t>(i));
     if (!write) check(lba, n);
     for (size_t k = 0; write && k < n; ++k) shadow[lba + k] = version;
   }

@@ -46,109 +46,130 @@ struct Twins {
   }
 };
 
-Words random_command(Twins& t, unsigned client) {
-  const uint64_t k = t.pick(kKeysEach);
-  auto key = [&](const char* type) { return fmt::format("c{}:{}:{}", client, type, k); };
-  const std::string member = fmt::format("m{}", t.pick(60)), number = std::to_string(t.pick(1000));
-  switch (t.pick(46)) {
+// What a random command is made of.
+struct Choices {
+  Twins& t;
+  unsigned client;
+  uint64_t k = t.pick(kKeysEach);
+  std::string member = fmt::format("m{}", t.pick(60)), number = std::to_string(t.pick(1000));
+
+  std::string key(const char* type) const { return fmt::format("c{}:{}:{}", client, type, k); }
+  std::string other_key(const char* type) const { return fmt::format("c{}:{}:{}", client, type, t.pick(kKeysEach)); }
+};
+
+Words on_string(const Choices& c, uint64_t which) {
+  Twins& t = c.t;
+  switch (which) {
     case 0:
     case 1:
     case 2:
     case 3:
     case 4:
-      return {"GET", key("s")};
+      return {"GET", c.key("s")};
     case 5:
     case 6:
-      return {"SET", key("s"), t.text(t.pick(40) == 0 ? 100000 : 200 + t.pick(2000))};
+      return {"SET", c.key("s"), t.text(t.pick(40) == 0 ? 100000 : 200 + t.pick(2000))};
     case 7:
-      return {"APPEND", key("s"), t.text(20)};
+      return {"APPEND", c.key("s"), t.text(20)};
     case 8:
-      return {"MGET", key("s"), fmt::format("c{}:s:{}", client, t.pick(kKeysEach)),
-              fmt::format("c{}:s:{}", client, t.pick(kKeysEach)), "none"};
+      return {"MGET", c.key("s"), c.other_key("s"), c.other_key("s"), "none"};
     case 9:
-      return {"DEL", key("s"), fmt::format("c{}:h:{}", client, t.pick(kKeysEach))};
+      return {"DEL", c.key("s"), c.other_key("h")};
     case 10:
-      return {"EXISTS", key("s"), key("h"), key("l")};
+      return {"EXISTS", c.key("s"), c.key("h"), c.key("l")};
     case 11:
-      return {"HSET", key("h"), member, t.text(300), fmt::format("m{}", t.pick(60)), "2"};
+      return {"RENAME", c.key("s"), c.other_key("s")};
     case 12:
+      return {"EXPIRE", c.key("s"), "100000"};
     case 13:
-      return {"HGET", key("h"), member};
+      return {"EVAL", "return redis.call('GET', KEYS[1])", "1", c.key("s")};
     case 14:
-      return {"HLEN", key("h")};
+      return {"SETRANGE", c.key("s"), "5", "abc"};
+    default:
+      return {"GETRANGE", c.key("s"), "0", "50"};
+  }
+}
+
+Words on_part(const Choices& c, uint64_t which) {
+  Twins& t = c.t;
+  switch (which) {
+    case 0:
+      return {"HSET", c.key("h"), c.member, t.text(300), fmt::format("m{}", t.pick(60)), "2"};
+    case 1:
+    case 2:
+      return {"HGET", c.key("h"), c.member};
+    case 3:
+      return {"HLEN", c.key("h")};
+    case 4:
+      return {"HDEL", c.key("h"), c.member};
+    case 5:
+      return {"RPUSH", c.key("l"), t.text(400), t.text(100)};
+    case 6:
+      return {"LPOP", c.key("l")};
+    case 7:
+      return {"LRANGE", c.key("l"), "-3", "-1"};
+    case 8:
+      return {"SADD", c.key("t"), c.member, t.text(30), c.number};
+    case 9:
+      return {"SISMEMBER", c.key("t"), c.member};
+    case 10:
+      return {"SORT", c.key("t"), "ALPHA"};
+    case 11:
+      return {"ZADD", c.key("z"), c.number, c.member, "7", t.text(30)};
+    case 12:
+      return {"ZRANGE", c.key("z"), "0", "5", "WITHSCORES"};
+    case 13:
+      return {"ZSCORE", c.key("z"), c.member};
+    case 14:
+      return {"XADD", c.key("x"), "MAXLEN", "20", "*", "f", t.text(200)};
     case 15:
-      return {"HDEL", key("h"), member};
-    case 16:
-      return {"RPUSH", key("l"), t.text(400), t.text(100)};
-    case 17:
-      return {"LPOP", key("l")};
-    case 18:
-      return {"LRANGE", key("l"), "-3", "-1"};
-    case 19:
-      return {"SADD", key("t"), member, t.text(30), number};
-    case 20:
-      return {"SISMEMBER", key("t"), member};
-    case 21:
-      return {"SORT", key("t"), "ALPHA"};
-    case 22:
-      return {"ZADD", key("z"), number, member, "7", t.text(30)};
-    case 23:
-      return {"ZRANGE", key("z"), "0", "5", "WITHSCORES"};
-    case 24:
-      return {"ZSCORE", key("z"), member};
-    case 25:
-      return {"XADD", key("x"), "MAXLEN", "20", "*", "f", t.text(200)};
-    case 26:
-      return {"XLEN", key("x")};
-    case 27:
-      return {"RENAME", key("s"), fmt::format("c{}:s:{}", client, t.pick(kKeysEach))};
-    case 28:
-      return {"EXPIRE", key("s"), "100000"};
-    case 29:
-      return {"TYPE", key("z")};
-    case 30:
-      return {"EVAL", "return redis.call('GET', KEYS[1])", "1", key("s")};
-    case 31:
-      return {"SETRANGE", key("s"), "5", "abc"};
-    case 32:
-      return {"GETRANGE", key("s"), "0", "50"};
-    // whole values, and parts of them
-    case 33:
-      return {"LRANGE", key("l"), std::to_string(t.pick(9)), t.pick(2) ? "-1" : "6"};
-    case 34:
-      return {"LINDEX", key("l"), std::to_string(static_cast<int64_t>(t.pick(40)) - 20)};
-    case 35:
-      return {"XRANGE", key("x"), t.pick(2) ? "-" : fmt::format("({}-1", t.pick(100000)), "+"};
-    case 36:
-      return {"XREVRANGE", key("x"),
+      return {"XLEN", c.key("x")};
+    default:
+      return {"TYPE", c.key("z")};
+  }
+}
+
+// Whole values, and ranges of them.
+Words on_whole(const Choices& c, uint64_t which) {
+  Twins& t = c.t;
+  switch (which) {
+    case 0:
+      return {"LRANGE", c.key("l"), std::to_string(t.pick(9)), t.pick(2) ? "-1" : "6"};
+    case 1:
+      return {"LINDEX", c.key("l"), std::to_string(static_cast<int64_t>(t.pick(40)) - 20)};
+    case 2:
+      return {"XRANGE", c.key("x"), t.pick(2) ? "-" : fmt::format("({}-1", t.pick(100000)), "+"};
+    case 3:
+      return {"XREVRANGE", c.key("x"),
               "+",         t.pick(2) ? "-" : fmt::format("{}", t.pick(100000)),
               "COUNT",     std::to_string(1 + t.pick(9))};
-    case 37:
-      return {"XREAD",
-              "COUNT",
-              std::to_string(1 + t.pick(30)),
-              "STREAMS",
-              key("x"),
-              fmt::format("c{}:x:{}", client, t.pick(kKeysEach)),
-              "0",
-              std::to_string(t.pick(100000))};
-    case 38:
-      return {"ZRANGE", key("z"), "0", "-1", "WITHSCORES"};
-    case 39:
-      return {"ZREVRANGE", key("z"), std::to_string(t.pick(4)), std::to_string(t.pick(9))};
-    case 40:
-      return {"ZRANGEBYSCORE", key("z"), "-inf", "+inf"};
-    case 41:
-      return {"LPOS", key("l"), "none", "MAXLEN", "0"};
-    case 42:
-      return {"SINTERCARD", "2", key("t"), fmt::format("c{}:t:{}", client, t.pick(kKeysEach))};
-    case 43:
-      return {"RPUSH", key("l"), t.text(t.pick(30) == 0 ? 20000 : 3000)};
-    case 44:
-      return {"ZADD", key("z"), number, t.text(70), "8", t.text(60)};
+    case 4:
+      return {"XREAD",          "COUNT", std::to_string(1 + t.pick(30)), "STREAMS", c.key("x"),
+              c.other_key("x"), "0",     std::to_string(t.pick(100000))};
+    case 5:
+      return {"ZRANGE", c.key("z"), "0", "-1", "WITHSCORES"};
+    case 6:
+      return {"ZREVRANGE", c.key("z"), std::to_string(t.pick(4)), std::to_string(t.pick(9))};
+    case 7:
+      return {"ZRANGEBYSCORE", c.key("z"), "-inf", "+inf"};
+    case 8:
+      return {"LPOS", c.key("l"), "none", "MAXLEN", "0"};
+    case 9:
+      return {"SINTERCARD", "2", c.key("t"), c.other_key("t")};
+    case 10:
+      return {"RPUSH", c.key("l"), t.text(t.pick(30) == 0 ? 20000 : 3000)};
+    case 11:
+      return {"ZADD", c.key("z"), c.number, t.text(70), "8", t.text(60)};
     default:
-      return {"COPY", key("h"), fmt::format("c{}:h:{}", client, t.pick(kKeysEach)), "REPLACE"};
+      return {"COPY", c.key("h"), c.other_key("h"), "REPLACE"};
   }
+}
+
+Words random_command(Twins& t, unsigned client) {
+  const Choices choices{t, client};
+  const uint64_t which = t.pick(46);
+  if (which < 16) return on_string(choices, which);
+  return which < 33 ? on_part(choices, which - 16) : on_whole(choices, which - 33);
 }
 
 // XADD's id tells the time: the same for both.

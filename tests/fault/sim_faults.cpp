@@ -166,34 +166,39 @@ class Worker {
   std::vector<char> plain_;
 };
 
-}  // namespace
-
-int main(int argc, char** argv) {
+struct Settings {
   uint64_t ios = 1000000;
   bool off = false, no_poison = false;
+};
+
+Settings settings_of(int argc, char** argv) {
+  Settings settings;
   for (int i = 1; i < argc; ++i) {
     if (strcmp(argv[i], "--ios") == 0 && i + 1 < argc)
-      ios = strtoull(argv[++i], nullptr, 0);
+      settings.ios = strtoull(argv[++i], nullptr, 0);
     else if (strcmp(argv[i], "--protection-off") == 0)
-      off = true;
+      settings.off = true;
     else if (strcmp(argv[i], "--no-poison") == 0)
-      no_poison = true;
+      settings.no_poison = true;
     else
       REQUIRE_THAT(false, "unknown option %s", argv[i]);
   }
-  uint64_t seed = tier::announce_seed();
+  return settings;
+}
+
+void set_up(const Settings& settings, uint64_t seed) {
   // A sim: LUN is shared out by halves, so the process gets 256 MiB of it: room for the slots that failed writes
   // retire.
   std::string uri = "sim:512m,seed=" + std::to_string(seed);
   // There are some thirty reads to a write: a short run wants more of what befalls writes.
-  uri += off              ? ",corrupt=50"
-         : ios <= 100'000 ? ",read_error=150,write_error=30,torn=50,misdirect=50,corrupt=150"
-                          : ",read_error=150,write_error=300,torn=150,misdirect=150,corrupt=150";
+  uri += settings.off              ? ",corrupt=50"
+         : settings.ios <= 100'000 ? ",read_error=150,write_error=30,torn=50,misdirect=50,corrupt=150"
+                                   : ",read_error=150,write_error=300,torn=150,misdirect=150,corrupt=150";
   tier::start_tier(kMemory / 4, 4 * kMemory, uri.c_str(),
-                   off         ? "log_file=/dev/null,test_no_hash_check=yes"
-                   : no_poison ? "log_file=/dev/null,test_no_uffd_poison=yes"
-                               : "log_file=/dev/null");
-  REQUIRE_THAT(!no_poison || !lunar::pager_state().features.poison, "UFFDIO_POISON is in use");
+                   settings.off         ? "log_file=/dev/null,test_no_hash_check=yes"
+                   : settings.no_poison ? "log_file=/dev/null,test_no_uffd_poison=yes"
+                                        : "log_file=/dev/null");
+  REQUIRE_THAT(!settings.no_poison || !lunar::pager_state().features.poison, "UFFDIO_POISON is in use");
   g_page = lunar_page_bytes();
   g_pages = kMemory / g_page;
   g_locks = std::vector<std::atomic<uint32_t>>(g_pages);
@@ -204,6 +209,16 @@ int main(int argc, char** argv) {
   action.sa_sigaction = on_sigbus;
   action.sa_flags = SA_SIGINFO;
   sigaction(SIGBUS, &action, nullptr);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Settings settings = settings_of(argc, argv);
+  const uint64_t ios = settings.ios;
+  const bool off = settings.off;
+  const uint64_t seed = tier::announce_seed();
+  set_up(settings, seed);
 
   auto& device = static_cast<lunar::SimDevice&>(*lunar::pager_state().devices[0]);
   auto& counted = device.counters();

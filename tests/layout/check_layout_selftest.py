@@ -8,7 +8,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
-from check_layout import COLUMNS_MAX, LINES_MAX, check_tree  # noqa: E402
+from check_layout import COLUMNS_MAX, FUNCTION_LINES_MAX, LINES_MAX, check_tree  # noqa: E402
 
 HEAD = "// SPDX-License-Identifier: Apache-2.0\n"
 SCRIPT = "#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\n"
@@ -16,6 +16,37 @@ HOME = "/ho" + "me/developer/lunar"
 
 WRAPPED = ("runtime/pager/meson.build", "tests/process/slow_test.py", "tests/vm/machine.sh", "tests/programs/heap.js",
            "examples/redis/redis.conf", "tests/tsan.supp")
+
+
+def c_function(head, lines, inside="  f();\n"):
+    """A function of so many lines."""
+    return head + " {\n" + inside * (lines - 2) + "}\n"
+
+
+TOO_LONG = FUNCTION_LINES_MAX + 1
+# One that is too long, in each form that heads have; and what is no function, or is short.
+LONG_FUNCTIONS = [
+    *[("runtime/pager/evict.cpp", c_function(head, TOO_LONG), "lines; at most") for head in (
+        "int main(int argc, char** argv)", "Evictor::Evictor(int n) : n_(n), size_{1}", 'TEST_CASE("a } {")',
+        "bool operator==(const A& a, const A& b)", "auto f(int n = 3) -> int", "static void g(\n    int x) noexcept",
+        "template <class T>\nT h(T t)", "#if A\nint f(int);\n#endif\nint g()")],
+    ("runtime/pager/evict.cpp", "namespace {\nstruct A {\n" + c_function("  int f() const", TOO_LONG)[:-2]
+     + "  }\n};\n}\n", "f() has"),
+    ("runtime/pager/evict.cpp", c_function("void f()", TOO_LONG, "  if (a) { b(); }\n"), "f() has"),
+    ("runtime/pager/evict.cpp", c_function("void f()", FUNCTION_LINES_MAX), None),
+    ("runtime/pager/evict.cpp", c_function("namespace lunar", 3 * TOO_LONG, "int f() { return 1; }\n"), None),
+    ("runtime/pager/evict.cpp", c_function("struct alignas(64) A", TOO_LONG, "  int f(int n);\n"), None),
+    ("runtime/pager/evict.cpp", c_function("const int kTable[] =", TOO_LONG, "  f(1),\n")[:-1] + ";\n", None),
+]
+FULL = "x" * (COLUMNS_MAX - 20)
+TORN = [
+    ("runtime/pager/evict.cpp", f"//   name   {FULL}\n//          page\n//          table of it\n", None),
+    ("runtime/pager/evict.cpp", f"//   name   {FULL} yyyy\n//          page\n//          table of it\n",
+     "has torn"),
+    ("runtime/pager/evict.cpp", f"// {FULL} yyyyyyyyyyyyyyyy\n// page\n// table of it\n", "has torn"),
+    ("runtime/pager/evict.cpp", f"// {FULL} yyyyyyyyyyyyyyyy\n// page.\n// table of it\n", None),
+    ("runtime/pager/evict.cpp", f"// {FULL} yyyyyyyyyyyyyyyy\n// page\n//   table of it\n", None),
+]
 # The path of a file, what it holds after the licence line, and a word of the complaint (None: there must be none).
 CASES = [
     ("runtime/pager/evict.cpp", '#include "lun/compose.h"\n#include "lunar/lunar.h"\n', None),
@@ -97,11 +128,15 @@ CASES = [
     ("tests/vm/machine.sh", '. "$root/tools/table.h" "${root}/build/x" "$root/tools/$name"\n', None),
     ("tools/wait.py", "child.communicate(timeout=10)\n", None),
     ("tools/long.cpp", "int x;\n" * LINES_MAX, "at most"),
+    *LONG_FUNCTIONS,
+    *TORN,
 ]
 # The same of whole files, from the first line.
 WHOLE_FILES = [
     ("tools/fresh", SCRIPT + "#" + "x" * (COLUMNS_MAX - 1) + "\n", None),
     ("tools/fresh", SCRIPT + "#" + "x" * COLUMNS_MAX + "\n", "columns; at most"),
+    ("tools/wait.py", SCRIPT[10:] + "def f():\n" + "    g()\n" * FUNCTION_LINES_MAX, "f() has"),
+    ("tools/wait.py", SCRIPT[10:] + "def f():\n" + "    g()\n" * (FUNCTION_LINES_MAX - 1), None),
     ("runtime/sys/log.cpp", "int no_licence;\n", "does not open with"),
     ("runtime/sys/log.cpp", HEAD[:-1] + " See log.h.\nint a;\n", "more than the licence"),
 ]

@@ -308,78 +308,102 @@ def flip(place, offset):
         file.write(bytes([byte[0] ^ 1]))
 
 
-def test_damage(directory):
-    pairs = some_pairs(3000, large=3)
-    place = make(directory, "damaged.kv", pairs=pairs)
-    sound = os.path.join(directory, "sound")
-    shutil.copyfile(place, sound)
-    with open(place, "rb") as file:
-        image = file.read()
+class DamagedStore:
+    """A store of many pairs, of which one byte at a time is turned over."""
+    def __init__(self, directory):
+        self.pairs = some_pairs(3000, large=3)
+        self.place = make(directory, "damaged.kv", pairs=self.pairs)
+        self.sound = os.path.join(directory, "sound")
+        shutil.copyfile(self.place, self.sound)
+        with open(self.place, "rb") as file:
+            self.image = file.read()
 
-    def damaged(offset, code):
-        shutil.copyfile(sound, place)
-        flip(place, offset)
-        before = digest(place)
-        found = as_json("check", place, code=code)
-        check(digest(place) == before, "check writes")
+    def damaged(self, offset, code):
+        """What check says, which must not write."""
+        shutil.copyfile(self.sound, self.place)
+        flip(self.place, offset)
+        before = digest(self.place)
+        found = as_json("check", self.place, code=code)
+        check(digest(self.place) == before, "check writes")
         return found
-    # A byte of a value: the key is named, and its place; everything else is read as ever.
+
+
+def damage_of_values(store):
+    """A byte of a value: the key is named, and its place; everything else is read as ever."""
     for key in (b"key 7", b"key 1234", b"key 2999"):
-        value = next(v for k, v in pairs.items() if k == key)
-        at = image.index(key + b"\0" * (-len(key) % 8) + value)   # the key, padded, then the value
-        found = damaged(at + 8 + len(value) // 2, 3)
+        value = next(v for k, v in store.pairs.items() if k == key)
+        at = store.image.index(key + b"\0" * (-len(key) % 8) + value)   # the key, padded, then the value
+        found = store.damaged(at + 8 + len(value) // 2, 3)
         one = found["damages"][0]
         alone = len(found["damages"]) == 1 and found["pairs_lost"] == 1
         check(alone and found["verdict"] == "damaged", f"{key}: {found}")
         check(one.get("key") == key.decode() and one["offset"] == at - 24, f"{key}: {one}")
         check(one["segment"] == (at - 24 - HEAD) // SEGMENT, f"{key}: {one}")
-        check(found["records"] + found["large_pairs"] == len(pairs) - 1, f"{key}: {found}")
-        result = run("get", place, key.decode())
+        check(found["records"] + found["large_pairs"] == len(store.pairs) - 1, f"{key}: {found}")
+        result = run("get", store.place, key.decode())
         check(result.returncode == 3 and b"check" in result.stderr and not result.stdout,
               f"get of a damaged pair: {result}")
-        result = run("dump", place, "--json")
+        result = run("dump", store.place, "--json")
         lines = result.stdout.splitlines()
-        check(result.returncode == 3 and len(lines) == len(pairs) - 1 and b"1 pairs" in result.stderr,
+        check(result.returncode == 3 and len(lines) == len(store.pairs) - 1 and b"1 pairs" in result.stderr,
               "a dump leaves it out")
-        check(key.decode() in done("check", place, code=3).decode(), "check names it")
-    # A byte of the key itself, or of the lengths before it: lost, without a name.
-    at = image.index(b"key 500\0")
-    check(damaged(at - 14, 0)["verdict"] == "clean", "the version of a record means nothing on the device")
+        check(key.decode() in done("check", store.place, code=3).decode(), "check names it")
+
+
+def damage_of_keys(store):
+    """A byte of the key itself, or of the lengths before it: lost, without a name."""
+    at = store.image.index(b"key 500\0")
+    check(store.damaged(at - 14, 0)["verdict"] == "clean", "the version of a record means nothing on the device")
     for offset in (at + 4, at - 8, at - 12):
-        found = damaged(offset, 3)
+        found = store.damaged(offset, 3)
         check(len(found["damages"]) == 1 and "key" not in found["damages"][0], f"byte {offset - at}: {found}")
-        check(found["records"] + found["large_pairs"] == len(pairs) - 1, f"byte {offset - at}: {found}")
-    large = image.index(pairs[b"large 1"][:1000]) + 500
-    found = damaged(large, 3)
+        check(found["records"] + found["large_pairs"] == len(store.pairs) - 1, f"byte {offset - at}: {found}")
+
+
+def damage_of_large_pairs(store):
+    large = store.image.index(store.pairs[b"large 1"][:1000]) + 500
+    found = store.damaged(large, 3)
     one = found["damages"][0]
     check(one["what"] == "large pair" and one.get("key") != "key 7" and found["pairs_lost"] == 1, f"large: {found}")
-    far = image.index(pairs[b"large 2"][90_000:91_000])
-    found = damaged(far, 3)   # in its second part: the key, in the first, can be read
+    far = store.image.index(store.pairs[b"large 2"][90_000:91_000])
+    found = store.damaged(far, 3)   # in its second part: the key, in the first, can be read
     one = found["damages"][0]
     check(one.get("key") == "large 2" and one["offset"] <= far < one["offset"] + 65536, f"large 2: {found}")
+
+
+def damage_elsewhere(store):
     # Copies that are not needed: no pair is lost.
     for offset, what in ((20, "superblock"), (60 * 1024 + 20, "superblock"), (4096 + 40, "root of the saved state"),
                          (16 * MIB - 65536 + 40, "root of")):
-        found = damaged(offset, 1)
+        found = store.damaged(offset, 1)
         check(found["verdict"] == "damaged without loss" and what in found["damages"][0]["what"], f"{offset}: {found}")
     # The saved state: its segments begin with a link, whose checksum is of the rest.
-    state = image.index(struct.pack("<Q", len(pairs)))   # the root's count of keys
-    first = struct.unpack_from("<Q", image, state - 24)[0] - 1
-    found = damaged(HEAD + first * SEGMENT + 100, 3)
+    state = store.image.index(struct.pack("<Q", len(store.pairs)))   # the root's count of keys
+    first = struct.unpack_from("<Q", store.image, state - 24)[0] - 1
+    found = store.damaged(HEAD + first * SEGMENT + 100, 3)
     check(found["verdict"] == "damaged" and f"segment {first}" in found["damages"][0]["fault"], f"state: {found}")
     for verb in ("info", "dump", "scan", "compact"):
-        refused([verb, place], ["saved state is damaged", f"segment {first}", "backup"], place, code=3)
-    # Dead space: a record that was replaced.
-    shutil.copyfile(sound, place)
-    done("set", place, "key 7", "another")
-    at = image.index(b"key 7\0\0\0" + pairs[b"key 7"])
-    flip(place, at + 9)
-    found = as_json("check", place, code=1)
+        refused([verb, store.place], ["saved state is damaged", f"segment {first}", "backup"], store.place, code=3)
+
+
+def damage_of_dead_space(store):
+    """A record that was replaced."""
+    shutil.copyfile(store.sound, store.place)
+    done("set", store.place, "key 7", "another")
+    at = store.image.index(b"key 7\0\0\0" + store.pairs[b"key 7"])
+    flip(store.place, at + 9)
+    found = as_json("check", store.place, code=1)
     check(found["damages"][0]["what"] == "space of dead records" and found["pairs_lost"] == 0, f"dead: {found}")
-    check(pairs_of(place)[b"key 7"] == b"another", "what lives next to it")
-    with open(place, "r+b") as file:
+    check(pairs_of(store.place)[b"key 7"] == b"another", "what lives next to it")
+    with open(store.place, "r+b") as file:
         file.truncate(8 * MIB)
-    refused(["info", place], ["it was made on"], place, code=3)
+    refused(["info", store.place], ["it was made on"], store.place, code=3)
+
+
+def test_damage(directory):
+    store = DamagedStore(directory)
+    for test in (damage_of_values, damage_of_keys, damage_of_large_pairs, damage_elsewhere, damage_of_dead_space):
+        test(store)
 
 
 def write_durably(place, pairs):

@@ -37,6 +37,108 @@ uint32_t issue(CommandTable& table, uint64_t sequence) {
   return index;
 }
 
+// Random steps of a table and of a model of it.
+class History {
+ public:
+  explicit History(unsigned seed) : random_(seed), memory_(kCount), table_(memory_.table) {}
+
+  void step() {
+    switch (any(5)) {
+      case 0:
+      case 1:
+        issue_one();
+        break;
+      case 2:
+        ring_takes_one();
+        break;
+      case 3:
+        complete_one();
+        break;
+      case 4:
+        fetch_one();
+        break;
+    }
+    REQUIRE(table_.backlog() == backlog_.size());
+    REQUIRE(table_.backlog_after(kNone) == (backlog_.empty() ? kNone : backlog_.front()));
+    REQUIRE(table_.fetchable() == active_.size() + done_.size());
+    REQUIRE(table_.done() == done_.size());
+    REQUIRE(table_.oldest_active() == (active_.empty() ? kNone : active_.begin()->second));
+    REQUIRE(table_.oldest_done() == (done_.empty() ? kNone : done_.begin()->second));
+  }
+
+  void end() {
+    table_.reset();
+    CHECK(table_.fetchable() == 0);
+    for (uint32_t i = 0; i < kCount; ++i) REQUIRE(table_.take_free() != kNone);
+  }
+
+ private:
+  static constexpr uint32_t kCount = 37;
+
+  size_t any(size_t size) { return std::uniform_int_distribution<size_t>(0, size - 1)(random_); }
+
+  // Sequences of a group come out of order now and then.
+  void issue_one() {
+    const bool late = any(8) == 0 && next_ > 3 && !active_.count(next_ - 2) && !done_.count(next_ - 2);
+    const uint64_t sequence = late ? next_ - 2 : next_;
+    ++next_;
+    const uint32_t index = issue(table_, sequence);
+    REQUIRE((index == kNone) == (active_.size() + done_.size() == kCount));
+    if (index == kNone) return;
+    active_[sequence] = index;
+    backlog_.push_back(index);
+  }
+
+  // Not always the first.
+  void ring_takes_one() {
+    if (backlog_.empty()) return;
+    const size_t at = any(4) == 0 ? any(backlog_.size()) : 0;
+    const uint32_t before = at == 0 ? kNone : backlog_[at - 1];
+    REQUIRE(table_.backlog_after(before) == backlog_[at]);
+    REQUIRE(table_.take_backlog_after(before) == backlog_[at]);
+    in_ring_.push_back(backlog_[at]);
+    backlog_.erase(backlog_.begin() + static_cast<long>(at));
+  }
+
+  // A completion, or one in the backlog is late.
+  void complete_one() {
+    const bool late = any(6) == 0 && !backlog_.empty();
+    if (!late && in_ring_.empty()) return;
+    uint32_t index;
+    if (late) {
+      const size_t at = any(backlog_.size());
+      index = backlog_[at];
+      REQUIRE(table_.take_from_backlog(index));
+      backlog_.erase(backlog_.begin() + static_cast<long>(at));
+    } else {
+      const size_t at = any(in_ring_.size());
+      index = in_ring_[at];
+      in_ring_.erase(in_ring_.begin() + static_cast<long>(at));
+      REQUIRE_FALSE(table_.take_from_backlog(index));
+    }
+    table_.move_to_done(index);
+    done_[table_[index].sequence] = index;
+    active_.erase(table_[index].sequence);
+  }
+
+  void fetch_one() {
+    if (done_.empty()) return;
+    auto one = done_.begin();
+    std::advance(one, any(2) == 0 ? 0 : any(done_.size()));
+    table_.leave_fetchable(one->second);
+    REQUIRE(table_.release(one->second));
+    done_.erase(one);
+  }
+
+  std::mt19937 random_;
+  Table memory_;
+  CommandTable& table_;
+  std::map<uint64_t, uint32_t> active_, done_;  // sequence, index
+  std::deque<uint32_t> backlog_;
+  std::vector<uint32_t> in_ring_;
+  uint64_t next_ = 0;
+};
+
 }  // namespace
 
 TEST_CASE("every command is given once, and again when it is released") {
@@ -98,80 +200,10 @@ TEST_CASE("of equal tags the oldest is found, also one that no call fetches") {
 }
 
 TEST_CASE("random histories give what a model gives") {
-  constexpr uint32_t kCount = 37;
   for (unsigned seed = 1; seed <= 20; ++seed) {
-    std::mt19937 random(seed);
-    Table t(kCount);
-    CommandTable& table = t.table;
-    std::map<uint64_t, uint32_t> active, done;  // sequence, index
-    std::deque<uint32_t> backlog;
-    std::vector<uint32_t> in_ring;
-    uint64_t next = 0;
-    const auto any = [&](size_t size) { return std::uniform_int_distribution<size_t>(0, size - 1)(random); };
-    for (int step = 0; step < 4000; ++step) {
-      switch (any(5)) {
-        case 0:
-        case 1: {  // sequences of a group come out of order now and then
-          const uint64_t sequence =
-              any(8) == 0 && next > 3 && !active.count(next - 2) && !done.count(next - 2) ? next - 2 : next;
-          ++next;
-          const uint32_t index = issue(table, sequence);
-          REQUIRE((index == kNone) == (active.size() + done.size() == kCount));
-          if (index == kNone) break;
-          active[sequence] = index;
-          backlog.push_back(index);
-          break;
-        }
-        case 2: {  // the ring takes one, not always the first
-          if (backlog.empty()) break;
-          const size_t at = any(4) == 0 ? any(backlog.size()) : 0;
-          const uint32_t before = at == 0 ? kNone : backlog[at - 1];
-          REQUIRE(table.backlog_after(before) == backlog[at]);
-          REQUIRE(table.take_backlog_after(before) == backlog[at]);
-          in_ring.push_back(backlog[at]);
-          backlog.erase(backlog.begin() + static_cast<long>(at));
-          break;
-        }
-        case 3: {  // a completion, or one in the backlog is late
-          const bool late = any(6) == 0 && !backlog.empty();
-          if (!late && in_ring.empty()) break;
-          uint32_t index;
-          if (late) {
-            const size_t at = any(backlog.size());
-            index = backlog[at];
-            REQUIRE(table.take_from_backlog(index));
-            backlog.erase(backlog.begin() + static_cast<long>(at));
-          } else {
-            const size_t at = any(in_ring.size());
-            index = in_ring[at];
-            in_ring.erase(in_ring.begin() + static_cast<long>(at));
-            REQUIRE_FALSE(table.take_from_backlog(index));
-          }
-          table.move_to_done(index);
-          done[table[index].sequence] = index;
-          active.erase(table[index].sequence);
-          break;
-        }
-        case 4: {  // a fetch
-          if (done.empty()) break;
-          auto one = done.begin();
-          std::advance(one, any(2) == 0 ? 0 : any(done.size()));
-          table.leave_fetchable(one->second);
-          REQUIRE(table.release(one->second));
-          done.erase(one);
-          break;
-        }
-      }
-      REQUIRE(table.backlog() == backlog.size());
-      REQUIRE(table.backlog_after(kNone) == (backlog.empty() ? kNone : backlog.front()));
-      REQUIRE(table.fetchable() == active.size() + done.size());
-      REQUIRE(table.done() == done.size());
-      REQUIRE(table.oldest_active() == (active.empty() ? kNone : active.begin()->second));
-      REQUIRE(table.oldest_done() == (done.empty() ? kNone : done.begin()->second));
-    }
-    table.reset();
-    CHECK(table.fetchable() == 0);
-    for (uint32_t i = 0; i < kCount; ++i) REQUIRE(table.take_free() != kNone);
+    History history(seed);
+    for (int step = 0; step < 4000; ++step) history.step();
+    history.end();
   }
 }
 

@@ -29,101 +29,140 @@ void interleave(const std::string& uri, VirtualLun* lun, unsigned extents) {
 }
 
 // Random reads, writes, discards and flushes through a context, many in flight, against a copy in memory.
-void against_model(VirtualLun* lun, unsigned depth, unsigned rounds, uint64_t seed) {
-  const uint64_t size = lun->used_bytes(), align = lun->io_align() < 4096 ? 4096 : lun->io_align();
-  std::vector<char> model(size);
-  ContextOptions options;
-  options.depth = depth;
-  Context* context = nullptr;
-  REQUIRE(lun->attach(options, &context) == 0);
-  constexpr unsigned kSlots = 24, kParts = 40;
-  constexpr uint64_t kMost = 640 * kKiB;
-  Buffer memory(kSlots * kMost);
+class AgainstModel {
+ public:
+  AgainstModel(VirtualLun* lun, unsigned depth, uint64_t seed)
+      : lun_(lun),
+        size_(lun->used_bytes()),
+        align_(lun->io_align() < 4096 ? 4096 : lun->io_align()),
+        state_(seed),
+        model_(size_),
+        memory_(kSlots * kMost),
+        slots_(kSlots) {
+    ContextOptions options;
+    options.depth = depth;
+    REQUIRE(lun->attach(options, &context_) == 0);
+  }
+
+  void run(unsigned rounds) {
+    for (unsigned round = 0; round < rounds;) {
+      const unsigned index = static_cast<unsigned>(random() % kSlots);
+      const uint64_t length = random() % 4 ? align_ * (1 + random() % 4) : align_ * (1 + random() % (kMost / align_));
+      const uint64_t offset = random() % ((size_ - length) / align_ + 1) * align_;
+      if (!slots_[index].busy && !overlaps(offset, length)) {
+        prepare(index, offset, length);
+        if (submit(index)) {
+          ++round;
+          if (random() % 3) continue;
+        }
+      }
+      Response responses[8];
+      const int n = context_->wait(responses, 8, 1'000'000'000);
+      REQUIRE(n >= 0);
+      for (int i = 0; i < n; ++i) settle(responses[i]);
+    }
+    Response response;
+    while (context_->in_flight()) {
+      REQUIRE(context_->wait(&response, 1, -1) == 1);
+      settle(response);
+    }
+    REQUIRE(done_ == rounds);
+    lun_->detach(context_);
+    compare_all();
+  }
+
+ private:
+  static constexpr unsigned kSlots = 24, kParts = 40;
+  static constexpr uint64_t kMost = 640 * kKiB;
   struct Slot {
     Command command;
     iovec parts[kParts];
     uint64_t length = 0;
     bool busy = false;
   };
-  std::vector<Slot> slots(kSlots);
-  uint64_t state = seed, done = 0;
-  const auto overlaps = [&](uint64_t offset, uint64_t length) {
-    for (const Slot& slot : slots) {
+
+  uint64_t random() { return next_random(&state_); }
+  char* memory_of(uint64_t index) { return memory_.at + index * kMost; }
+
+  bool overlaps(uint64_t offset, uint64_t length) const {
+    for (const Slot& slot : slots_) {
       if (slot.busy && offset < slot.command.offset.value + slot.length && slot.command.offset.value < offset + length)
         return true;
     }
     return false;
-  };
-  const auto settle = [&](const Response& response) {
-    Slot& slot = slots.at(response.tag);
+  }
+
+  void prepare(unsigned index, uint64_t offset, uint64_t length) {
+    Slot& slot = slots_[index];
+    char* at = memory_of(index);
+    slot.command = {};
+    slot.command.tag = index;
+    slot.command.op = random() % 20 == 0 ? Op::kDiscard : random() % 2 ? Op::kWrite : Op::kRead;
+    if (random() % 50 == 0) slot.command.op = Op::kFlush;
+    slot.length = slot.command.op == Op::kFlush ? 0 : length;
+    slot.command.offset = DeviceOffset{offset};
+    slot.command.length = slot.length;
+    slot.command.iov = slot.parts;
+    for (uint64_t cut = 0; cut < length; ++slot.command.iov_count) {
+      uint64_t part = align_ * (1 + random() % 32);
+      if (slot.command.iov_count + 1 == kParts || part > length - cut) part = length - cut;
+      slot.parts[slot.command.iov_count] = {at + cut, part};
+      cut += part;
+    }
+    if (slot.command.op != Op::kWrite) return;
+    for (uint64_t i = 0; i < length; i += 8) {
+      const uint64_t word = random();
+      memcpy(at + i, &word, 8);
+    }
+  }
+
+  // False: the context is full.
+  bool submit(unsigned index) {
+    Slot& slot = slots_[index];
+    const int taken = context_->submit(&slot.command, 1);
+    if (taken != 1) {
+      REQUIRE(taken == -EAGAIN);
+      REQUIRE(context_->in_flight() > 0);
+      return false;
+    }
+    slot.busy = true;
+    char* modelled = model_.data() + slot.command.offset.value;
+    if (slot.command.op == Op::kWrite) memcpy(modelled, memory_of(index), slot.length);
+    if (slot.command.op == Op::kDiscard) memset(modelled, 0, slot.length);
+    return true;
+  }
+
+  void settle(const Response& response) {
+    Slot& slot = slots_.at(response.tag);
     REQUIRE(slot.busy);
     slot.busy = false;
-    ++done;
+    ++done_;
     const uint64_t at = slot.command.offset.value;
     if (slot.command.op == Op::kRead || slot.command.op == Op::kWrite)
       REQUIRE(response.result == static_cast<int64_t>(slot.length));
     else
       REQUIRE(response.result == 0);
-    if (slot.command.op == Op::kRead)
-      REQUIRE(memcmp(model.data() + at, memory.at + response.tag * kMost, slot.length) == 0);
-  };
-  for (unsigned round = 0; round < rounds;) {
-    const unsigned index = static_cast<unsigned>(next_random(&state) % kSlots);
-    Slot& slot = slots[index];
-    const uint64_t length = next_random(&state) % 4 ? align * (1 + next_random(&state) % 4)
-                                                    : align * (1 + next_random(&state) % (kMost / align));
-    const uint64_t offset = next_random(&state) % ((size - length) / align + 1) * align;
-    if (!slot.busy && !overlaps(offset, length)) {
-      char* at = memory.at + index * kMost;
-      slot.command = {};
-      slot.command.tag = index;
-      slot.command.op = next_random(&state) % 20 == 0 ? Op::kDiscard : next_random(&state) % 2 ? Op::kWrite : Op::kRead;
-      if (next_random(&state) % 50 == 0) slot.command.op = Op::kFlush;
-      slot.length = slot.command.op == Op::kFlush ? 0 : length;
-      slot.command.offset = DeviceOffset{offset};
-      slot.command.length = slot.length;
-      slot.command.iov = slot.parts;
-      for (uint64_t cut = 0; cut < length; ++slot.command.iov_count) {
-        uint64_t part = align * (1 + next_random(&state) % 32);
-        if (slot.command.iov_count + 1 == kParts || part > length - cut) part = length - cut;
-        slot.parts[slot.command.iov_count] = {at + cut, part};
-        cut += part;
-      }
-      if (slot.command.op == Op::kWrite) {
-        for (uint64_t i = 0; i < length; i += 8) {
-          const uint64_t word = next_random(&state);
-          memcpy(at + i, &word, 8);
-        }
-      }
-      const int taken = context->submit(&slot.command, 1);
-      if (taken == 1) {
-        ++round;
-        slot.busy = true;
-        if (slot.command.op == Op::kWrite) memcpy(model.data() + offset, at, length);
-        if (slot.command.op == Op::kDiscard) memset(model.data() + offset, 0, length);
-        if (next_random(&state) % 3) continue;
-      } else {
-        REQUIRE(taken == -EAGAIN);
-        REQUIRE(context->in_flight() > 0);
-      }
+    if (slot.command.op == Op::kRead) REQUIRE(memcmp(model_.data() + at, memory_of(response.tag), slot.length) == 0);
+  }
+
+  void compare_all() {
+    for (uint64_t at = 0; at < size_; at += kMost) {
+      const uint64_t length = size_ - at < kMost ? size_ - at : kMost;
+      REQUIRE(io(lun_, Op::kRead, at, memory_.at, length) == static_cast<int64_t>(length));
+      REQUIRE(memcmp(memory_.at, model_.data() + at, length) == 0);
     }
-    Response responses[8];
-    const int n = context->wait(responses, 8, 1'000'000'000);
-    REQUIRE(n >= 0);
-    for (int i = 0; i < n; ++i) settle(responses[i]);
   }
-  Response response;
-  while (context->in_flight()) {
-    REQUIRE(context->wait(&response, 1, -1) == 1);
-    settle(response);
-  }
-  REQUIRE(done == rounds);
-  lun->detach(context);
-  for (uint64_t at = 0; at < size; at += kMost) {
-    const uint64_t length = size - at < kMost ? size - at : kMost;
-    REQUIRE(io(lun, Op::kRead, at, memory.at, length) == static_cast<int64_t>(length));
-    REQUIRE(memcmp(memory.at, model.data() + at, length) == 0);
-  }
+
+  VirtualLun* lun_;
+  uint64_t size_, align_, state_, done_ = 0;
+  std::vector<char> model_;
+  Buffer memory_;
+  std::vector<Slot> slots_;
+  Context* context_ = nullptr;
+};
+
+void against_model(VirtualLun* lun, unsigned depth, unsigned rounds, uint64_t seed) {
+  AgainstModel(lun, depth, seed).run(rounds);
 }
 
 }  // namespace

@@ -373,6 +373,78 @@ TEST_CASE("block devices: an empty one is used, one that holds something or is h
   CHECK(has(refused(loop.name), "unknown data"));
 }
 
+namespace {
+
+// Discards a part of a device of `bytes`, as transfer() and a context do: the part is zeros, and blocks() stays at
+// `full` at least.
+template <class Blocks>
+void discard_keeps_space(Device* device, uint64_t bytes, uint64_t full, const Blocks& blocks) {
+  alignas(4096) static char page[4096];
+  const iovec part = {page, sizeof page};
+  Command write, discard, read;
+  write.op = Op::kWrite;
+  discard.op = Op::kDiscard;
+  discard.offset = DeviceOffset{kMiB};
+  discard.length = 6 * kMiB + 512;
+  write.iov = read.iov = &part;
+  write.iov_count = read.iov_count = 1;
+  for (const bool by_context : {false, true}) {
+    memset(page, 7, sizeof page);
+    for (uint64_t at = 0; at < bytes; at += kMiB) {
+      write.offset = DeviceOffset{at};
+      REQUIRE(device->transfer(write) == 4096);
+    }
+    if (by_context) {
+      Context* context = nullptr;
+      REQUIRE(device->attach({}, &context) == 0);
+      REQUIRE(context->submit(&discard, 1) == 1);
+      Response response;
+      REQUIRE(context->wait(&response, 1, -1) == 1);
+      CHECK(response.result == 0);
+      device->detach(context);
+    } else {
+      CHECK(device->transfer(discard) == 0);
+    }
+    for (uint64_t at = 0; at < bytes; at += kMiB) {
+      read.offset = DeviceOffset{at};
+      REQUIRE(device->transfer(read) == 4096);
+      const bool first = at >= kMiB && at <= 7 * kMiB, rest = first && at < 7 * kMiB;  // 512 bytes of the last page
+      CHECK((page[0] == (first ? 0 : 7) && page[511] == (first ? 0 : 7) && page[512] == (rest ? 0 : 7)));
+    }
+    CHECK(blocks() >= full);  // the file system's own records of extents count too
+  }
+}
+
+// The same of a file that is formatted, carved with zeros, shrunk, removed, carved again.
+template <class Blocks>
+void virtual_life_keeps_space(const std::string& path, uint64_t full, const Blocks& blocks) {
+  ErrorText why;
+  for (int round = 0; round < 2; ++round) {
+    PhysicalLun* physical = nullptr;
+    REQUIRE(physical_open(path.c_str(), round ? Format::kNever : Format::kForce, &physical, &why) == 0);
+    VirtualOptions options;
+    options.name = "one";
+    options.create = true;
+    options.size_bytes = 8 * kMiB;
+    VirtualLun* lun = nullptr;
+    REQUIRE(VirtualLun::open(physical, options, &lun, &why) == 0);
+    CHECK(lun->set_size(4 * kMiB, &why) == 0);
+    CHECK(lun->set_size(8 * kMiB, &why) == 0);
+    Command all;
+    all.op = Op::kDiscard;
+    all.length = 8 * kMiB;
+    CHECK(lun->transfer(all) == 0);
+    device_close(lun);
+    CHECK(blocks() >= full);
+    REQUIRE(physical_open(path.c_str(), Format::kNever, &physical, &why) == 0);
+    CHECK(physical->remove("one", &why) == 0);
+    physical->close();
+    CHECK(blocks() >= full);
+  }
+}
+
+}  // namespace
+
 TEST_CASE(
     "file: a discard zeros, and the file keeps the space that was reserved, by each way; so does a virtual LUN's "
     "life") {
@@ -404,62 +476,8 @@ TEST_CASE(
   beyond.fm_start = kBytes;
   beyond.fm_length = UINT64_MAX - kBytes;
   if (ioctl(made, FS_IOC_FIEMAP, &beyond) == 0) CHECK(beyond.fm_mapped_extents == 0);  // asking leaves nothing behind
-  alignas(4096) static char page[4096];
-  const iovec part = {page, sizeof page};
-  Command write, discard, read;
-  write.op = Op::kWrite;
-  discard.op = Op::kDiscard;
-  discard.offset = DeviceOffset{kMiB};
-  discard.length = 6 * kMiB + 512;
-  write.iov = read.iov = &part;
-  write.iov_count = read.iov_count = 1;
-  for (const bool by_context : {false, true}) {
-    memset(page, 7, sizeof page);
-    for (uint64_t at = 0; at < kBytes; at += kMiB) {
-      write.offset = DeviceOffset{at};
-      REQUIRE(device->transfer(write) == 4096);
-    }
-    if (by_context) {
-      Context* context = nullptr;
-      REQUIRE(device->attach({}, &context) == 0);
-      REQUIRE(context->submit(&discard, 1) == 1);
-      Response response;
-      REQUIRE(context->wait(&response, 1, -1) == 1);
-      CHECK(response.result == 0);
-      device->detach(context);
-    } else {
-      CHECK(device->transfer(discard) == 0);
-    }
-    for (uint64_t at = 0; at < kBytes; at += kMiB) {
-      read.offset = DeviceOffset{at};
-      REQUIRE(device->transfer(read) == 4096);
-      const bool first = at >= kMiB && at <= 7 * kMiB, rest = first && at < 7 * kMiB;  // 512 bytes of the last page
-      CHECK((page[0] == (first ? 0 : 7) && page[511] == (first ? 0 : 7) && page[512] == (rest ? 0 : 7)));
-    }
-    CHECK(blocks() >= full);  // the file system's own records of extents count too
-  }
+  discard_keeps_space(device, kBytes, full, blocks);
   device_close(device);
-  for (int round = 0; round < 2; ++round) {  // formatted, carved with zeros, shrunk, removed, carved again
-    PhysicalLun* physical = nullptr;
-    REQUIRE(physical_open(path.c_str(), round ? Format::kNever : Format::kForce, &physical, &why) == 0);
-    VirtualOptions options;
-    options.name = "one";
-    options.create = true;
-    options.size_bytes = 8 * kMiB;
-    VirtualLun* lun = nullptr;
-    REQUIRE(VirtualLun::open(physical, options, &lun, &why) == 0);
-    CHECK(lun->set_size(4 * kMiB, &why) == 0);
-    CHECK(lun->set_size(8 * kMiB, &why) == 0);
-    Command all;
-    all.op = Op::kDiscard;
-    all.length = 8 * kMiB;
-    CHECK(lun->transfer(all) == 0);
-    device_close(lun);
-    CHECK(blocks() >= full);
-    REQUIRE(physical_open(path.c_str(), Format::kNever, &physical, &why) == 0);
-    CHECK(physical->remove("one", &why) == 0);
-    physical->close();
-    CHECK(blocks() >= full);
-  }
+  virtual_life_keeps_space(path, full, blocks);
   close(made);
 }
