@@ -59,6 +59,9 @@ constexpr size_t kConfigBytesMax = 64 * kKiB;
 constexpr char kPrefix[] = "LUNAR_";
 constexpr size_t kPrefixLength = sizeof kPrefix - 1;
 
+// Names that options had in earlier versions.
+constexpr const char* kFormerNames[][2] = {{"arm_at", "activate_at"}};
+
 // LUNAR_* variables that are not options: read by the tests.
 constexpr const char* kOtherVariables[] = {"LUNAR_SEED", "LUNAR_BIN", "LUNAR_BUILD", "LUNAR_REDIS_SERVER"};
 
@@ -340,8 +343,12 @@ const OptionInfo& option_info(size_t index) { return kTable[index].info; }
 int option_find(const char* name) {
   char folded[kNameBytes];
   if (!fold_name(name, folded)) return -1;
+  const char* wanted = folded;
+  for (const auto& [former, current] : kFormerNames) {
+    if (equal(former, folded)) wanted = current;
+  }
   for (size_t i = 0; i < kCount; ++i) {
-    if (equal(kTable[i].info.name, folded)) return static_cast<int>(i);
+    if (equal(kTable[i].info.name, wanted)) return static_cast<int>(i);
   }
   return -1;
 }

@@ -44,7 +44,8 @@ struct Options {
 
 size_t option_count();
 const OptionInfo& option_info(size_t index);
-// Index by name ("dram", "--dram", "LUNAR_DRAM", case and -/_ folded); -1 when unknown.
+// Index by name ("dram", "--dram", "LUNAR_DRAM", case and -/_ folded; also one that the option had in an earlier
+// version); -1 when unknown.
 int option_find(const char* name);
 // Nearest known name by edit distance, or nullptr when nothing is near. For "unknown X; did you mean Y?".
 const char* option_nearest(const char* name);

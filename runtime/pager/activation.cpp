@@ -73,8 +73,8 @@ bool may_stay_plain(PagerState& state, int64_t own, uint64_t committed_bytes, bo
   const int64_t pages = own * (1 + state.plain_forks);  // children about to be forked will have the same
   const int64_t cap = account.cap_pages();
   if (linking) return account.take_plain(pages, cap - kKeepFreePages);
-  if (state.options.arm_at != 0)
-    return committed_bytes <= state.options.arm_at && account.take_plain(pages, cap - kKeepFreePages);
+  if (state.options.activate_at != 0)
+    return committed_bytes <= state.options.activate_at && account.take_plain(pages, cap - kKeepFreePages);
   if (account.take_plain(pages, plain_limit(state))) return true;
   int64_t small = cap / 16 < kSmallPagesMax ? cap / 16 : kSmallPagesMax;
   if (account.plain_pages() + pages > small) return false;
@@ -160,7 +160,7 @@ bool plain_charge_fork(PagerState& state) {
   const int64_t cap = state.account.cap_pages(), pages = state.account.plain_pages() - state.plain_fork_pages;
   const int64_t small = cap / 16 < kSmallPagesMax ? cap / 16 : kSmallPagesMax;
   // An idle plain child cannot evict: a tree of such children may hold a quarter of the budget.
-  const int64_t limit = pages <= small || state.options.arm_at != 0 ? cap - kKeepFreePages : cap / 4;
+  const int64_t limit = pages <= small || state.options.activate_at != 0 ? cap - kKeepFreePages : cap / 4;
   for (unsigned waited = 0; waited < kSmallWaitMs; ++waited) {
     if (state.account.take_plain(pages, limit)) {
       ++state.plain_forks;

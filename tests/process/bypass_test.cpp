@@ -673,7 +673,7 @@ constexpr Case kCases[] = {
     {"raw-munmap-many", raw_munmap_many, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
     {"raw-guards", raw_guards, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
     {"raw-advice", raw_advice, Ends::kWell, Errors::kPipe, ""},
-    {"sparse-touches", sparse_touches, Ends::kWell, Errors::kPipe, "", "LUNAR_ARM_AT=1m"},
+    {"sparse-touches", sparse_touches, Ends::kWell, Errors::kPipe, "", "LUNAR_ACTIVATE_AT=1m"},
     {"idle", idle, Ends::kWell, Errors::kPipe, ""},
     {"confined-closed", confined_and_closed, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=1g", true},
     {"confined-closed-at-once", confined_and_closed_at_once, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=1g", true},

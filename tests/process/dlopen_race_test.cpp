@@ -90,7 +90,7 @@ int grow_in_constructor() {
 int main(int argc, char** argv) {
   if (getenv("PRELOAD_TEST_INSIDE") != nullptr)
     return getenv("DLOPEN_RACE_CONSTRUCTOR") != nullptr ? grow_in_constructor()
-           : getenv("LUNAR_ARM_AT") != nullptr          ? grow_by_loading()
+           : getenv("LUNAR_ACTIVATE_AT") != nullptr     ? grow_by_loading()
                                                         : load_and_grow();
   CHECK(argc == 4);
   const std::string directory = std::string(argv[2]) + "/dlopen-race-" + std::to_string(getpid());
@@ -102,8 +102,9 @@ int main(int argc, char** argv) {
   if (rc == 0)
     rc = run_preloaded(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m", "DLOPEN_RACE_CONSTRUCTOR=1"},
                        grow_in_constructor);
-  for (const char* arm_at : {"LUNAR_ARM_AT=256k", "LUNAR_ARM_AT=400k", "LUNAR_ARM_AT=512k", "LUNAR_ARM_AT=700k"})
-    if (rc == 0) rc = run_preloaded(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m", arm_at}, grow_by_loading);
+  for (const char* activate_at :
+       {"LUNAR_ACTIVATE_AT=256k", "LUNAR_ACTIVATE_AT=400k", "LUNAR_ACTIVATE_AT=512k", "LUNAR_ACTIVATE_AT=700k"})
+    if (rc == 0) rc = run_preloaded(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m", activate_at}, grow_by_loading);
   for (unsigned i = 0; i < kCopies; ++i) unlink(copy_of(i).c_str());
   rmdir(directory.c_str());
   return rc;

@@ -474,6 +474,6 @@ int main(int argc, char** argv) {
     if (argc == 3 && std::string(argv[2]) == section.name) g_section = &section;
   if (g_section == nullptr) return 2;
   const bool early = std::string(g_section->name).starts_with("early");
-  return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", early ? "LUNAR_ARM_AT=64m" : "LUNAR_ARM_AT=1m"},
-                       body);
+  return run_preloaded(
+      argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", early ? "LUNAR_ACTIVATE_AT=64m" : "LUNAR_ACTIVATE_AT=1m"}, body);
 }

@@ -367,6 +367,6 @@ int main(int argc, char** argv) {
   if (g_section == nullptr) return 2;
   return run_preloaded(argc, argv,
                        {g_early ? "LUNAR_DRAM=256m" : "LUNAR_DRAM=32m", "LUNAR_SIZE=1g",
-                        g_early ? "LUNAR_ARM_AT=128m" : "LUNAR_ARM_AT=1m"},
+                        g_early ? "LUNAR_ACTIVATE_AT=128m" : "LUNAR_ACTIVATE_AT=1m"},
                        body);
 }

@@ -48,7 +48,7 @@ TEST_CASE("defaults are those of the table") {
   CHECK(std::string(options.log) == "warning");
   CHECK(options.mmap);
   CHECK_FALSE(options.stats);
-  CHECK(options.arm_at == 0);
+  CHECK(options.activate_at == 0);
   CHECK(option_count() > 10);
 }
 
@@ -61,6 +61,17 @@ TEST_CASE("names fold prefix, case and dashes") {
   CHECK(option_find("drm") == -1);
   CHECK(option_find("") == -1);
   CHECK(option_find(std::string(500, 'x').c_str()) == -1);
+}
+
+TEST_CASE("a name of an earlier version is its option's") {
+  REQUIRE(option_find("activate_at") >= 0);
+  CHECK(option_find("LUNAR_ARM_AT") == option_find("LUNAR_ACTIVATE_AT"));
+  const char* environment[] = {"LUNAR_ARM_AT=3m", nullptr};
+  Options options;
+  options_defaults(&options);
+  ErrorText why;
+  REQUIRE(options_load_environment(&options, environment, &why) == 0);
+  CHECK(options.activate_at == 3 * kMiB);
 }
 
 TEST_CASE("the nearest name is found, and none when nothing is near") {

@@ -3,8 +3,8 @@
 //
 //   plain   the program alone
 //   below   `lunar run`: the tree stays below its budget, so all memory is plain
-//   armed   `lunar run`, and the pager is activated when the data is there (LUNAR_ARM_AT): huge pages are adopted, all
-//           stay resident
+//   armed   `lunar run`, and the pager is activated when the data is there (LUNAR_ACTIVATE_AT): huge pages are
+//           adopted, all stay resident
 //
 // Each with huge pages where the program asks for them (`madvise`) and everywhere (`always`). Elapsed time: the three
 // take turns, and the order rotates. CPU time: the three run at once on one CPU, so that what the machine and its
@@ -319,9 +319,9 @@ std::vector<std::string> FitsBench::wrapper(const std::string& system, uint64_t 
   if (system == "plain") return {};
   // The budget is never near: `armed` is activated by what it has committed.
   if (system == "armed")
-    setenv("LUNAR_ARM_AT", fmt::format("{}m", activate_at_mib).c_str(), 1);
+    setenv("LUNAR_ACTIVATE_AT", fmt::format("{}m", activate_at_mib).c_str(), 1);
   else
-    unsetenv("LUNAR_ARM_AT");
+    unsetenv("LUNAR_ACTIVATE_AT");
   return {self_, "run", "--dram=2g", "--size=4g", "--lun=" + report_.options.lun, "--stats", "--"};
 }
 
@@ -403,7 +403,7 @@ std::string FitsBench::python() {
 
 std::vector<std::string> FitsBench::command(const std::string& program, const std::string& system) {
   const uint64_t chase_mib = 128 / divisor_;
-  const std::string interpreter = program == "python" ? python() : "";  // before LUNAR_ARM_AT is set
+  const std::string interpreter = program == "python" ? python() : "";  // before LUNAR_ACTIVATE_AT is set
   std::vector<std::string> words = program == "chase" ? wrapper(system, chase_mib + chase_mib / 2) : wrapper(system);
   if (program == "chase") {  // activated by the memory that comes behind the data
     words.insert(words.end(), {self_, "bench", "fits-child", fmt::format("{}", chase_mib),
