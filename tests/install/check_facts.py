@@ -195,6 +195,16 @@ def check_figures():
                 problems.append(f"README.md: {label!r} has {stated_here}, runtime/MEASUREMENTS.md {known}")
 
 
+def check_prefix():
+    """The module is where documents and examples say, once what tools/demo has built is installed."""
+    prefix = re.search(r"'prefix=([^']*)'", text_of("meson.build"))
+    for page in ("README.md", "adapters/redis/README.md", "examples/redis/redis.conf", "examples/redis/replication.sh",
+                 "examples/redis-cluster/cluster.py"):
+        told = re.findall(r"(/[\w/]+)/lib/x86_64-linux-gnu/redis/modules/", text_of(page))
+        if not told or set(told) != {prefix and prefix[1]}:
+            problems.append(f"{page}: the Redis module is below {told}; meson.build's prefix is {prefix and prefix[1]}")
+
+
 def check_tests():
     """README shows how many tests there are: a tenth more or fewer is near enough."""
     build = os.path.dirname(os.path.dirname(LUNAR))
@@ -224,7 +234,7 @@ def check_commits():
 
 
 for part in (check_facts, check_redis_defaults, check_stats_keys, check_version, check_kernel_matrix,
-             check_measurements, check_figures, check_tests, check_commits):
+             check_measurements, check_figures, check_prefix, check_tests, check_commits):
     part()
 print("\n".join(problems) or
       f"{len(FACTS)} numbers, {len(FIGURES)} rows of figures, the Redis module's defaults and the keys of --stats are "
