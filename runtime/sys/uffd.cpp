@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,17 +15,7 @@
 #include "base/units.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
-
-// Kernel API newer than Debian 12's headers (6.1): values from the kernel's uapi.
-#ifndef USERFAULTFD_IOC_NEW
-#define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
-#endif
-#ifndef UFFD_FEATURE_POISON
-#define UFFD_FEATURE_POISON (1 << 14)
-#endif
-#ifndef UFFD_FEATURE_MOVE
-#define UFFD_FEATURE_MOVE (1 << 16)
-#endif
+#include "sys/userfaultfd_api.h"
 
 namespace lunar::sys {
 namespace {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// userfaultfd: the only file that knows its ioctls. Defines the kernel API that Debian 12's headers lack (MOVE,
-// POISON). No allocation; every call is fault-path safe.
+// userfaultfd: the only file that knows its ioctls. No allocation; every call is fault-path safe.
 #pragma once
 #include <cstddef>
 #include <cstdint>

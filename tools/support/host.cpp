@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
-#include <linux/userfaultfd.h>
 #include <pwd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -22,19 +21,11 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "sys/userfaultfd_api.h"
 #include "tools/support/text.h"
 #include "tools/support/text_file.h"
 
 // Kernel API newer than Debian 12's headers.
-#ifndef USERFAULTFD_IOC_NEW
-#define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
-#endif
-#ifndef UFFD_FEATURE_POISON
-#define UFFD_FEATURE_POISON (1 << 14)
-#endif
-#ifndef UFFD_FEATURE_MOVE
-#define UFFD_FEATURE_MOVE (1 << 16)
-#endif
 #ifndef SYS_process_madvise
 #define SYS_process_madvise 440
 #endif

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel's userfaultfd API, with what Debian 12's headers (6.1) lack: values from the kernel's uapi. For
+// sys/uffd.cpp and for `lunar doctor`, which asks the same questions.
+// Threading: no state.
+#pragma once
+#include <linux/userfaultfd.h>
+
+#ifndef USERFAULTFD_IOC_NEW
+#define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
+#endif
+#ifndef UFFD_FEATURE_POISON
+#define UFFD_FEATURE_POISON (1 << 14)
+#endif
+#ifndef UFFD_FEATURE_MOVE
+#define UFFD_FEATURE_MOVE (1 << 16)
+#endif
