@@ -211,11 +211,12 @@ TEST_CASE("a whole hash is right with all its fields, each once and in any order
   CHECK_FALSE(check(data, whole, twice).empty());
 }
 
-TEST_CASE("a key that is due at once is written with its life") {
+TEST_CASE("a key that expires is written with its end") {
   Dataset data(DataKind::kStrings, 64 << 10, 1024, 5);
-  const std::vector<std::string> words = words_of(data, data.load_due(7));
-  CHECK(words == std::vector<std::string>{"SET", "key:000000000007", words_of(data, data.load(7))[2], "PX", "1"});
-  CHECK(check(data, data.load_due(7), "+OK\r\n").empty());
+  const std::vector<std::string> words = words_of(data, data.load_due(7, 1234567890123));
+  CHECK(words ==
+        std::vector<std::string>{"SET", "key:000000000007", words_of(data, data.load(7))[2], "PXAT", "1234567890123"});
+  CHECK(check(data, data.load_due(7, 1), "+OK\r\n").empty());
 }
 
 TEST_CASE("every workload has a name of its own and its line in the help") {

@@ -144,7 +144,7 @@ void Dataset::append(const Request& request, std::string* out) const {
         // A member is the name of itself: it has no versions, its score has.
         append_part(request.key, i, kind_ == DataKind::kSortedSets ? 0 : request.version, out);
       }
-      if (due) append_word("PX", out), append_word("1", out);
+      if (due) append_word("PXAT", out), append_number_word(request.due_ms, out);
       return;
     }
     case Verb::kRead:

@@ -36,6 +36,7 @@ struct Request {
   uint16_t part = 0;     // of the key; kRange: the first of kRangeMembers
   uint32_t version = 0;  // kWrite: what it writes; reads: the least they may find
   uint64_t key = 0;
+  uint64_t due_ms = 0;  // kLoadDue
 };
 
 class Dataset {
@@ -51,8 +52,8 @@ class Dataset {
   uint64_t data_bytes() const { return keys_ * key_bytes(); }
 
   Request load(uint64_t key) const { return {Verb::kLoad, 0, 0, key}; }
-  // The same of a key that expires at once. pre: kStrings
-  Request load_due(uint64_t key) const { return {Verb::kLoadDue, 0, 0, key}; }
+  // The same of a key that expires, by the wall clock. pre: kStrings
+  Request load_due(uint64_t key, uint64_t due_ms) const { return {Verb::kLoadDue, 0, 0, key, due_ms}; }
   // All parts. pre: kBigHashes
   Request read_whole(uint64_t key) const { return {Verb::kWhole, 0, acknowledged(key), key}; }
   Request read(uint64_t key, Random& random) const;

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <ctime>
 #include <stdexcept>
@@ -31,8 +32,20 @@ constexpr uint64_t kLoadBatchBytes = 64 << 10;  // of a connection: what the ser
 constexpr uint64_t kReplicaSample = 1000;       // keys that are read from a replica after each run
 constexpr double kPageBytes = 4096;             // the least a miss reads, whatever the page size here
 constexpr double kJobSecondsMax = 900;
+constexpr double kDueSecondsLeast = 1, kDueSpare = 2;  // what writing keys with an expiry may take longer than loading
 
 double now_seconds() { return static_cast<double>(now_ns()) / 1e9; }
+
+// By the clock that keys expire by.
+double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+void sleep_until_wall(double second) {
+  for (double left; (left = second - wall_seconds()) > 0;) {
+    check_interrupted();
+    usleep(static_cast<useconds_t>(std::fmin(left, 0.1) * 1e6) + 1);
+  }
+}
 }  // namespace
 
 // What the clock frames: read before and after.
@@ -45,7 +58,8 @@ struct RedisBackend::Counters {
 // The servers' work while clients work, all shards at once: begins when this is made, and ends the run.
 class RedisBackend::Job {
  public:
-  Job(SideJob what, Servers& servers) : what_(what), servers_(servers), thread_([this] { follow(); }) {}
+  Job(SideJob what, Servers& servers, double due)
+      : what_(what), servers_(servers), due_(due), thread_([this] { follow(); }) {}
   ~Job() {
     abandoned_.store(true);
     thread_.join();
@@ -55,15 +69,25 @@ class RedisBackend::Job {
   void finish(RedisRun* run) {
     if (!error_.empty()) throw std::runtime_error("the servers' job: " + error_);
     run->job_s = seconds_;
-    if (what_ != SideJob::kSave) return;
-    for (auto& server : servers_)
-      run->fork_us = std::fmax(run->fork_us, std::stod("0" + server->info("stats", "latest_fork_usec")));
+    for (auto& server : servers_) {
+      if (what_ == SideJob::kSave)
+        run->fork_us = std::fmax(run->fork_us, std::stod("0" + server->info("stats", "latest_fork_usec")));
+      if (what_ == SideJob::kExpiry) run->expired_ahead += expired_ahead(*server);
+    }
+    run->expired_ahead -= expired_before_;
   }
 
  private:
-  void begin(RedisServer& server) const {
-    if (what_ == SideJob::kSave) (void)server.command({"BGSAVE"});
-    if (what_ == SideJob::kExpiry) (void)server.command({"DEBUG", "SET-ACTIVE-EXPIRE", "1"});
+  void begin() {
+    for (auto& server : servers_) {
+      if (what_ == SideJob::kSave) (void)server->command({"BGSAVE"});
+      if (what_ == SideJob::kExpiry) expired_before_ += expired_ahead(*server);
+    }
+    if (what_ == SideJob::kExpiry) sleep_until_wall(due_);  // it begins by itself
+  }
+  // 0 where there is no module.
+  static double expired_ahead(RedisServer& server) {
+    return std::stod("0" + server.info("lunar", "lunar_gate_expired"));
   }
   bool goes_on(RedisServer& server) const {
     return what_ == SideJob::kSave ? server.info("persistence", "rdb_bgsave_in_progress") != "0"
@@ -71,8 +95,8 @@ class RedisBackend::Job {
   }
   void follow() {
     try {
+      begin();
       const double start = now_seconds();
-      for (auto& server : servers_) begin(*server);
       for (auto& server : servers_) {
         while (goes_on(*server) && !abandoned_.load()) {
           if (now_seconds() - start > kJobSecondsMax) throw std::runtime_error("not done in time");
@@ -89,6 +113,8 @@ class RedisBackend::Job {
   }
   const SideJob what_;
   Servers& servers_;
+  const double due_;
+  double expired_before_ = 0;
   std::atomic<bool> done_{false}, abandoned_{false};
   double seconds_ = 0;
   std::string error_;
@@ -267,7 +293,9 @@ RedisRun RedisBackend::load(const Say& say) {
   };
   RedisRun run;
   const auto request = [this](uint64_t index, unsigned shard) { return data_.load(key_of(index, shard)); };
+  const double start = now_seconds();
   send_each(plan, 0, 1, request, keys_of_shard(), &run);
+  load_seconds_ = now_seconds() - start;
   if (setup_.reads_disk)
     run.must_write_bytes =
         std::fmax(0, static_cast<double>(data_.data_bytes()) - static_cast<double>(setup_.limit_bytes));
@@ -279,8 +307,22 @@ uint64_t RedisBackend::hot_keys(const RedisBase& what) const {
   return std::clamp<uint64_t>(setup_.dram_bytes / what.hot_share / data_.key_bytes() / shards(), 1, keys_of_shard());
 }
 
+// Every other key is due at one moment, after all of them were written and clients have warmed up. Not by DEBUG
+// SET-ACTIVE-EXPIRE, which keeps the keys: it is a client's wish, and the module would leave expiry to the server.
+void RedisBackend::make_due(double warm_seconds) {
+  for (double spare = kDueSpare;; spare *= 2) {
+    RedisRun ignored;
+    due_ = wall_seconds() + warm_seconds + kDueSecondsLeast + spare * load_seconds_;
+    const auto ms = static_cast<uint64_t>(due_ * 1e3);
+    const auto request = [&](uint64_t index, unsigned shard) { return data_.load_due(key_of(index, shard), ms); };
+    send_each({}, 1, 2, request, keys_of_shard(), &ignored);
+    if (wall_seconds() + warm_seconds < due_) break;
+  }
+  sleep_until_wall(due_ - warm_seconds);
+}
+
 // What has to be so before the clock starts.
-void RedisBackend::prepare(const RedisBase& what) {
+void RedisBackend::prepare(const RedisBase& what, double warm_seconds) {
   RedisRun ignored;
   if (what.hot_share != 0) {
     Random random(1);
@@ -290,11 +332,7 @@ void RedisBackend::prepare(const RedisBase& what) {
     };
     send_each({}, 0, 1, request, count, &ignored);
   }
-  if (what.job == SideJob::kExpiry) {  // every other key, and none goes before the job begins
-    for (auto& server : servers_) (void)server->command({"DEBUG", "SET-ACTIVE-EXPIRE", "0"});
-    const auto request = [this](uint64_t index, unsigned shard) { return data_.load_due(key_of(index, shard)); };
-    send_each({}, 1, 2, request, keys_of_shard(), &ignored);
-  }
+  if (what.job == SideJob::kExpiry) make_due(warm_seconds);
   if (what.keys == KeyChoice::kNew) {
     for (auto& server : servers_)
       (void)server->command(
@@ -385,19 +423,20 @@ void RedisBackend::check_replica(RedisRun* run) {
 RedisRun RedisBackend::run(const RedisWorkload& workload, const Plan& how) {
   const RedisBase& what = *workload.base;
   const bool groups = what.keys == KeyChoice::kHotAndCold;
-  prepare(what);
+  const double warm_seconds = what.stage->replica ? 0 : how.warm_seconds;  // a replica would begin behind
+  prepare(what, warm_seconds);
   Random random(how.seed);
   RedisRun run;
   std::unique_ptr<Job> job;
   LoadPlan plan;
   plan.pipeline = workload.pipelined ? how.pipeline : 1;
-  plan.warm_seconds = what.stage->replica ? 0 : how.warm_seconds;  // a replica would begin behind
+  plan.warm_seconds = warm_seconds;
   plan.next = chooser(what, &random);
   if (groups) plan.first_group = setup_.connections / 2;
   if (what.by_clock) plan.rate = how.rate;  // the same work on every backend
   if (what.job != SideJob::kNone) {
     // The run lasts as long as the job, which begins with the clock.
-    plan.on_start = [&] { job = std::make_unique<Job>(what.job, servers_); };
+    plan.on_start = [&] { job = std::make_unique<Job>(what.job, servers_, due_); };
     plan.is_over = [&] { return job && job->done(); };
   } else {
     plan.seconds = how.seconds;

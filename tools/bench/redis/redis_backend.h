@@ -74,7 +74,8 @@ class RedisBackend {
   void send_each(LoadPlan plan, uint64_t first, uint64_t step,
                  const std::function<Request(uint64_t index, unsigned shard)>& request, uint64_t end, RedisRun* run);
   Choose chooser(const RedisBase& what, Random* random);
-  void prepare(const RedisBase& what);
+  void prepare(const RedisBase& what, double warm_seconds);
+  void make_due(double warm_seconds);
   void put_must_move(const RedisBase& what, const LoadCounts& counts, unsigned outstanding, RedisRun* run);
   void check_replica(RedisRun* run);
   uint64_t shards() const { return servers_.size(); }
@@ -93,7 +94,8 @@ class RedisBackend {
   std::unique_ptr<MemoryCgroup> cgroup_;
   Servers masters_, servers_;
   Dataset data_;
-  std::vector<uint64_t> new_keys_;  // of each shard: how many were added
+  double load_seconds_ = 0, due_ = 0;  // due_: of keys that expire, by the wall clock
+  std::vector<uint64_t> new_keys_;     // of each shard: how many were added
   std::unique_ptr<LoadGenerator> generator_;
   std::unique_ptr<ZipfGenerator> zipf_;
 };

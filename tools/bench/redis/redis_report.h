@@ -32,6 +32,7 @@ struct RedisRun : RunResult {
   double server_read_bytes = -1;               // of the disk's, what the server had read; -1: not known
   double job_s = 0, fork_us = 0;               // save, expire: the server's job
   double cold_ops_per_s = 0, cold_p99_ns = 0;  // hotcold, paced, collections: the clients that read cold keys
+  double expired_ahead = 0;                    // expire: keys that the gate has expired
   double lag_s = 0;                            // replica: what it was behind when the clients stopped
   std::string first_mismatch;
 };
@@ -45,6 +46,7 @@ inline constexpr RedisRunField kRedisRunFields[] = {
     {"fork_us", &RedisRun::fork_us},
     {"cold_ops_per_s", &RedisRun::cold_ops_per_s},
     {"cold_p99_ns", &RedisRun::cold_p99_ns},
+    {"expired_ahead", &RedisRun::expired_ahead},
     {"lag_s", &RedisRun::lag_s},
     {"server_read_bytes", &RedisRun::server_read_bytes},
 };
