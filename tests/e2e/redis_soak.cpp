@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // 24 clients on a tiered server that saves, rewrites its append-only file, is given more and less DRAM, lives on LUNs
 // that fail, and is killed again and again. appendfsync is always: what was acknowledged must be there after each
-// restart, and every reply must be right (redis_soak_client.h).
+// restart, and every reply must be right (redis_soak_client.h). With them, keys that expire, rounds of values of other
+// sizes that leave holes, and a user who may change nothing (redis_soak_guests.h).
 //
 //   redis_soak MODULE SECONDS CAP_MIB VALUES_MIB SAVE_EVERY_S LIFE_S PAUSE_MS [LIFE]
 //
@@ -11,14 +12,15 @@
 // rewrites. The child lives on until the next server is up. Clients rest for up to PAUSE_MS between batches. Lives take
 // turns (LIFE: all are of that kind):
 //
-//   file     a file on the disk
+//   file     a file on the disk. A tiered replica comes late, is killed -9 at any moment, comes again and follows; then
+//            clients rest, and both have the same digest
 //   errors   reads and writes that fail, bits that flip on their way: tried again. Nothing may be seen of it, and the
 //            LUN stays as large as it is
 //   torn     writes that land in part or elsewhere: pages are lost. The server may end at any time, with a line that
 //            says so, or answer with an error; it may not give a wrong reply, or write one to its files
 //
 // At the end a plain server loads the append-only file, and the last dump, and every key is read. LUNAR_SEED= replays
-// choices, not timing. Threading: 24 clients, and main for the server. May not: leave files or processes behind.
+// choices, not timing. Threading: one a client, and main for the servers. May not: leave files or processes behind.
 #include <signal.h>
 #include <sys/syscall.h>
 
@@ -26,6 +28,7 @@
 #include <thread>
 
 #include "redis_soak_client.h"
+#include "redis_soak_guests.h"
 
 namespace {
 
@@ -59,8 +62,9 @@ struct Plan {
 };
 
 struct Totals {
-  unsigned lives = 0, kills = 0, kills_in_save = 0, ends_by_loss = 0, budgets = 0;
-  uint64_t saves = 0, rewrites = 0, read_errors = 0, write_errors = 0, evicted_pages = 0;
+  unsigned lives = 0, kills = 0, kills_in_save = 0, ends_by_loss = 0, budgets = 0, replicas = 0;
+  uint64_t gate_expired = 0, gate_refused = 0, saves = 0, rewrites = 0, read_errors = 0, write_errors = 0,
+           evicted_pages = 0;
 };
 
 // Children of a process, held by descriptor: their numbers may be given to others when they have ended.
@@ -74,7 +78,13 @@ std::vector<int> children_of(pid_t pid) {
 
 class Soak {
  public:
-  Soak(const Run& run, const Plan& plan, uint64_t seed) : run_(run), plan_(plan), random_(seed) {
+  Soak(const Run& run, const Plan& plan, uint64_t seed)
+      : run_(run),
+        plan_(plan),
+        random_(seed),
+        strings_{{board_, {"due", run.keys / 5, due_ms_max(plan), plan.pause_ms / 10}, seed},
+                 {board_, {"size", run.keys / 5, 0, plan.pause_ms / 10}, seed}},
+        stranger_(board_, run.keys, plan.pause_ms, seed) {
     const uint64_t each = run.keys / kClients;
     for (unsigned i = 0; i < kClients; ++i) clients_.emplace_back(board_, i, i * each, each, seed, plan.pause_ms);
   }
@@ -86,6 +96,8 @@ class Soak {
 
   void go() {
     for (SoakClient& client : clients_) threads_.emplace_back([&client] { client.run(); });
+    for (SoakStrings& client : strings_) threads_.emplace_back([&client] { client.run(); });
+    threads_.emplace_back([this] { stranger_.run(); });
     for (double start = 0;
          !board_.stop.load() && (totals_.lives < kLivesMin || start == 0 || now_s() - start < plan_.seconds);
          ++totals_.lives) {
@@ -104,7 +116,8 @@ class Soak {
     const std::string lun = life.faults == nullptr ? ""
                                                    : fmt::format("sim:{},seed={},{}", kSimPerCap * run_.cap,
                                                                  totals_.lives + 1, life.faults);
-    ServerSetup result = run_.tiered("soak", "dump.rdb", kAppend, lun);
+    const std::string further = fmt::format("{} {}", kAppend, SoakStranger::kUser);
+    ServerSetup result = run_.tiered("soak", "dump.rdb", further, lun);
     result.name = name;
     return result;
   }
@@ -215,12 +228,42 @@ class Soak {
       }
       if (!life.lossy) check_children(server);
     }
+    if (life.faults == nullptr) follow_with_replica(server);
     look_at_figures(server, life);
     if (const uint64_t dice = random_() % 3; dice > 0) {
       (void)(dice == 1 ? ask(server, {"BGSAVE", "SCHEDULE"}, "already in progress")
                        : ask(server, {"BGREWRITEAOF"}, "already in progress"));
       usleep(static_cast<useconds_t>(random_() % 300'000));
     }
+  }
+
+  void rest(double seconds) {
+    for (const double start = now_s(); now_s() < start + seconds && !board_.stop.load();) usleep(10'000);
+  }
+
+  // The first is killed while it copies its master, or follows it; the second must come to be like its master.
+  void follow_with_replica(RedisServer& master) {
+    const ServerSetup setup = run_.tiered("replica", "replica.rdb", "forks no");
+    {
+      RedisServer first(setup);
+      (void)first.command({"REPLICAOF", "127.0.0.1", std::to_string(master.port())});
+      rest(plan_.life / 4 * static_cast<double>(random_() % 100) / 100);
+      kill(first.pid(), SIGKILL);
+    }
+    RedisServer second(setup);
+    second.set_patience(kReplySecondsMax);
+    follow(second, master);
+    rest(plan_.life / 8);
+    const Quiet quiet(board_);
+    wait_until("the end of the keys that expire",
+               [&] { return master.info("keyspace", "db0").find("expires=0,") != std::string::npos; });
+    wait_until("the end of the master's stream", [&] {
+      return second.info("replication", "slave_repl_offset") == master.info("replication", "master_repl_offset");
+    });
+    const std::string wanted = digest(master), got = digest(second);
+    if (got != wanted)
+      board_.fail(fmt::format("a replica's digest is {}, its master's {}:\n{}", got, wanted, second.log_tail()));
+    ++totals_.replicas;
   }
 
   void check_children(RedisServer& server) {
@@ -254,6 +297,8 @@ class Soak {
     for (auto [field, total] : {std::pair{"rdb_saves", &totals_.saves}, std::pair{"aof_rewrites", &totals_.rewrites}})
       *total += strtoull(server.info("persistence", field).c_str(), nullptr, 10);
     totals_.evicted_pages += evicted;
+    totals_.gate_expired += figure(server, "gate_expired");
+    totals_.gate_refused += figure(server, "gate_refused");
     totals_.read_errors += reads;
     totals_.write_errors += writes;
     const bool errors = life.faults != nullptr && !life.lossy;
@@ -281,6 +326,8 @@ class Soak {
       publish(&server, false);
       for (SoakClient& client : clients_)
         if (!client.verify_all()) board_.fail("the last server hung up");
+      for (SoakStrings& client : strings_)
+        if (!client.verify_all()) board_.fail("the last server hung up");
       publish(nullptr, false);
     }
     if (!std::filesystem::exists(run_.scratch->file("soak/dump.rdb"))) return board_.fail("no BGSAVE has left a dump");
@@ -300,22 +347,35 @@ class Soak {
         "{} lives: {} killed ({} with a child), {} ended by a lost page; {} saves and {} rewrites begun, {} budgets\n"
         "{} writes acknowledged, {} reads checked, {} connections, {} steps in doubt ({} had happened), {} error "
         "replies of a lossy LUN\n"
-        "{} pages evicted, {} read errors, {} write errors\n",
+        "{} pages evicted, {} read errors, {} write errors\n"
+        "{} keys with an end written, {} of {} reads saw that they had gone, {} expired by the gate; {} rounds of "
+        "sizes; "
+        "{} commands refused, {} at the gate; {} replicas compared\n",
         t.lives, t.kills, t.kills_in_save, t.ends_by_loss, t.saves, t.rewrites, t.budgets, sum.writes, sum.reads,
-        sum.connections, sum.in_doubt, sum.happened, sum.errors, t.evicted_pages, t.read_errors, t.write_errors);
+        sum.connections, sum.in_doubt, sum.happened, sum.errors, t.evicted_pages, t.read_errors, t.write_errors,
+        strings_[0].writes(), strings_[0].expired(), strings_[0].reads(), t.gate_expired, strings_[1].rounds(),
+        stranger_.refused(), t.gate_refused, t.replicas);
     if (board_.failures.load() != 0) return;
     require(t.lives >= kLivesMin && t.kills >= 2, "too few lives to show anything");
     require(t.saves >= 2 && t.rewrites >= 1, "too few saves and rewrites");
+    require(strings_[0].expired() > 0 && strings_[1].rounds() > 1 && stranger_.refused() > 0,
+            "no key expired, sizes did not change, or nothing was refused");
+    require(plan_.only != nullptr || (t.replicas > 0 && t.gate_expired > 0 && t.gate_refused > 0),
+            "no replica was compared, or the gate had no part in it");
     require(sum.writes > run_.keys && sum.reads > run_.keys && sum.in_doubt > 0, "too little work");
   }
 
   static constexpr const char* kAppend =
-      "--appendonly yes --appendfsync always --auto-aof-rewrite-percentage 100 --auto-aof-rewrite-min-size 512mb";
+      "--appendonly yes --appendfsync always --auto-aof-rewrite-percentage 100 --auto-aof-rewrite-min-size 512mb "
+      "--repl-diskless-sync-delay 0";
+  static uint64_t due_ms_max(const Plan& plan) { return static_cast<uint64_t>(plan.life * 1000 / 4); }
   const Run& run_;
   const Plan plan_;
   std::mt19937_64 random_;
   Board board_;
   std::deque<SoakClient> clients_;
+  SoakStrings strings_[2];  // that expire; of other sizes
+  SoakStranger stranger_;
   std::vector<std::thread> threads_;
   std::vector<int> orphans_;
   Totals totals_;

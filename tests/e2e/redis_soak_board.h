@@ -21,12 +21,28 @@ struct Board {
   std::string directory;           // its working directory: proof that it is ours
   std::atomic<bool> lossy{false};  // its LUN loses pages: error replies are allowed
   std::atomic<bool> stop{false};
+  std::atomic<bool> pause{false};  // no client begins anything
+  std::atomic<unsigned> busy{0};   // clients that are at work
   std::atomic<unsigned> failures{0};
   void fail(const std::string& text) {
     const std::lock_guard hold(lock);
     if (failures.fetch_add(1) < 10) fmt::print("FAIL: {}\n", text);
     stop.store(true);
   }
+};
+
+// While this lives no client begins anything, and all have their replies.
+class Quiet {
+ public:
+  explicit Quiet(Board& board) : board_(board) {
+    board_.pause.store(true);
+    wait_until("the end of the clients' work", [this] { return board_.busy.load() == 0; });
+  }
+  ~Quiet() { board_.pause.store(false); }
+  Quiet(const Quiet&) = delete;
+
+ private:
+  Board& board_;
 };
 
 inline std::string field_of(const std::string& info, const std::string& name) {

@@ -12,13 +12,12 @@
 #include <map>
 #include <random>
 
-#include "redis_soak_board.h"
-#include "redis_tiered.h"
+#include "redis_soak_wire.h"
 
 namespace e2e {
 
 // The items of a key. string: {0: version}; hash: field -> version; list: place -> version; sorted set: member ->
-// score. No items: no key.
+// score; set: member -> anything. No items: no key.
 using Value = std::map<uint64_t, uint64_t>;
 
 enum class Verb : uint8_t { kFill, kPut, kTake, kDelete };
@@ -39,25 +38,19 @@ struct SoakCounts {
   uint64_t writes = 0, reads = 0, connections = 0, in_doubt = 0, happened = 0, errors = 0;
 };
 
-class SoakClient {
+class SoakClient : public SoakWire {
  public:
   SoakClient(Board& board, unsigned index, uint64_t first_key, uint64_t keys, uint64_t seed, unsigned pause_ms)
-      : board_(board), first_key_(first_key), pause_us_(pause_ms * 1000), values_(keys), random_(seed * 64 + index) {}
-  ~SoakClient() { hang_up(); }
-  SoakClient(const SoakClient&) = delete;
+      : SoakWire(board), first_key_(first_key), pause_us_(pause_ms * 1000), values_(keys), random_(seed * 64 + index) {}
 
   // Fills its keys, then reads and writes until board.stop.
   void run() {
-    while (!board_.stop.load()) {
-      if (connection_ == nullptr && !reconnect()) {
-        usleep(20'000);
-        continue;
-      }
-      const bool filling = filled_ < values_.size();
-      exchange(filling ? next_fill() : next_batch());
-      if (!filling && pause_us_ > 0) usleep(static_cast<useconds_t>(pick(pause_us_)));
-    }
-    hang_up();
+    SoakWire::run([this] { return reconnect(); },
+                  [this] {
+                    const bool filling = filled_ < values_.size();
+                    exchange(filling ? next_fill() : next_batch());
+                    if (!filling && pause_us_ > 0) usleep(static_cast<useconds_t>(pick(pause_us_)));
+                  });
   }
 
   // Reads every key on the server that there is now. False: the connection was lost.
@@ -76,18 +69,18 @@ class SoakClient {
   const SoakCounts& counts() const { return counts_; }
 
  private:
-  enum Type { kString, kHash, kList, kZset };
-  using Reply = lunar::tools::Reply;
+  enum Type { kString, kHash, kList, kZset, kSet };
 
   // ---- commands and what they do ------------------------------------------------------------------------------------
-  static Type type(uint64_t key) { return static_cast<Type>(key % 4); }
+  static Type type(uint64_t key) { return static_cast<Type>(key % 5); }
   // 200: not compact
-  static uint64_t parts(uint64_t key) { return type(key) == kString ? 1 : key / 4 % 25 == 0 ? 200 : 20; }
+  static uint64_t parts(uint64_t key) { return type(key) == kString ? 1 : key / 5 % 25 == 0 ? 200 : 20; }
   static size_t part_bytes(uint64_t key) { return kKeyBytes / parts(key); }
   std::string name(uint64_t key) const { return fmt::format("key:{}", first_key_ + key); }
   std::string text(uint64_t key, uint64_t part, uint64_t version) const {
     return content(first_key_ + key, version * 1000 + part, part_bytes(key));
   }
+  static bool has_members(Type t) { return t == kZset || t == kSet; }
   std::string member(uint64_t key, uint64_t part) const { return fmt::format("{}:", part) + text(key, part, 0); }
   // A list's items do not know their places.
   std::string item(uint64_t key, uint64_t part, uint64_t version) const {
@@ -95,14 +88,14 @@ class SoakClient {
   }
 
   Words words(const Write& w) const {
-    static const char* const kPuts[] = {"SET", "HSET", "RPUSH", "ZADD"};
-    static const char* const kTakes[] = {"DEL", "HDEL", "LPOP", "ZREM"};
+    static const char* const kPuts[] = {"SET", "HSET", "RPUSH", "ZADD", "SADD"};
+    static const char* const kTakes[] = {"DEL", "HDEL", "LPOP", "ZREM", "SREM"};
     const Type t = type(w.key);
     if (w.verb == Verb::kDelete) return {"DEL", name(w.key)};
     if (w.verb == Verb::kTake) {
       Words result{kTakes[t], name(w.key)};
       if (t == kHash) result.push_back(fmt::format("field {}", w.part));
-      if (t == kZset) result.push_back(member(w.key, w.part));
+      if (has_members(t)) result.push_back(member(w.key, w.part));
       return result;
     }
     Words result{kPuts[t], name(w.key)};
@@ -110,7 +103,7 @@ class SoakClient {
     for (uint64_t part = first; part <= last; ++part) {
       if (t == kHash) result.push_back(fmt::format("field {}", part));
       if (t == kZset) result.push_back(std::to_string(w.version + part - first));
-      result.push_back(t == kZset ? member(w.key, part) : item(w.key, part, w.version + part - first));
+      result.push_back(has_members(t) ? member(w.key, part) : item(w.key, part, w.version + part - first));
     }
     return result;
   }
@@ -122,6 +115,8 @@ class SoakClient {
         return {"HGETALL", name(key)};
       case kList:
         return {"LRANGE", name(key), "0", "-1"};
+      case kSet:
+        return {"SMEMBERS", name(key)};
       default:
         return {"ZRANGE", name(key), "0", "-1", "WITHSCORES"};
     }
@@ -154,22 +149,6 @@ class SoakClient {
   }
 
   // ---- replies ------------------------------------------------------------------------------------------------------
-  static std::string plain_text(const redisReply* r) {
-    switch (r->type) {
-      case REDIS_REPLY_INTEGER:
-        return std::to_string(r->integer);
-      case REDIS_REPLY_NIL:
-        return "";
-      case REDIS_REPLY_ARRAY:
-        return fmt::format("an array of {}", r->elements);
-      default:
-        return std::string(r->str, static_cast<size_t>(r->len));
-    }
-  }
-  static std::string brief(const std::string& text) {
-    return text.size() <= 100 ? text : fmt::format("{}... ({} bytes)", text.substr(0, 100), text.size());
-  }
-
   // "" when the reply to read_words is what `value` says; else what differs.
   std::string difference(uint64_t key, const Value& value, const redisReply* r) const {
     const Type t = type(key);
@@ -179,7 +158,7 @@ class SoakClient {
     }
     if (r->type != REDIS_REPLY_ARRAY) return fmt::format("'{}', no array", brief(plain_text(r)));
     std::multimap<std::string, std::string> got, wanted;  // lists: by place
-    const size_t step = t == kList ? 1 : 2;
+    const size_t step = t == kList || t == kSet ? 1 : 2;
     for (size_t i = 0; i + step <= r->elements; i += step)
       got.emplace(t == kList ? fmt::format("{:08}", i) : plain_text(r->element[i]),
                   plain_text(r->element[i + step - 1]));
@@ -188,6 +167,7 @@ class SoakClient {
       if (t == kHash) wanted.emplace(fmt::format("field {}", part), item(key, part, version));
       if (t == kList) wanted.emplace(fmt::format("{:08}", place++), item(key, 0, version));
       if (t == kZset) wanted.emplace(member(key, part), std::to_string(version));
+      if (t == kSet) wanted.emplace(member(key, part), member(key, part));
     }
     if (got == wanted) return "";
     for (const auto& [at, text] : wanted)
@@ -197,26 +177,6 @@ class SoakClient {
     return fmt::format("{} items, not {}", got.size(), wanted.size());
   }
 
-  // nullptr: the connection is lost (and hung up).
-  Reply receive() {
-    void* raw = nullptr;
-    if (redisGetReply(connection_, &raw) != REDIS_OK || raw == nullptr) {
-      if (connection_->err == REDIS_ERR_IO && errno == EAGAIN)
-        board_.fail(fmt::format("a client has had no reply for {} s", kReplySecondsMax));
-      hang_up();
-      return nullptr;
-    }
-    return Reply(static_cast<redisReply*>(raw));
-  }
-  void send(const Words& words) {
-    std::vector<const char*> text;
-    std::vector<size_t> size;
-    for (const std::string& word : words) {
-      text.push_back(word.data());
-      size.push_back(word.size());
-    }
-    (void)redisAppendCommandArgv(connection_, static_cast<int>(words.size()), text.data(), size.data());
-  }
   // True: an error reply, which only a LUN that loses pages excuses. The connection is given up: what was done is found
   // out anew.
   bool is_error(const redisReply* r, const Words& command) {
@@ -278,26 +238,8 @@ class SoakClient {
   }
 
   bool reconnect() {
-    uint16_t port;
-    std::string directory;
-    {
-      const std::lock_guard hold(board_.lock);
-      port = board_.port;
-      directory = board_.directory;
-    }
-    if (port == 0) return false;
-    hang_up();
-    port_ = port;
-    connection_ = redisConnectWithTimeout("127.0.0.1", port, timeval{5, 0});
-    if (connection_ == nullptr || connection_->err != 0) {
-      hang_up();
-      return false;
-    }
-    (void)redisSetTimeout(connection_, timeval{kReplySecondsMax, 0});
-    send({"CONFIG", "GET", "dir"});
-    const Reply r = receive();
-    const bool ours = r && r->type == REDIS_REPLY_ARRAY && r->elements == 2 && plain_text(r->element[1]) == directory;
-    if (!ours || !settle()) {
+    if (!connect()) return false;
+    if (!settle()) {
       hang_up();
       return false;
     }
@@ -341,11 +283,6 @@ class SoakClient {
     return true;
   }
 
-  void hang_up() {
-    if (connection_ != nullptr) redisFree(connection_);
-    connection_ = nullptr;
-  }
-
   // ---- what to do next ----------------------------------------------------------------------------------------------
   uint64_t pick(uint64_t n) { return random_() % n; }
   // Of as many items as a key has: a fill gives each the next one.
@@ -383,15 +320,12 @@ class SoakClient {
     return batch;
   }
 
-  Board& board_;
   const uint64_t first_key_, pause_us_;
   std::vector<Value> values_;  // as acknowledged
   std::vector<Step> doubt_;    // sent and not answered, in order
   std::atomic<uint64_t> filled_{0};
   uint64_t version_ = 0;
   std::mt19937_64 random_;
-  redisContext* connection_ = nullptr;
-  uint16_t port_ = 0;  // of it
   SoakCounts counts_;
 };
 

@@ -11,6 +11,8 @@ lie the holes that deleted values of another size have left.
   evict       the same with maxmemory-policy allkeys-random: the answers are OK
   pack        when space is short values are moved together: maxmemory comes back, and nothing changes
   child       a script and many clients while a forked child holds its half
+  transaction more is written in one EXEC than is left, which the server asks once: the last resort takes it, the next
+              write is refused, and a deletion ends it
   large       one value larger than what is left: SET, SETRANGE, APPEND, a reply that no client reads, a script
   purge       what deleted values leave near the limit is given back, by the module and by the preload library under it
   rewrite     CONFIG REWRITE, then a start with a larger size: maxmemory follows; an own maxmemory stays
@@ -305,6 +307,36 @@ def large_values(server):
     peak = int(re.search(r"VmHWM:\s+(\d+)", open(f"/proc/{server.process.pid}/status").read())[1]) >> 10
     assert peak <= 16 + 128, f"its resident set peaked at {peak} MiB, {16 + 128} is what SIZING.md says"
     for key in range(600, 1000, 10):
+        assert client.ask("GET", f"fill:{key}") == value(key, 4000), f"fill:{key} is not what was stored"
+
+
+def transaction(directory, module):
+    with_server(directory, module, large_transaction, "--save", "", forks="no")
+
+
+def large_transaction(server):
+    client, other = server.client(), server.client()
+    store(server, client, "fill", 0, 110 * MIB // 4000, 4000)
+    client.ask("UNLINK", *[f"fill:{key}" for key in range(1500)])
+    time.sleep(0.3)
+    body = NOISE[:MIB // 2]
+    assert not refused(client, "SET", "big", body), f"half a MiB does not fit into 6 MiB\n{space(client)}"
+    copies = 60 * MIB // len(body)
+    other.send([("MULTI",), *[("COPY", "big", f"copy:{n}") for n in range(copies)], ("EXEC",)])
+    for _ in range(copies + 1):
+        assert not isinstance(other.receive(), Refused), "not queued"
+    assert other.receive() == [1] * copies, "not all were copied"
+    server.must_live("a transaction of 60 MiB")
+    assert client.figure("last_resort_allocations") > 0, f"60 MiB fit where 18 are left? {space(client)}"
+    assert refused(client, "SET", "one", "x").startswith("OOM "), f"a write beyond it is done: {space(client)}"
+    for n in range(copies):
+        assert client.ask("GET", f"copy:{n}") == body, f"copy:{n} is not what was copied"
+    client.ask("UNLINK", *[f"copy:{n}" for n in range(copies)])
+    end = time.monotonic() + PATIENCE_S
+    while refused(client, "SET", "one", "x"):
+        assert time.monotonic() < end, f"writes are still refused: {space(client)}"
+        time.sleep(0.1)
+    for key in range(1500, 2000, 10):
         assert client.ask("GET", f"fill:{key}") == value(key, 4000), f"fill:{key} is not what was stored"
 
 
