@@ -117,7 +117,9 @@ class Soak {
                                                    : fmt::format("sim:{},seed={},{}", kSimPerCap * run_.cap,
                                                                  totals_.lives + 1, life.faults);
     const std::string further = fmt::format("{} {}", kAppend, SoakStranger::kUser);
-    ServerSetup result = run_.tiered("soak", "dump.rdb", further, lun);
+    Run run = run_;
+    if (life.faults == nullptr) run.size_per_cap *= 2;  // what a replica has not received yet takes LUN space, too
+    ServerSetup result = run.tiered("soak", "dump.rdb", further, lun);
     result.name = name;
     return result;
   }

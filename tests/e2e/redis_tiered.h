@@ -27,6 +27,7 @@ struct Run {
   std::string module;
   uint64_t cap = 0, keys = 0;
   const Scratch* scratch = nullptr;
+  uint64_t size_per_cap = 24;
 
   ServerSetup plain(const std::string& name, const std::string& dump, const std::string& further = "") const {
     ServerSetup result;
@@ -45,7 +46,7 @@ struct Run {
                      const std::string& lun = "") const {
     return plain(name, dump,
                  fmt::format("--loadmodule {} dram {} lun {} size {} {}", module, cap,
-                             lun.empty() ? scratch->path : lun, 24 * cap, further));
+                             lun.empty() ? scratch->path : lun, size_per_cap * cap, further));
   }
 };
 
