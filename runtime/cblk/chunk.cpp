@@ -244,8 +244,10 @@ int Chunk::set_size(uint64_t blocks, int flags) {
   return status == -ENOSPC ? -ENOMEM : status;
 }
 
-// Not while asynchronous commands are under way, or the device has late I/O: the caller must wait for them first.
+// Not while asynchronous commands are under way, or the device has late I/O: the caller must wait for them first. Nor
+// while another process uses it, which would go on in what is another LUN's by then.
 bool Chunk::can_shrink() {
+  if (virtual_->is_joined_by_others()) return false;
   lock_.lock();
   while (!leader_ && reap()) {}
   const bool over = idle();
@@ -268,7 +270,7 @@ int Chunk::clone_after_fork(int mode) {
       inherited ? active_at_fork_ : !forked_ && in_ring_ - lost_ + commands_.backlog() + commands_.fetchable() != 0;
   int status = busy ? -EBUSY : 0;
   if (!busy && inherited) {
-    status = virtual_->refresh();
+    status = virtual_->join();
     if (status == 0) {
       // another sharer may have resized it
       size_blocks_.store(virtual_->used_bytes() / kBlockBytes, std::memory_order_release);

@@ -98,7 +98,9 @@ int open_whole(const char* path, bool read_only, bool reserve, bool forced, Devi
 int open_virtual(const char* path, VirtualLun** out, ErrorText* why) {
   PhysicalLun* physical = nullptr;
   const int status = physical_open(path, Format::kIfBlank, &physical, why);
-  return status < 0 ? status : VirtualLun::open(physical, VirtualOptions{}, out, why);  // takes what it is given over
+  VirtualOptions options;
+  options.joins = true;
+  return status < 0 ? status : VirtualLun::open(physical, options, out, why);  // takes what it is given over
 }
 
 Ways ways_to(Device* device) {

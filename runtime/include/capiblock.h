@@ -229,8 +229,9 @@ int cblk_get_size(chunk_id_t chunk, size_t *nblocks, int flags);
  * Blocks. flags: 0 or CBLK_SCRUB_DATA_FLG. EINVAL: a physical chunk, or more than the whole LUN has; ENOMEM: more
  * than remains (nothing is changed): the format of virtual LUNs takes some, 2 MiB of devices up to 16 GiB, so 1 GiB
  * fits on 1026 MiB; EBUSY: shrinking with asynchronous commands under way, late I/O, or blocking I/O that does not end
- * within 5 s (blocking I/O of the part that stays goes on meanwhile). Scrubbing comes first: where shrinking then
- * fails, the size stays, the tail is zeros. */
+ * within 5 s (blocking I/O of the part that stays goes on meanwhile), or while another process uses the LUN: the one
+ * that opened it, or a forked child that cloned it, until that closes it or ends. Scrubbing comes first: where
+ * shrinking then fails, the size stays, the tail is zeros. */
 int cblk_set_size(chunk_id_t chunk, size_t nblocks, int flags);
 
 int cblk_get_stats(chunk_id_t chunk, chunk_stats_t *stats, int flags);
@@ -284,9 +285,10 @@ int cblk_listio(chunk_id_t chunk, cblk_io_t *issue[], int nissue, cblk_io_t *pen
                 int nwait, cblk_io_t *completion[], int *ncompletion, uint64_t timeout_us, int flags);
 
 /* In a forked child: makes an inherited virtual chunk usable, with at most the parent's access mode. The LUN is then
- * one and the same for both. On a physical chunk there is nothing to do. EBUSY: commands were under way at fork (or
- * are, in a process that did not fork), or not fetched; a command that ended with ETIMEDOUT does not count, but its
- * write may land late; EINVAL: the mode exceeds the parent's. */
+ * one and the same for both: either may make it larger, neither may shrink it while the other has it open (EBUSY). On a
+ * physical chunk there is nothing to do. EBUSY: commands were under way at fork (or are, in a process that did not
+ * fork), or not fetched; one that was told ETIMEDOUT is not, but a late write may yet land; EINVAL: the mode exceeds
+ * the parent's. */
 int cblk_clone_after_fork(chunk_id_t chunk, int mode, int flags);
 
 /* ---- groups of chunks ----

@@ -36,6 +36,21 @@ void round_trip(uint64_t lba, uint64_t version) {
   REQUIRE(status.status == CBLK_ARW_STATUS_SUCCESS && is_stamped(*buffer, lba, 4, version));
 }
 
+// Between a parent and its child: 0 to the child, 1 to the parent.
+struct Turns {
+  int ends[2][2];
+  void make() { REQUIRE(pipe(ends[0]) == 0 && pipe(ends[1]) == 0); }
+  void give(int to) { REQUIRE(write(ends[to][1], "g", 1) == 1); }
+  void wait(int to) {
+    char go;
+    REQUIRE(read(ends[to][0], &go, 1) == 1);
+  }
+  void end() {
+    for (auto& both : ends)
+      for (const int fd : both) close(fd);
+  }
+};
+
 }  // namespace
 
 CASE(a_physical_chunk_works_on_in_a_child) {
@@ -194,6 +209,52 @@ CASE(a_clone_has_the_size_that_another_gave_it) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
+// What one process gives up goes to other LUNs: none may shrink it while another could write there.
+CASE(a_virtual_chunk_does_not_shrink_while_another_process_uses_it) {
+  if (!survives()) return;
+  static std::string path;
+  path = device(kBlocks);
+  id = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
+  REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 90, 0) == 0);
+  Buffer block(1);
+  stamp(block, 89, 1, 1);
+  REQUIRE(cblk_write(id, block, 89, 1, 0) == 1);
+  in_child(
+      [](void*) {
+        REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+        Buffer block(1);
+        REFUSES(cblk_set_size(id, 30, CBLK_SCRUB_DATA_FLG), EBUSY);
+        REQUIRE(cblk_read(id, block, 89, 1, 0) == 1 && is_stamped(block, 89, 1, 1));
+        REQUIRE(cblk_set_size(id, 95, 0) == 0);
+        REQUIRE(cblk_write(id, block, 94, 1, 0) == 1);
+      },
+      nullptr);
+  static Turns turns;
+  turns.make();
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    turns.wait(0);
+    size_t size = 0;
+    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+    REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == 80);
+    turns.give(1);
+    turns.wait(0);  // the parent has closed its own
+    REQUIRE(cblk_set_size(id, 30, 0) == 0);
+    _exit(0);
+  }
+  REQUIRE(cblk_set_size(id, 80, 0) == 0);  // the child does not use it yet
+  turns.give(0);
+  turns.wait(1);
+  REFUSES(cblk_set_size(id, 30, 0), EBUSY);
+  REQUIRE(cblk_write(id, block, 79, 1, 0) == 1);
+  REQUIRE(cblk_close(id, 0) == 0);
+  turns.give(0);
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+  turns.end();
+}
+
 // Also a smaller one; and if not resized, one that is no multiple of the RAID's members.
 CASE(a_clone_of_a_shrunk_chunk_and_of_a_raid0) {
   if (!survives()) return;
@@ -203,23 +264,26 @@ CASE(a_clone_of_a_shrunk_chunk_and_of_a_raid0) {
   static chunk_cg_id_t group;
   group = cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0 | CBLK_OPN_VIRT_LUN);
   REQUIRE(group != NULL_CHUNK_CG_ID && cblk_cg_set_size(group, 101, 0) == 0);
-  in_child(
-      [](void*) {
-        in_child(
-            [](void*) {
-              REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
-              REQUIRE(cblk_set_size(id, 30, 0) == 0);
-            },
-            nullptr);
-        size_t size = 0;
-        Buffer block(1);
-        REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
-        REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == 30);
-        REFUSES(cblk_read(id, block, 30, 1, 0), EINVAL);
-        REQUIRE(cblk_cg_clone_after_fork(group, O_RDWR, 0) == 0);
-        REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 102);
-      },
-      nullptr);
+  static Turns turns;
+  turns.make();
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    turns.wait(0);
+    size_t size = 0;
+    Buffer block(1);
+    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+    REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == 30);
+    REFUSES(cblk_read(id, block, 30, 1, 0), EINVAL);
+    REQUIRE(cblk_cg_clone_after_fork(group, O_RDWR, 0) == 0);
+    REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 102);
+    _exit(0);
+  }
+  REQUIRE(cblk_set_size(id, 30, 0) == 0);
+  turns.give(0);
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+  turns.end();
   REQUIRE(cblk_cg_close(group, 0) == 0);
   REQUIRE(cblk_close(id, 0) == 0);
 }

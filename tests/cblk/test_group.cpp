@@ -384,3 +384,38 @@ CASE(a_reservation_keeps_others_out) {
   REQUIRE(cblk_close(other, 0) == 0);
   REQUIRE(cblk_close(plain, 0) == 0);
 }
+
+// A reader that wants it alone, which cannot take a lock for writing.
+CASE(a_reservation_for_reading_keeps_others_out) {
+  if (kind() == "sim") return;
+  const std::string path = device(kBlocks);
+  const chunk_id_t first = cblk_open(path.c_str(), 0, O_RDONLY, 0, CBLK_OPN_RESERVE);
+  REQUIRE(first != NULL_CHUNK_ID);
+  REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, 0), EBUSY);
+  REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_RESERVE), EBUSY);
+  REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN), EBUSY);
+  REFUSES(cblk_open(path.c_str(), 0, O_RDONLY, 0, 0), EBUSY);
+  REFUSES(cblk_open(path.c_str(), 0, O_RDONLY, 0, CBLK_OPN_RESERVE), EBUSY);
+  REQUIRE(cblk_close(first, 0) == 0);
+  const chunk_id_t writer = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
+  REQUIRE(writer != NULL_CHUNK_ID);
+  REFUSES(cblk_open(path.c_str(), 0, O_RDONLY, 0, CBLK_OPN_RESERVE), EBUSY);
+  REQUIRE(cblk_close(writer, 0) == 0);
+}
+
+// One reservation is the group's: its chunks do not wait for each other. Forced ones among other owners wait once.
+CASE(a_reserved_group_opens_as_fast_as_a_chunk) {
+  if (kind() == "sim") return;
+  const std::string path = device(kBlocks);
+  const Watch alone;
+  const chunk_cg_id_t reserved = cblk_cg_open(path.c_str(), 0, O_RDWR, 12, 0, CBLK_GROUP_ID | CBLK_OPN_RESERVE);
+  REQUIRE(reserved != NULL_CHUNK_CG_ID);
+  REQUIRE(alone.passed() < 5);  // a second each, where each asked for itself
+  REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, 0), EBUSY);
+  const Watch among;
+  const chunk_cg_id_t forced = cblk_cg_open(path.c_str(), 0, O_RDWR, 12, 0, kAtOnce);
+  REQUIRE(forced != NULL_CHUNK_CG_ID && among.passed() < 5);
+  REQUIRE(cblk_cg_close(reserved, 0) == 0);
+  REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN), EBUSY);
+  REQUIRE(cblk_cg_close(forced, 0) == 0);
+}

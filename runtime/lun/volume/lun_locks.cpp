@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "lun/volume/lock_fds.h"
+#include "lun/volume/physical_lun.h"
 #include "superpipe/device_files.h"
 #include "sys/file.h"
 #include "sys/proc.h"
@@ -15,12 +16,14 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kMetadata = owner_bytes::kFirstLunByte, kOwners = kMetadata + 64;
+constexpr uint64_t kMetadata = owner_bytes::kFirstLunByte, kOwners = kMetadata + 64, kUsers = kMetadata + 4096;
 constexpr uint64_t kWaitMaxNs = 10'000'000'000;
 constexpr uint64_t kPauseMinNs = 50'000, kPauseMaxNs = 4'000'000;
 
 constexpr uint64_t owner_byte(unsigned index) { return kOwners + 2 * uint64_t{index}; }
 constexpr uint64_t exclusive_byte(unsigned index) { return owner_byte(index) + 1; }
+constexpr uint64_t user_byte(unsigned index) { return kUsers + index; }
+static_assert(owner_byte(kVirtualLunsMax) <= kUsers);
 
 }  // namespace
 
@@ -119,6 +122,38 @@ int LunLocks::owned_exclusively(unsigned index) { return device_locked(device_, 
 int LunLocks::owned_by_any(unsigned index) {
   if (!own_files_ || metadata_count_ == 0) return owned(index);
   return files_locked(metadata_fd_, metadata_count_, owner_byte(index), 1);
+}
+
+int LunLocks::join(unsigned index) {
+  if (none() || (user_fd_ >= 0 && user_ == getpid())) return 0;
+  const sys::MakingDescriptor making;
+  const int opened = sys::open_again(device_->fd(0));
+  if (opened < 0) return opened;
+  const int fd = sys::move_high(opened);
+  int status = register_lock_fd(fd);
+  if (status == 0 && (status = sys::lock_range(fd, sys::RangeLock::kShared, user_byte(index), 1)) < 0)
+    unregister_lock_fd(fd);
+  if (status < 0) {
+    sys::close_file(fd);
+    return status;
+  }
+  user_fd_ = fd;
+  user_ = getpid();
+  return 0;
+}
+
+void LunLocks::part() {
+  if (user_fd_ < 0 || user_ != getpid()) return;
+  const sys::MakingDescriptor ending;
+  unregister_lock_fd(user_fd_);
+  sys::close_file(user_fd_);
+  user_fd_ = -1;
+}
+
+int LunLocks::used(unsigned index) {
+  if (none()) return 0;
+  const bool joined = user_fd_ >= 0 && user_ == getpid();
+  return sys::range_locked(joined ? user_fd_ : device_->fd(0), user_byte(index), 1);
 }
 
 int LunLocks::renew() {

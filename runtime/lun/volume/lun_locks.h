@@ -6,9 +6,11 @@
 //                                  the lock
 //          + 1         parts       ownership.h's: shared by every open. A forced format checks for others first
 //          + 64 + 2i   owner       shared by the owners of LUN i, on the device's own description: forked children
-//                                  inherit it
-//          + 65 + 2i   exclusive   shared too, by an owner that must be the only one. Both are tested, never taken
-//                                  exclusively
+//                      inherit it,
+//          + 65 + 2i   exclusive   shared too, by owners who want to be the only ones. Both are tested, never taken
+//                      exclusively
+//          + 4096 + i  user        shared by each process that uses LUN i, on a description of its own that its
+//                      children do not keep: so processes that own a LUN together by fork see each other
 //
 // All decisions (test, then take) happen under the metadata lock. Forked children must not share it, else parent and
 // child would both have it: so it opens the files again each time, which also suits threads with their own descriptor
@@ -43,6 +45,12 @@ class LunLocks {
   // Whether any description does, this one included. Pre: metadata lock held. (Where it has no description of its own,
   // as owned().)
   [[nodiscard]] int owned_by_any(unsigned index);
+  // This process uses LUN `index`, which its forked children may come to use as well; fine where it does already. 0 or
+  // -errno.
+  [[nodiscard]] int join(unsigned index);
+  void part();  // fine when it does not
+  // Whether another process does: 1, 0, or -errno.
+  [[nodiscard]] int used(unsigned index);
   // `fd`, another description of one of the files, becomes an owner too.
   [[nodiscard]] static int share_lock(int fd, unsigned index, bool exclusive);
   // Ends this process' ownership of everything, unless a forked child shares it: the device goes on with new
@@ -58,6 +66,8 @@ class LunLocks {
   unsigned metadata_count_ = 0;
   bool own_files_ = false;  // these are descriptions of their own
   int opener_ = 0;          // pid
+  int user_fd_ = -1;        // of user_, whose children have closed their copies
+  int user_ = 0;            // pid
 };
 
 }  // namespace lunar

@@ -69,6 +69,9 @@ class PhysicalLunImpl final : public PhysicalLun {
   [[nodiscard]] int free_bytes(uint64_t* out);  // dead scratch LUNs are freed first
   // at close: a scratch LUN goes with its last owner
   void abandon(const OwnedLun& lun);
+  // This process uses it: see lun_locks.h. It does so until close().
+  [[nodiscard]] int join(const OwnedLun& lun) { return locks_.join(lun.index); }
+  bool is_used(const OwnedLun& lun) { return locks_.used(lun.index) != 0; }
   [[nodiscard]] int share_lock(int fd, const OwnedLun& lun) {
     return LunLocks::share_lock(fd, lun.index, lun.exclusive);
   }

@@ -99,6 +99,7 @@ int PhysicalLunImpl::make(Device* raw, Format format, PhysicalLunImpl** out, Err
 }
 
 void PhysicalLunImpl::close() {
+  locks_.part();
   store_.release();
   if (order_) unmap_private(order_, order_bytes_);
   raw_->close();
@@ -234,6 +235,7 @@ int PhysicalLunImpl::take_geometry(const Superblock& super, ErrorText* why) {
     return why->set(status, "LUN %s: %s, but it was %s when it was formatted; give the device its size back",
                     raw_->name(), format_size(raw_->size_bytes()).text, format_size(super.device_bytes).text);
   if (status < 0) return damaged("a superblock that makes no sense", why);
+  locks_.part();
   store_.release();
   status = store_.prepare(raw_, geometry, LunIdentity(super));
   if (status == 0 && !order_) {

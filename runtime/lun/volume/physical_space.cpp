@@ -318,7 +318,8 @@ int PhysicalLunImpl::shrink(uint64_t bytes, OwnedLun* lun, ErrorText* why) {
   int status = session.status();
   if (status == 0) status = ours(*lun, why);
   if (status < 0) return status;
-  const int others = locks_.owned(lun->index);
+  int others = locks_.owned(lun->index);
+  if (others == 0) others = locks_.used(lun->index);
   if (others != 0)
     return why->set(others < 0 ? others : -EBUSY,
                     "LUN %s: other processes have it open; it can shrink when they are gone", raw_->name());
@@ -356,6 +357,7 @@ void PhysicalLunImpl::abandon(const OwnedLun& lun) {
   constexpr int kTries = 5;
   constexpr uint64_t kPauseNs = 4'000'000;  // a ring that is being torn down holds the file for some milliseconds
   own_ = kNoEntry;
+  locks_.part();
   if (locks_.renew() < 0) return;  // the next caller that needs the space finds it ownerless
   for (int i = 0; i < kTries && locks_.owned(lun.index) != 0; ++i) sys::sleep_ns(kPauseNs);
   Session session(this, Repair::kOne, nullptr);

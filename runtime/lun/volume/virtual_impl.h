@@ -32,6 +32,8 @@ class VirtualLunImpl final : public VirtualLun {
   void close() override;
 
   [[nodiscard]] int set_size(uint64_t bytes, ErrorText* why) override;
+  [[nodiscard]] int join() override;
+  bool is_joined_by_others() override { return physical_->is_used(lun_); }
   uint64_t used_bytes() const override { return map_.limit(); }
   uint64_t remaining_bytes() override;
   [[nodiscard]] int refresh() override;

@@ -108,6 +108,12 @@ int VirtualLunImpl::start(const VirtualOptions& options, ErrorText* why) {
     status = physical_->create(wanted, &lun_, why);
   }
   if (status < 0) return status;
+  status = options.joins ? physical_->join(lun_) : 0;
+  if (status < 0 && status != -ENOENT) {  // without /proc a child can neither join it nor change it
+    physical_->abandon(lun_);
+    return why->set(status, "LUN %s: cannot be opened again for its locks: %s (%s)", name_, errno_text(status),
+                    errno_name(status));
+  }
   most_ = lun_.limit_bytes;
   scratch_ = lun_.scratch;
   info_ = lun_.info;
@@ -202,6 +208,12 @@ int VirtualLunImpl::refresh() {
   const int status = physical_->refresh(&lun_);
   if (status == 0) map_.set_limit(lun_.size_bytes);
   return status;
+}
+
+// In this order: a size that was looked up is not lowered any more.
+int VirtualLunImpl::join() {
+  const int status = physical_->join(lun_);
+  return status < 0 ? status : refresh();
 }
 
 int VirtualLunImpl::reserve(DeviceOffset offset, uint64_t length) {

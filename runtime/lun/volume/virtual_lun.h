@@ -27,6 +27,7 @@ struct VirtualOptions {
   const char* name = "";            // "": a scratch LUN is made. Else it must exist
   LunType type = LunType::kBlocks;  // of a new one; one that is there must be of it (-EMEDIUMTYPE)
   bool create = false;              // a named one that is not there is made; one that is there is -EEXIST
+  bool joins = false;               // this process joins it at once: see join()
   bool exclusive = true;            // named: no other open (-EBUSY). Scratch ones are always exclusive
   uint64_t size_bytes = 0;          // of a new one
   // new extents read as zeros: discarded where the device promises that, else written. false: they hold what a former
@@ -41,10 +42,14 @@ class VirtualLun : public Device {
   [[nodiscard]] static int open(PhysicalLun* physical, const VirtualOptions& options, VirtualLun** out, ErrorText* why);
 
   // Sets the size, rounded up to 4096. Grows (see VirtualOptions::zeroed) or shrinks (the tail is gone; waits up to 5 s
-  // for commands in flight, else -EBUSY). Atomic, durable at return. A forked child that shares the LUN must not be
-  // using the tail.
-  // -ENOSPC: size beyond what remains (nothing changed); -EBUSY: shrinking while others have it open.
+  // for commands in flight, else -EBUSY). Atomic, durable at return.
+  // -ENOSPC: size beyond what remains (nothing changed); -EBUSY: shrinking while others have it open or have joined it.
+  // A forked child that has not joined must not be using the tail.
   [[nodiscard]] virtual int set_size(uint64_t bytes, ErrorText* why) = 0;
+  // This process, which may share it by fork, uses all of it from now on, at the size that it has now: no other one can
+  // shrink it then, until this one closes it or ends. A child must join by itself. 0 or -errno.
+  [[nodiscard]] virtual int join() = 0;
+  virtual bool is_joined_by_others() = 0;   // also where that cannot be told
   virtual uint64_t used_bytes() const = 0;  // the size as last set (or reserved)
   virtual uint64_t remaining_bytes() = 0;   // what set_size could add now. Blocks
   // Another process may have grown it: takes that over. 0 or -errno.
