@@ -69,15 +69,21 @@ int Chunk::open(const Options& options, Chunk** out) {
   return status;
 }
 
-int Chunk::open_one(const char* path, Device** out, ErrorText* why) {
+int Chunk::open_one(const char* path, Claim claim, Device** out, ErrorText* why) {
   if (flags_ & CBLK_OPN_VIRT_LUN) {
     VirtualLun* lun = nullptr;
     const int status = open_virtual(path, &lun, why);
     if (status == 0) *out = virtual_ = lun;
     return status;
   }
-  const bool forced = (flags_ & CBLK_OPN_FORCED_RESERVE) != 0;
-  return open_whole(path, access_ == O_RDONLY, forced || (flags_ & CBLK_OPN_RESERVE) != 0, forced, out, why);
+  return open_whole(path, access_ == O_RDONLY, claim, out, why);
+}
+
+// One reservation is a group's: its further chunks would refuse each other.
+Claim Chunk::claim_of(const Options& options) {
+  const bool forced = (options.flags & CBLK_OPN_FORCED_RESERVE) != 0;
+  if (!forced && !(options.flags & CBLK_OPN_RESERVE)) return Claim::kWhole;
+  return options.further ? Claim::kFurther : forced ? Claim::kForced : Claim::kAlone;
 }
 
 int Chunk::open_device(const Options& options) {
@@ -87,10 +93,10 @@ int Chunk::open_device(const Options& options) {
   if (flags_ & CBLK_OPN_MPIO_FO) {
     uri = static_cast<char*>(map_private(kDevicesMax * kPathBytes, ForkPolicy::kInherit));
     status = uri ? paths_uri(options.path, uri, kDevicesMax * kPathBytes) : -ENOMEM;
-    if (status == 0) status = open_one(uri, &device_, &why);
+    if (status == 0) status = open_one(uri, claim_of(options), &device_, &why);
     if (uri) unmap_private(uri, kDevicesMax * kPathBytes);
   } else {
-    status = open_one(options.path, &device_, &why);
+    status = open_one(options.path, claim_of(options), &device_, &why);
   }
   if (status < 0 && why.text[0]) trace("%s", why.text);
   return status;

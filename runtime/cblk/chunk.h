@@ -74,6 +74,7 @@ class Chunk final : public Handle {
     std::atomic<uint64_t>* sequence = nullptr;  // the group's
     Finished* finished = nullptr;               // likewise
     Siblings* siblings = nullptr;
+    bool further = false;  // another chunk of the group has the LUN already
   };
   // 0 or -errno. The chunk is in the table.
   [[nodiscard]] static int open(const Options& options, Chunk** out);
@@ -126,7 +127,8 @@ class Chunk final : public Handle {
   explicit Chunk(Kind kind) : Handle(kind) {}
   // chunk.cpp
   int open_device(const Options& options);
-  int open_one(const char* path, Device** out, ErrorText* why);
+  int open_one(const char* path, Claim claim, Device** out, ErrorText* why);
+  static Claim claim_of(const Options& options);
   void find_limits(const Environment& environment);
   void destroy();
   int attach();

@@ -53,8 +53,7 @@ int Group::open(const Chunk::Options& options, int chunks, Group** out) {
   int status = raid0 ? group->open_devices(each) : 0;
   for (int i = 0; i < (raid0 ? 0 : chunks) && status == 0; ++i) {
     status = group->open_chunk(each);
-    // One reservation is the group's: its chunks would refuse each other.
-    if (each.flags & (CBLK_OPN_RESERVE | CBLK_OPN_FORCED_RESERVE)) each.flags |= CBLK_OPN_FORCED_RESERVE;
+    each.further = true;
   }
   group->siblings_.count = group->count_;
   if (status == 0) status = table_add(group);

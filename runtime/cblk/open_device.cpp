@@ -62,15 +62,16 @@ int paths_uri(const char* path, char* out, size_t size) {
 }
 
 // Virtual LUNs without owners hold nothing: the format ends here, and the device is the caller's.
-int open_whole(const char* path, bool read_only, bool reserve, bool forced, Device** out, ErrorText* why) {
+int open_whole(const char* path, bool read_only, Claim claim, Device** out, ErrorText* why) {
   DeviceOptions options;
   options.scratch = false;
   options.read_only = read_only;
-  options.claim = forced ? Claim::kForced : reserve && !read_only ? Claim::kAlone : Claim::kWhole;
+  options.claim = claim;
+  const bool as_it_is = claim == Claim::kForced || claim == Claim::kFurther;
   for (int turns = 0, busy = 0;; ++turns) {
     // Blank members of a stripe get their labels; they are asked for by name.
     int status = raw_open(path, options, read_only ? Format::kNever : Format::kIfBlank, out, why);
-    if (status < 0 || forced) return status;
+    if (status < 0 || as_it_is) return status;
     DeviceContent content = DeviceContent::kForeign;
     char what[64];
     status = device_content(*out, &content, what, sizeof what, true);  // others' data are the caller's to open

@@ -12,10 +12,10 @@ namespace lunar::cblk {
 constexpr unsigned kDevicesMax = 8;  // of a RAID 0 or of paths
 constexpr size_t kPathBytes = 4096;
 
-// The whole device, as kWhole, kAlone (reserve) or kForced (superpipe/ownership.h). A format of Lunar's on which
+// The whole device, as kWhole, kAlone, kForced or kFurther (superpipe/ownership.h). A format of Lunar's on which
 // nothing outlives its owners ends with it (lun/compose.h: physical_end); one with named LUNs or with owners, and a
-// member of a stripe, is -EBUSY. Not so where it is forced or only read: that leaves everything as it is.
-[[nodiscard]] int open_whole(const char* path, bool read_only, bool reserve, bool forced, Device** out, ErrorText* why);
+// member of a stripe, is -EBUSY. Not so for kForced and kFurther, nor where it is only read: that leaves all as it is.
+[[nodiscard]] int open_whole(const char* path, bool read_only, Claim claim, Device** out, ErrorText* why);
 // A new virtual LUN of size 0 on it, which ends with its last owner. A blank device is formatted first; other opens
 // wait meanwhile (10 s at most).
 [[nodiscard]] int open_virtual(const char* path, VirtualLun** out, ErrorText* why);

@@ -55,12 +55,13 @@ class DeviceFiles {
   int open_lock(const char* path, ErrorText* why);
   int lock_claim(Claim claim);
   int lock_alone();
+  int lock_among();
   int lock_beside(uint64_t own, uint64_t other);
   int claim_from_kernel(const char* path, ErrorText* why);
   int refuse(const char* path, ErrorText* why) const;
 
   std::atomic<int> fd_[2] = {-1, -1};
-  Claim claim_ = Claim::kLook;  // what it holds: never kForced
+  Claim claim_ = Claim::kLook;  // what it holds: never kForced or kFurther
 };
 
 // Files that one context serves, of a device or of several; a command names its own by its place here (Command::file).

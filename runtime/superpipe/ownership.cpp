@@ -46,11 +46,18 @@ bool in_use(const struct stat& node, bool alone, char* who, size_t size) {
 
 }  // namespace
 
-// Exclusively, which no other holder of any part lets pass; then shared, in one step.
+// Exclusively, which no other holder of any part lets pass; then shared, in one step. What is open for reading only
+// takes no exclusive lock, and asks for other holders when it has the shared one.
 int DeviceFiles::lock_alone() {
   const int fds[] = {fd(0), fd(1)};
-  const int status = files_lock(fds, count(), RangeLock::kExclusive, 0, 0);
-  return status < 0 ? status : files_lock(fds, count(), RangeLock::kShared, 0, 0);
+  int status = files_lock(fds, count(), RangeLock::kExclusive, 0, 0);
+  if (status < 0 && status != -EBADF) return status;
+  const bool reads = status == -EBADF;
+  status = files_lock(fds, count(), RangeLock::kShared, 0, 0);
+  if (status < 0 || !reads) return status;
+  status = files_locked(fds, count(), 0, 0);
+  if (status != 0) (void)files_lock(fds, count(), RangeLock::kNone, 0, 0);
+  return status > 0 ? -EAGAIN : status;
 }
 
 int DeviceFiles::lock_beside(uint64_t own, uint64_t other) {
@@ -71,17 +78,23 @@ int DeviceFiles::lock_claim(Claim claim) {
       status = lock_beside(kWholeByte, kPartsByte);
     else if (claim == Claim::kParts)
       status = lock_beside(kPartsByte, kWholeByte);
+    else if (claim == Claim::kFurther)
+      return lock_among();
     else
       status = lock_alone();
   } while ((status == -EAGAIN || status == -EINTR) && pause(start));
   claim_ = claim == Claim::kForced ? Claim::kAlone : claim;
-  if (status == 0 || claim != Claim::kForced) return status;
-  // A lock in any case: later opens must see this one. Only a test of the whole range can be in the way, for moments.
+  return status == 0 || claim != Claim::kForced ? status : lock_among();
+}
+
+// A lock in any case: later opens must see this one. Only a test of the whole range can be in the way, for moments.
+int DeviceFiles::lock_among() {
   const int fds[] = {fd(0), fd(1)};
   claim_ = Claim::kWhole;
-  const uint64_t again = sys::now_ns();
+  const uint64_t start = sys::now_ns();
+  int status;
   do status = files_lock(fds, count(), RangeLock::kShared, kWholeByte, 1);
-  while ((status == -EAGAIN || status == -EINTR) && pause(again));
+  while ((status == -EAGAIN || status == -EINTR) && pause(start));
   return status;
 }
 
@@ -137,7 +150,7 @@ int DeviceFiles::claim(Claim claim, bool read_only, const char* path, ErrorText*
       return why->set(status, "LUN %s: cannot be locked (%s); its file system must know file locks", path,
                       errno_name(status));
   }
-  if (read_only) return 0;
+  if (claim == Claim::kFurther || (read_only && claim != Claim::kAlone)) return 0;
   // A loop device that is being detached stays until its last open ends, such as one that reads its backing file's
   // name.
   char who[256];

@@ -6,8 +6,10 @@
 //   kWhole   a physical chunk (cblk_open), also of a group or a RAID 0               kWhole
 //   kAlone   a chunk with CBLK_OPN_RESERVE; a plain scratch LUN (`lunar run` with a  nothing
 //            file of its own, benches): device_open with `scratch`
-//   kForced  a chunk with CBLK_OPN_FORCED_RESERVE: kAlone where nothing else has     as kAlone or kWhole, whichever
-//            the device open, else kWhole despite other opens (with its lock)        the open came to hold
+//   kForced  a chunk with CBLK_OPN_FORCED_RESERVE: kAlone where that is to be had,   as kAlone or kWhole, whichever
+//            else kWhole whatever other opens there are (but with its lock)          it came to hold
+//   kFurther a further chunk of a group that has one of these two: kWhole,           as kWhole
+//            whatever other opens there are; its first chunk has asked
 //   kParts   virtual LUNs: a chunk with CBLK_OPN_VIRT_LUN, `lunar lun create,        kParts
 //            resize, remove, check`, `lunar run` on a formatted or blank device
 //
@@ -17,12 +19,12 @@
 // owner's ring holds its files for some milliseconds more. Formatting is a write under kParts, so it never meets a
 // kWhole or kAlone. The labels of a blank stripe are written while its members are held as kAlone.
 // The kernel's own users (mount, swap, device-mapper, a loop device over a file) are checked after the open. A block
-// device that is opened for writing is then claimed from the kernel too (O_EXCL), which keeps mount, swapon, mkfs and
-// mdadm out. Only one description can have that claim: a second open that may share goes on without it, when a lock
-// says that the claim is one of ours. Known gap: when the owner of the claim ends first, the device is without it until
-// the next open, and mkfs could write to it. Opens through a partition, the whole disk or a loop device are detected by
-// locks (device_in_use.h). An NVMe character device has no such claim. The other block devices of a namespace are only
-// checked.
+// device that is opened for writing, or as kAlone, is then claimed from the kernel too (O_EXCL), which keeps mount,
+// swapon, mkfs and mdadm out. Only one description can have that claim: a second open that may share goes on without
+// it, when a lock says that the claim is one of ours. Known gap: when the claim's owner ends first, the others go on
+// without it until the next open, and mkfs could come in. Opens through a partition, the whole disk or a loop device
+// are detected by locks (device_in_use.h). An NVMe character device has no such claim. The other block devices of a
+// namespace are only checked.
 //
 // Claims are locks of the open file description (F_OFD_SETLK), on the node and on its lock file (device_files.h): a
 // forked child shares them, and they end with the last descriptor, also after kill -9. Byte ranges far beyond any data:
@@ -43,7 +45,7 @@
 
 namespace lunar {
 
-enum class Claim : uint8_t { kLook, kWhole, kAlone, kForced, kParts };
+enum class Claim : uint8_t { kLook, kWhole, kAlone, kForced, kFurther, kParts };
 
 namespace owner_bytes {
 constexpr uint64_t kBase = uint64_t{1} << 62;
