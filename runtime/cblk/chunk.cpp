@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening, sizing, describing and closing a chunk: see chunk.h.
 //
-// Memory: one mapping holds the chunk, its commands and the chains of user tags; the pages of commands that are never
-// used are never touched.
+// Memory: one mapping holds the chunk, its commands and the chains of user tags.
 // Threading: any; all of this may block and allocate.
 #include "cblk/chunk.h"
 

@@ -101,7 +101,8 @@ class Chunk final : public Handle {
   [[nodiscard]] int64_t result(cflsh_cg_tag_t* tag, int flags) override { return result(&tag->tag, flags, kForever); }
   // > 0 blocks; 0 not done; -errno: it failed (-ETIMEDOUT: in time), or there is none. Blocking: until it is over, or
   // the deadline.
-  // `like`, if given, is what the caller takes the command for: one that was issued so is found where the tag is wrong.
+  // `like`, if given, is what the caller takes the command for: one that was issued so is found where the tag is wrong,
+  // and *tag becomes its own.
   [[nodiscard]] int64_t result(int* tag, int flags, uint64_t deadline_ns, const Io* like = nullptr);
   [[nodiscard]] int list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings, cblk_io_t** wait, int waits,
                          cblk_io_t** completion, int* completions, uint64_t timeout_us, int flags);
@@ -163,6 +164,7 @@ class Chunk final : public Handle {
   // late.cpp; lock held
   uint64_t poll_clock_ns() const;
   bool expire(uint32_t index);
+  void expire_late_from(uint32_t oldest, uint64_t now_ns);
   void expire_late(uint64_t now_ns);
   void expire_if_overtaken();
   uint64_t expire_late_background();

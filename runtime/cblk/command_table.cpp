@@ -50,7 +50,7 @@ void CommandTable::reset() {
   }
   for (uint32_t i = 0; i <= hash_mask_; ++i) hash_[i] = kNone;
   backlog_first_ = backlog_last_ = kNone;
-  active_line_ = done_line_ = {};
+  active_line_ = done_line_ = background_line_ = {};
   backlog_ = fetchable_ = done_ = 0;
 }
 
@@ -99,6 +99,9 @@ void CommandTable::enter_fetchable(uint32_t index) {
   *place = index;
 }
 
+void CommandTable::enter_background(uint32_t index) { enter(&background_line_, index); }
+void CommandTable::leave_background(uint32_t index) { leave(&background_line_, index); }
+
 void CommandTable::move_to_done(uint32_t index) {
   leave(&active_line_, index);
   enter(&done_line_, index);
@@ -143,8 +146,8 @@ int CommandTable::find_tag(int tag, bool user, uint32_t* index) const {
 int CommandTable::find_like(int tag, const Io& like, uint32_t* index) const {
   const auto is_like = [&](uint32_t i) {
     const Io& io = entries_[i].io;
-    return io.buffer == like.buffer && io.lba == like.lba && io.blocks == like.blocks && !io.status &&
-           io.has_user_tag == like.has_user_tag && (!io.has_user_tag || io.user_tag == like.user_tag);
+    return io.op == like.op && io.buffer == like.buffer && io.lba == like.lba && io.blocks == like.blocks &&
+           !io.status && io.has_user_tag == like.has_user_tag && (!io.has_user_tag || io.user_tag == like.user_tag);
   };
   if (find_tag(tag, like.has_user_tag, index) == 0 && is_like(*index)) return 0;
   uint32_t found = kNone;

@@ -45,7 +45,7 @@ struct Entry {
 
 class CommandTable {
  public:
-  // So many bytes of memory, 64-byte aligned, hold the table; untouched where commands are never used.
+  // So many bytes of memory, 64-byte aligned, hold the table.
   static size_t bytes_of(uint32_t count);
   void init(char* memory, uint32_t count);  // all free
   void reset();                             // all free: for a child, whose commands are the parent's
@@ -63,14 +63,18 @@ class CommandTable {
   void enter_fetchable(uint32_t index);
   void move_to_done(uint32_t index);
   void leave_fetchable(uint32_t index);
+  // The same of one with the caller's status, which is never fetched.
+  void enter_background(uint32_t index);
+  void leave_background(uint32_t index);
+  uint32_t oldest_background() const { return background_line_.oldest; }
   uint32_t fetchable() const { return fetchable_; }
   uint32_t done() const { return done_; }  // of them
   uint32_t oldest_active() const { return active_line_.oldest; }
   uint32_t oldest_done() const { return done_line_.oldest; }
   // The command that a tag means: 0; -ENOMSG: it is free; -EINVAL: no such tag.
   [[nodiscard]] int find_tag(int tag, bool user, uint32_t* index) const;
-  // The fetchable one with the buffer, blocks and kind of tag of `like` (a user tag: with that tag, too): that of the
-  // tag, else the one issued first. 0 or -ENOMSG. Looks at all of them if it has to.
+  // The fetchable one with the operation, buffer, blocks and kind of tag of `like` (a user tag: with that tag, too):
+  // that of the tag, else the one issued first. 0 or -ENOMSG. Looks at all of them if it has to.
   [[nodiscard]] int find_like(int tag, const Io& like, uint32_t* index) const;
 
   // The backlog: first in, first out, but what a late write holds up is passed by.
@@ -93,7 +97,7 @@ class CommandTable {
   uint32_t count_ = 0;
   uint32_t free_ = kNone;
   uint32_t backlog_first_ = kNone, backlog_last_ = kNone, backlog_ = 0;
-  Line active_line_, done_line_;
+  Line active_line_, done_line_, background_line_;
   uint32_t fetchable_ = 0, done_ = 0;
   uint32_t* hash_ = nullptr;  // user tags: hash_mask_ + 1 chains
   uint32_t hash_mask_ = 0;

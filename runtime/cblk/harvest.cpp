@@ -102,6 +102,7 @@ void Chunk::report(uint32_t index, int64_t blocks) {
   count(io, blocks);
   if (io.status) {
     completer_.remove();
+    commands_.leave_background(index);
     asynchronous(io.op).leave_locked();  // before the status says so
     fill_status(io.status, blocks);
     give_free(index);

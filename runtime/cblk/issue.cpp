@@ -114,10 +114,12 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
   entry.sequence = sequence_->fetch_add(1, std::memory_order_relaxed);
   entry.state.store(Entry::kActive, std::memory_order_relaxed);
   asynchronous(io->op).enter_locked();
-  if (io->status)
+  if (io->status) {
     completer_.add();
-  else
+    commands_.enter_background(index);
+  } else {
     commands_.enter_fetchable(index);
+  }
   *out = index;
   if (io->blocks == 0) {  // nothing to move: ends as a completion of zero length does
     ++in_ring_;

@@ -57,28 +57,25 @@ bool Chunk::expire(uint32_t index) {
   return true;
 }
 
-// Those of the fetchable ones that are late: the oldest, as all have one limit.
-void Chunk::expire_late(uint64_t now_ns) {
-  for (uint32_t i = commands_.oldest_active(), newer; i != kNone && now_ns >= commands_[i].deadline_ns; i = newer) {
+// Those from `oldest` on that are late: the first ones, as all have one limit.
+void Chunk::expire_late_from(uint32_t oldest, uint64_t now_ns) {
+  for (uint32_t i = oldest, newer; i != kNone && now_ns >= commands_[i].deadline_ns; i = newer) {
     newer = commands_[i].newer;
     (void)expire(i);
   }
 }
 
+void Chunk::expire_late(uint64_t now_ns) { expire_late_from(commands_.oldest_active(), now_ns); }
+
 // Those with a status of the caller's. When the next one may be late: no command of later has less time left.
 uint64_t Chunk::expire_late_background() {
-  uint64_t next = deadline_of_a_new_one();
-  if (next == kForever) return next;
+  const uint64_t of_a_new_one = deadline_of_a_new_one();
+  if (of_a_new_one == kForever) return kForever;
   const uint64_t now = sys::now_ns();
-  for (uint32_t i = 0; i < commands_.size(); ++i) {
-    const Entry& entry = commands_[i];
-    if (!entry.is(Entry::kActive) || !entry.io.status) continue;
-    if (now >= entry.deadline_ns)
-      (void)expire(i);
-    else if (entry.deadline_ns < next)
-      next = entry.deadline_ns;
-  }
-  return next;
+  expire_late_from(commands_.oldest_background(), now);
+  uint32_t next = commands_.oldest_background();
+  while (next != kNone && now >= commands_[next].deadline_ns) next = commands_[next].newer;  // being delivered
+  return next != kNone && commands_[next].deadline_ns < of_a_new_one ? commands_[next].deadline_ns : of_a_new_one;
 }
 
 // The device has released it.

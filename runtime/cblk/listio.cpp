@@ -4,10 +4,10 @@
 // Idea: prepares and admits the list in runs, each under one hold of the chunk's lock, and hands it to the ring at
 // once. Then it fetches finished I/Os like any other result, one by one, and waits as wait.cpp does.
 //
-// Callers pass copies, also such as were made before the issue: an entry stands for the I/O with the same buf, lba and
-// nblocks; its tag is where that is looked for first. The I/O's outcome is written into all entries that stand for it.
-// One that is not waited for is written into the next structure of `completion`, once, in the call that fetches its
-// result.
+// Callers pass copies, also such as were made before the issue: an entry stands for the I/O of its type with the same
+// buf, lba and nblocks; its tag is where that is looked for first. The I/O's outcome is written into all entries that
+// stand for it. One that is not waited for is written into the next structure of `completion`, once, in the call that
+// fetches its result.
 // Threading: any; a cblk_io_t belongs to one call at a time. Allocates nothing.
 #include <errno.h>
 
@@ -74,7 +74,9 @@ struct List {
     for (int i = 0; i < count; ++i) {
       const int at = cursor + i < count ? cursor + i : cursor + i - count;
       cblk_io_t* one = entries[at];
-      if (one != io && (one->buf != io->buf || one->lba != io->lba || one->nblocks != io->nblocks)) continue;
+      if (one != io && (one->request_type != io->request_type || one->buf != io->buf || one->lba != io->lba ||
+                        one->nblocks != io->nblocks))
+        continue;
       if (one == io || !by_tag || one->tag == io->tag) {
         found = at;
         break;
@@ -223,8 +225,8 @@ bool ListRun::look(cblk_io_t* io, int flags) {
   like.has_user_tag = user;
   like.user_tag = tag;
   const int64_t result = chunk_.result(&tag, flags | (user ? CBLK_ARESULT_USER_TAG : 0), deadline_ns_, &like);
+  io->tag = tag;  // also where it is not done: the next look finds it at once
   if (result == 0) return false;
-  io->tag = tag;
   fill_status(&io->stat, result);
   return true;
 }

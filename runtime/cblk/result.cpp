@@ -62,6 +62,7 @@ int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns, const Io* like)
     result = like ? commands_.find_like(*tag, *like, &index)
                   : commands_.find_tag(*tag, (flags & CBLK_ARESULT_USER_TAG) != 0, &index);
     if (result == 0) {
+      if (like && !like->has_user_tag) *tag = static_cast<int>(index);
       Entry& entry = commands_[index];
       const uint32_t life = entry.life;
       const auto over = [&] { return entry.life != life || entry.is(Entry::kDone); };

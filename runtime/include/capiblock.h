@@ -14,13 +14,14 @@
  *   threads     every call may be used from any thread, any number at once, also on one chunk. A chunk shares no lock
  *               with another one. The calls are not async-signal-safe and no cancellation points to rely on
  *   time        an I/O that is not done within CFLSH_BLK_TIMEOUT (default 15 s; 0: no limit; see `man 3 cblk_open`)
- *               fails with ETIMEDOUT. The device may carry it out later all the same, but nothing of the caller's is
- *               touched any more: data move through a buffer of the library's and reach the caller's only in a call
- *               that succeeds; a late write writes what the buffer held at the call, and a later write or unmap of the
- *               same blocks through the chunk (or its group) waits for it (and may itself fail with ETIMEDOUT for it).
- *               Until the device releases it, its command stays taken, a shrinking cblk_set_size fails and cblk_close
- *               waits, both with EBUSY. Not bounded: opening, sizing, and I/O where the kernel refuses io_uring.
- *               Devices that are memory (pmem:) need no limit
+ *               fails with
+ *               ETIMEDOUT. The device may carry it out later all the same, but nothing of the caller's is touched any
+ *               more: data move through a buffer of the library's and reach the caller's only in a call that succeeds;
+ *               what a late write writes is what the buffer held at the call, and a later write or unmap of the same
+ *               blocks through the chunk (or its group) waits for it (and may itself fail with ETIMEDOUT for it). Until
+ *               the device releases it, its command stays taken, a shrinking cblk_set_size fails and cblk_close waits,
+ *               both with EBUSY. Not bounded: opening and sizing. Devices that are memory (pmem:) need no
+ *               limit
  *   ownership   buffers, tags and status structures stay the caller's. Of an asynchronous command they must live until
  *               its result was fetched (or its status filled). A buffer may have any alignment
  *   fork        a chunk of a physical LUN works on in a forked child by itself; a virtual one after
@@ -268,9 +269,9 @@ int cblk_aresult(chunk_id_t chunk, int *tag, uint64_t *status, int flags);
 /* Issues the I/Os of `issue`, then waits for those of `wait` (which are in `issue` or were issued before).
  *   pending      issued by an earlier call; looked at again. Those that are not CBLK_ARW_STATUS_PENDING are skipped
  *   wait         entries may be copies, as those of pending may, also from before the issue: one stands for the I/O
- *                with the same buf, lba and nblocks (and CBLK_IO_USER_TAG and its tag); the tag is where that is looked
- *                for first, and tells I/Os apart that agree in these. stat and tag are set in all. An entry that stands
- *                for no I/O fails with ENOMSG
+ *                of the same type, buf, lba and nblocks (and CBLK_IO_USER_TAG and its tag); the tag is where that is
+ *                looked for first, and tells I/Os apart that agree in these. stat and tag are set in all. An entry that
+ *                stands for no I/O fails with ENOMSG
  *   completion   *ncompletion pointers to structures of the caller's. Those of pending that are done now, and those of
  *                issue that were refused or answered at once, are copied there, from the first on, but for what is in
  *                `wait` and what has CBLK_IO_USER_STATUS; *ncompletion becomes their number. A later call reports

@@ -341,3 +341,35 @@ CASE(copies_made_before_the_issue_stand_for_their_ios) {
   }
   REQUIRE(cblk_close(id, 0) == 0);  // nothing is left to fetch
 }
+
+// Else each look at each of them would search all others again.
+CASE(copies_learn_their_tags_while_they_are_pending) {
+  const chunk_id_t id = open_sim("latency_us=300000", 16);
+  Buffer buffer(8);
+  List issued(8), copies(8), out(8);
+  issued.fill(CBLK_IO_TYPE_READ, buffer, 100, 1);
+  copies.fill(CBLK_IO_TYPE_READ, buffer, 100, 1);
+  for (cblk_io_t& io : copies.ios) io.tag = -1;
+  int n = 8;
+  REQUIRE(cblk_listio(id, issued.data(), 8, nullptr, 0, nullptr, 0, out.data(), &n, 0, 0) == 0 && n == 0);
+  n = 8;
+  REQUIRE(cblk_listio(id, nullptr, 0, copies.data(), 8, nullptr, 0, out.data(), &n, 0, 0) == 0);
+  for (size_t i = 0; i < 8; ++i) REQUIRE(copies[i].tag == issued[i].tag);
+  finish(id, copies.data(), 8);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(a_write_takes_no_reads_result) {
+  const chunk_id_t id = open_physical();
+  Buffer buffer(1);
+  int tag = -1;
+  REQUIRE(cblk_aread(id, buffer, 3, 1, &tag, nullptr, 0) == 0);
+  List never(1), out(1);
+  never.fill(CBLK_IO_TYPE_WRITE, buffer, 3, 1);
+  never[0].tag = tag;
+  int n = 1;
+  REQUIRE(cblk_listio(id, nullptr, 0, never.data(), 1, nullptr, 0, out.data(), &n, 0, 0) == 0);
+  REQUIRE(never[0].stat.status == CBLK_ARW_STATUS_FAIL && never[0].stat.fail_errno == ENOMSG);
+  REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
