@@ -18,7 +18,11 @@ namespace {
 struct Ahead {
   int fd = -1;                   // -1: not started
   const int* blocked = nullptr;  // the server handles events inside of a command: no time for turns
-  bool wanted = false;           // there is work, or pages came in
+  // the server's lock, which it gives to its modules' threads while it waits
+  size_t (*modules)() = nullptr;
+  int (*try_lock)() = nullptr;
+  void (*unlock)() = nullptr;
+  bool wanted = false;  // there is work, or pages came in
   uint64_t not_before = 0, looked = 0;
   Share share;  // what is under way counts here: for no client's user
   AheadCounters counters;
@@ -29,13 +33,19 @@ constexpr uint64_t kRehashNs = 2'000'000;
 
 bool turn_due(uint64_t now) { return ahead_due(now) || now >= g_ahead.looked + kLookNs || eviction_near(); }
 
-// The last event of a round: commands have run.
+void restore_settings() {
+  expiry_open();
+  gate().rehash.open_cron();
+}
+
+// The last event of a round: commands have run, and the server has its lock.
 void turn(void*, int, void*, int) {
   Ahead& a = g_ahead;
   if (*a.blocked == 0) {
     (void)expiry_shut();
     gate().rehash.shut_cron();
   }
+  if (ahead_works()) gate().rehash.pause_again(gate().layout);
   const uint64_t now = sys::now_ns();
   if (!turn_due(now)) return;
   a.looked = now;
@@ -65,8 +75,12 @@ void ahead_start() {
     HostGuard guard;
     create = reinterpret_cast<decltype(create)>(dlsym(RTLD_DEFAULT, "aeCreateFileEvent"));
     a.blocked = static_cast<const int*>(dlsym(RTLD_DEFAULT, "ProcessingEventsWhileBlocked"));
+    a.modules = reinterpret_cast<size_t (*)()>(dlsym(RTLD_DEFAULT, "moduleCount"));
+    a.try_lock = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "moduleTryAcquireGIL"));
+    a.unlock = reinterpret_cast<void (*)()>(dlsym(RTLD_DEFAULT, "moduleReleaseGIL"));
   }
   if (create == nullptr || a.blocked == nullptr) return;
+  if (a.modules == nullptr || a.try_lock == nullptr || a.unlock == nullptr) return;
   const bool expires = expiry_start(), evicts = eviction_start();
   if (!expires && !evicts) return;
   const int fd = sys::make_eventfd();
@@ -92,7 +106,8 @@ int ahead_add_event(epoll_event* events, int n, int max) {
   const Ahead& a = g_ahead;
   if (a.fd < 0 || n >= max) return n;
   const uint64_t now = sys::now_ns();
-  if (!turn_due(now) && !expiry_works() && !gate().rehash.shuts_cron()) return n;
+  const RehashAhead& rehash = gate().rehash;
+  if (!turn_due(now) && !expiry_works() && !rehash.shuts_cron() && !rehash.lifted()) return n;
   events[n] = epoll_event{};
   events[n].events = EPOLLIN;
   events[n].data.fd = a.fd;
@@ -100,14 +115,24 @@ int ahead_add_event(epoll_event* events, int n, int max) {
 }
 
 void ahead_before_wait() {
-  expiry_open();
-  gate().rehash.open_cron();
-  gate().rehash.lift(gate().layout);
+  const Ahead& a = g_ahead;
+  RehashAhead& rehash = gate().rehash;
+  if (a.fd < 0 || (!expiry_is_shut() && !rehash.cron_is_shut() && !rehash.to_lift())) return;
+  const bool given = *a.blocked == 0 && a.modules() != 0;
+  if (given && a.try_lock() != 0) return;  // a thread has it: all stays as it is until the next round
+  restore_settings();
+  rehash.lift(gate().layout);
+  if (given) a.unlock();
 }
 
-// Reads of files may come from within a command, those of clients do not.
+// Reads of files may come from within a command, or from the server's cron; those of clients do not.
 void ahead_of_commands(int fd) {
-  if (eviction_near() && *g_ahead.blocked == 0 && gate().layout.client_of(fd) != nullptr) eviction_offer();
+  const Gate& g = gate();
+  const bool shut = expiry_is_shut() || g.rehash.cron_is_shut();
+  if (!shut && !eviction_near()) return;
+  const bool client = g.layout.client_of(fd) != nullptr;
+  if (shut && (client || g.layout.master_of(fd) != nullptr)) restore_settings();
+  if (client && eviction_near() && *g_ahead.blocked == 0) eviction_offer();
 }
 
 AheadCounters& ahead_counters() { return g_ahead.counters; }

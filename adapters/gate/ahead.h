@@ -12,7 +12,8 @@
 // Elsewhere, and where a symbol is missing, expiry and eviction read by faults; so does expiry in a cluster of Redis
 // 8.0 or Valkey, which have a table of expiries for each slot.
 //
-// Threading: the server's main thread. Allocates nothing, but what the server's own functions do.
+// Threading: the server's main thread, while it has the server's lock: in reads and in turns. Around epoll_wait() the
+// threads of its modules may have it, so that is asked for. Allocates nothing, but what the server's own functions do.
 #pragma once
 #include <cstdint>
 
@@ -40,10 +41,12 @@ int ahead_sleep(int timeout_ms, uint64_t now);
 // Whether a turn is wanted now, without any event of the server's.
 bool ahead_due(uint64_t now);
 // Before the server waits for events: other threads may have its lock meanwhile, and its clients' commands come next.
+// Does nothing when one of them has it already.
 void ahead_before_wait();
 // The events with ours, when a turn is wanted. Returns their number.
 int ahead_add_event(epoll_event* events, int n, int max);
-// The server is about to read, perhaps from a client, whose commands it runs then: victims for what they may evict.
+// The server is about to read, perhaps from a client, whose commands it runs then: with its own settings, and with
+// victims for what they may evict.
 void ahead_of_commands(int fd);
 AheadCounters& ahead_counters();
 

@@ -286,6 +286,8 @@ void expiry_leave() {
   g_expiry.server.enabled = nullptr;
 }
 
+bool expiry_is_shut() { return g_expiry.off; }
+
 bool expiry_works() { return g_expiry.state != State::kIdle; }
 
 bool expiry_turn(uint64_t now) {

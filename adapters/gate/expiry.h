@@ -30,8 +30,9 @@ bool expiry_turn(uint64_t now);
 void expiry_open();
 // No command will come before the next wait. True: the server's own cycle is off.
 bool expiry_shut();
-// A client is about to switch active expiry on or off. Behind a command that blocks, this runs where our own setting
-// looks like the client's: from here on expiry is the server's alone.
+bool expiry_is_shut();  // it has yet to be opened
+// A client is about to say whether there shall be any. Behind a command that blocks this runs where our own setting
+// cannot be told from its: from here on expiry is the server's alone.
 void expiry_leave();
 // Keys are due: its cycle is to be off.
 bool expiry_works();

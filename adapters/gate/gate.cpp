@@ -247,7 +247,6 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
     if (sleep != 0 && g.fetcher.begin_sleep()) sleep = 0;
     ahead_before_wait();
     int n = g.epoll_wait(epoll, events, max, sleep);
-    if (ahead_works()) g.rehash.pause_again(g.layout);
     g.fetcher.end_sleep();
     if (n < 0) return n;
     bool woken = false;

@@ -27,7 +27,8 @@
 // after the commands, a client wanted that. Servers with a dictionary for each cluster slot are left alone: those are
 // small.
 //
-// Threading: the main thread, inside read(), around epoll_wait() and in turns. Allocates nothing.
+// Threading: the main thread, inside read(), in turns, and before epoll_wait() with the server's lock. Allocates
+// nothing.
 #pragma once
 #include "fetcher.h"
 #include "layout.h"
@@ -43,10 +44,13 @@ class RehashAhead {
   // The server rehashes itself, until it is paused again. Not `all`: but for the largest tables.
   void lift(const ServerLayout& layout, bool all = false);
   void pause_again(const ServerLayout& layout);
+  bool to_lift() const { return paused_count_ != 0 && !lifted_; }
+  bool lifted() const { return lifted_; }
   bool moves() const { return moving_ >= 0; }
   bool pauses() const { return paused_count_ != 0; }
   void shut_cron();
   void open_cron();
+  bool cron_is_shut() const { return cron_shut_; }
   bool shuts_cron() const { return moves() && cron_moves_ != nullptr; }
 
  private:

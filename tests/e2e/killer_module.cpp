@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // A Redis module for tests of the gate: KILLER.LATER id ends that client from a thread of its own, as modules with
-// threads may; KILLER.READ name lets a thread of that name read as the server's threads do. The slice of the module ABI
-// is declared here; the first word of a context is where its calls are found by name.
+// threads may; KILLER.READ name lets a thread of that name read as the server's threads do; KILLER.SCAN ms lets a
+// thread scan database 1 for so long, and KILLER.SCANNING says whether it still does. The slice of the module ABI is
+// declared here; the first word of a context is where its calls are found by name.
 // Threading: the thread has the server's lock while it calls. May not be used by code that ships.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <string>
 #include <thread>
 
@@ -16,6 +19,8 @@ namespace {
 struct Context;
 struct String;
 struct Reply;
+struct Cursor;
+struct Key;
 using Function = int (*)(Context*, String**, int);
 
 Context* (*g_context)(void* client);
@@ -29,7 +34,12 @@ int (*g_answer)(Context*, const char* text);
 int (*g_create)(Context*, const char* name, Function, const char* flags, int, int, int);
 void (*g_attributes)(Context*, const char* name, int version, int api);
 
-std::atomic<int> g_reads{0};
+Cursor* (*g_make_cursor)();
+void (*g_end_cursor)(Cursor*);
+int (*g_select)(Context*, int database);
+int (*g_scan)(Context*, Cursor*, void (*)(Context*, String*, Key*, void*), void*);
+
+std::atomic<int> g_reads{0}, g_scanning{0};
 
 void kill_client(const std::string& id) {
   Context* context = g_context(nullptr);
@@ -69,6 +79,33 @@ int later(Context* context, String** words, int count) {
   return g_answer(context, "OK");
 }
 
+// Takes the lock for a few buckets at a time: the counter that pauses a rehash goes up and down without a pause.
+void scan_for(std::chrono::milliseconds time) {
+  Context* context = g_context(nullptr);
+  const auto end = std::chrono::steady_clock::now() + time;
+  for (bool more = true; more;) {
+    g_lock(context);
+    g_select(context, 1);
+    Cursor* cursor = g_make_cursor();
+    for (int i = 0; i < 200 && g_scan(context, cursor, [](Context*, String*, Key*, void*) {}, nullptr) != 0; ++i);
+    g_end_cursor(cursor);
+    more = std::chrono::steady_clock::now() < end;
+    g_unlock(context);
+    std::this_thread::yield();
+  }
+  g_free_context(context);
+  --g_scanning;
+}
+
+int scan(Context* context, String** words, int count) {
+  if (count != 2) return g_answer(context, "how long?");
+  ++g_scanning;
+  std::thread(scan_for, std::chrono::milliseconds(strtol(g_text(words[1], nullptr), nullptr, 10))).detach();
+  return g_answer(context, "OK");
+}
+
+int scanning(Context* context, String**, int) { return g_answer(context, g_scanning == 0 ? "NO" : "YES"); }
+
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) int RedisModule_OnLoad(Context* context, String**, int) {
@@ -80,9 +117,14 @@ extern "C" __attribute__((visibility("default"))) int RedisModule_OnLoad(Context
       !found("RedisModule_ThreadSafeContextUnlock", &g_unlock) || !found("RedisModule_Call", &g_call) ||
       !found("RedisModule_FreeCallReply", &g_free_reply) || !found("RedisModule_StringPtrLen", &g_text) ||
       !found("RedisModule_ReplyWithSimpleString", &g_answer) || !found("RedisModule_CreateCommand", &g_create) ||
-      !found("RedisModule_SetModuleAttribs", &g_attributes))
+      !found("RedisModule_SetModuleAttribs", &g_attributes) || !found("RedisModule_ScanCursorCreate", &g_make_cursor) ||
+      !found("RedisModule_ScanCursorDestroy", &g_end_cursor) || !found("RedisModule_Scan", &g_scan) ||
+      !found("RedisModule_SelectDb", &g_select))
     return 1;
   g_attributes(context, "killer", 1, 1);
-  if (g_create(context, "killer.read", read, "fast", 0, 0, 0) != 0) return 1;
+  if (g_create(context, "killer.read", read, "fast", 0, 0, 0) != 0 ||
+      g_create(context, "killer.scan", scan, "fast", 0, 0, 0) != 0 ||
+      g_create(context, "killer.scanning", scanning, "fast", 0, 0, 0) != 0)
+    return 1;
   return g_create(context, "killer.later", later, "fast", 0, 0, 0);
 }

@@ -8,6 +8,8 @@ module does when it is loaded or unloaded in another order.
               that lives
   threads     a thread of the server's own that reads (io-threads) opens the gate, whenever it begins to; HELPER:
               killer_module
+  scans       a module's thread scans the keys while clients read: tables can be moved to another size afterwards;
+              HELPER: killer_module
   collections lists, hashes, sets, sorted sets and streams of this server are laid out as the gate has them
   config      CONFIG GET lunar.*, then CONFIG SET of what it said: only what the server itself calls immutable is
               refused
@@ -25,6 +27,7 @@ from redis_space_test import MIB, PATIENCE_S, SEED, SERVER, Client, Refused, Ser
 # Redis 7.0 has to be told; Redis 8 and Valkey know no such option any more, or do so anyway.
 DO_READS = ["--io-threads-do-reads", "yes"]
 KEYS, BYTES = 16000, 4000   # four times the budget
+SCAN_MS, MOVE_S = 3000, 10
 
 
 class UnixClient(Client):
@@ -158,6 +161,44 @@ def threads(directory, module, helper):
 
     with_server(directory, module, test, "--loadmodule", helper, size="512mb")
     with_server(directory, module, on_from_the_start, "--io-threads", "3", *DO_READS, size="512mb")
+
+
+def scans(directory, module, helper):
+    """RM_Scan pauses the move of a table by a counter that the gate uses too. Both have to have the server's lock."""
+    def test(server):
+        client, readers = server.client(), [server.client() for _ in range(4)]
+        fill(client)
+        client.ask("SELECT", "1")
+        small = [f"small:{key}" for key in range(4096)]   # a table of as many slots; most of it is empty then
+        client.send([("SET", key, "x") for key in small])
+        for _ in small:
+            assert client.receive() == b"OK"
+        client.ask("DEL", *small[800:])
+        client.ask("SELECT", "0")
+        read(client, random.Random(SEED), 500, 1)
+        assert client.info("lunar")["lunar_gate"] == "watching"
+        assert client.ask("KILLER.SCAN", SCAN_MS) == b"OK"
+        rounds = 0
+        while rounds % 50 != 0 or client.ask("KILLER.SCANNING") == b"YES":
+            for one in readers:
+                one.send([("EXISTS", "k:1")])
+            for one in readers:
+                assert one.receive() == 1
+            rounds += 1
+        assert rounds > 100, f"{rounds} rounds of reads while keys were scanned"
+        client.ask("CONFIG", "SET", "lunar.gate", "no")
+        client.ask("SELECT", "1")
+        client.send([("SET", key, "x") for key in small + ["one more", "and one"]])   # the table is doubled
+        for _ in range(len(small) + 2):
+            assert client.receive() == b"OK"
+        until = time.monotonic() + MOVE_S
+        while b"rehashing target" in client.ask("DEBUG", "HTSTATS", "1"):
+            assert time.monotonic() < until, f"after {rounds} rounds the table is not moved any more"
+            client.ask("EXISTS", "small:1")
+            time.sleep(0.1)
+        print(f"{rounds} rounds of reads while a thread scanned, and the table was moved")
+
+    with_server(directory, module, test, "--loadmodule", helper, "--enable-debug-command", "yes", size="512mb")
 
 
 class PlainServer(Server):
