@@ -162,7 +162,7 @@ void rights_of(const ServerLayout& layout, const ClientView& client, Rights* out
   out->all = may_do_all(user);
 }
 
-bool rights_allow(Rights* rights, const CommandKeys& keys, const Command& command) {
+bool rights_allow(Rights* rights, const CommandKeys* keys, const Command& command) {
   if (rights->all) return true;
   if (command.count != command.kept || command.bytes > kAskedBytesMax) return false;
   if (rights->handle == nullptr) {
@@ -175,9 +175,10 @@ bool rights_allow(Rights* rights, const CommandKeys& keys, const Command& comman
   for (unsigned i = 0; i < command.kept; ++i)
     g_arguments[i] = g_server.make_text(nullptr, command.argument[i].data, command.argument[i].bytes);
   bool may = g_server.may_run(rights->handle, g_arguments, static_cast<int>(command.kept)) == kAllowed;
-  for_each_key(keys, command, [&](unsigned argument) {
-    may = may && g_server.may_use(rights->handle, g_arguments[argument], 0) == kAllowed;
-  });
+  if (keys != nullptr)
+    for_each_key(*keys, command, [&](unsigned argument) {
+      may = may && g_server.may_use(rights->handle, g_arguments[argument], 0) == kAllowed;
+    });
   for (unsigned i = 0; i < command.kept; ++i) g_server.free_text(nullptr, g_arguments[i]);
   return may;
 }

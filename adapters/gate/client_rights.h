@@ -46,8 +46,8 @@ class Rights {
 [[nodiscard]] int rights_check(ErrorText* why);
 // pre: rights_check was right.
 void rights_of(const ServerLayout& layout, const ClientView& client, Rights* out);
-// Whether the command may run, keys and all. pre: !rights->none().
-[[nodiscard]] bool rights_allow(Rights* rights, const CommandKeys& keys, const Command& command);
+// Whether the command may run, keys and all. keys: nullptr if it has none. pre: !rights->none().
+[[nodiscard]] bool rights_allow(Rights* rights, const CommandKeys* keys, const Command& command);
 // Whether the client may be another user after this command in the same input.
 [[nodiscard]] bool changes_rights(const Command& command);
 

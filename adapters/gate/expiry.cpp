@@ -42,12 +42,15 @@ struct Server {
   int (*is_master)() = nullptr;
   int* enabled = nullptr;          // of active expiry; then its effort
   const int* importing = nullptr;  // Valkey: nothing expires meanwhile
+  const int* debug = nullptr;      // 0: the server refuses DEBUG
 };
 
 struct Expiry {
   Server server;
   State state = State::kIdle;
-  bool off = false;  // the server's setting says no, and that is ours
+  bool off = false;      // the server's setting says no, and that is ours
+  bool left = false;     // to the server: a client's wish is to come, or holds
+  bool was_off = false;  // its setting, since then
   Window window[kWindows];
   int database = 0;
   bool busy = false;           // a window had much that was due: all of them are used
@@ -226,6 +229,15 @@ void work() {
   }
 }
 
+bool left_to_server() {
+  Expiry& e = g_expiry;
+  if (!e.left) return false;
+  const bool on = *e.server.enabled == 1;
+  e.was_off |= !on;
+  e.left = !on || !e.was_off;
+  return e.left;
+}
+
 // Keys that were looked at are left to the server.
 void stop() {
   Expiry& e = g_expiry;
@@ -258,6 +270,7 @@ bool expiry_start() {
     server.importing = static_cast<const int*>(server_setting("import-mode"));
     if (server.importing == nullptr) return false;
   }
+  server.debug = static_cast<const int*>(server_setting("enable-debug-command"));
   server.enabled = effort - 1;
   return true;
 }
@@ -280,10 +293,21 @@ bool expiry_shut() {
   return e.off = true;
 }
 
-void expiry_leave() {
+void expiry_wished(bool on) {
+  Expiry& e = g_expiry;
+  if (on) {
+    e.was_off = true;
+    return;
+  }
   stop();
   expiry_open();
-  g_expiry.server.enabled = nullptr;
+  e.left = true;
+  e.was_off = false;
+}
+
+bool expiry_takes_wishes() {
+  const Server& server = g_expiry.server;
+  return server.enabled != nullptr && (server.debug == nullptr || *server.debug != 0);
 }
 
 bool expiry_is_shut() { return g_expiry.off; }
@@ -292,7 +316,7 @@ bool expiry_works() { return g_expiry.state != State::kIdle; }
 
 bool expiry_turn(uint64_t now) {
   Expiry& e = g_expiry;
-  if (e.server.enabled == nullptr) return false;
+  if (e.server.enabled == nullptr || left_to_server()) return false;
   if (!gate().watching() || !may_expire()) {
     stop();
     expiry_open();

@@ -31,9 +31,11 @@ void expiry_open();
 // No command will come before the next wait. True: the server's own cycle is off.
 bool expiry_shut();
 bool expiry_is_shut();  // it has yet to be opened
-// A client is about to say whether there shall be any. Behind a command that blocks this runs where our own setting
-// cannot be told from its: from here on expiry is the server's alone.
-void expiry_leave();
+// A client that may do so is about to say whether there shall be any. Behind a command that blocks this runs where our
+// own setting cannot be told from its: expiry is the server's alone until its setting has been off, and is on again.
+void expiry_wished(bool on);
+// Whether the server lets any client say so.
+bool expiry_takes_wishes();
 // Keys are due: its cycle is to be off.
 bool expiry_works();
 

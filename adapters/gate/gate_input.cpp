@@ -52,6 +52,20 @@ uint64_t part_of_budget(uint64_t part, uint64_t most) {
 
 uint64_t lookup_bytes_max() { return part_of_budget(kLookupPart, kLookupBytesMax); }
 
+// A command without keys: what it changes for those behind it, and for the gate, if its client may run it.
+void follow(const Command& command, int* database, Rights* rights) {
+  Gate& g = gate();
+  const int chosen = chosen_database(command);
+  const bool wish = command.count == 3 && same_word(command.argument[0], "DEBUG") &&
+                    same_word(command.argument[1], "SET-ACTIVE-EXPIRE") && expiry_takes_wishes();
+  if (chosen < 0 && !wish) return g.work.unknown.add();
+  if (!rights_allow(rights, nullptr, command)) return g.work.refused.add();
+  if (wish)
+    expiry_wished(small_number(command.argument[2]) == 1);
+  else
+    *database = chosen;
+}
+
 // One command of a client on `*database`; `keys`: as the table has it, or nullptr. True: nothing is missing for it, or
 // it is none of the client's business. cursor: as look_up_command.
 bool look_up(const Command& command, const CommandKeys* keys, int* database, Rights* rights, bool first_look,
@@ -60,14 +74,10 @@ bool look_up(const Command& command, const CommandKeys* keys, int* database, Rig
   if (command.kept == 0) return true;
   g.work.commands.add();
   if (keys == nullptr) {
-    const int chosen = chosen_database(command);
-    if (chosen >= 0)
-      *database = chosen;
-    else
-      g.work.unknown.add();
+    follow(command, database, rights);
     return true;
   }
-  if (!rights_allow(rights, *keys, command)) {
+  if (!rights_allow(rights, keys, command)) {
     g.work.refused.add();
     return true;
   }
@@ -137,9 +147,6 @@ ScanResult scan_commands(const Input& input, const char* text, size_t bytes, boo
       }
       break;
     }
-    if (g.command.kept > 1 && same_word(g.command.argument[0], "DEBUG") &&
-        same_word(g.command.argument[1], "SET-ACTIVE-EXPIRE"))
-      expiry_leave();
     if (!first && !result.cold) {  // that before goes on
       result.cold = missing->units == 0;
       g.cursor = {.bytes_max = lookup_bytes_max(), .counted = result.cold};

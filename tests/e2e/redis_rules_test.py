@@ -167,6 +167,38 @@ def wish(server, name, behind_blocked):
     wait_for("the rest of the keys", lambda: int(server.line("expired_keys")) == int(before) + LATER)
 
 
+def expire_some(server, prefix):
+    """How many of the cold keys that expire now do so in the gate's turns. They do on a tiered server, unless expiry is
+    off."""
+    before, gate = int(server.line("expired_keys")), int(server.line("lunar_gate_expired"))
+    server.pipeline([("SET", f"{prefix}:{i}", "x" * SIZE, "PX", "700") for i in range(DUE)])
+    wait_for("the keys that are due", lambda: int(server.line("expired_keys")) >= before + DUE)
+    return int(server.line("lunar_gate_expired")) - gate
+
+
+def wish_refused(server, user, word):
+    """Expiry stays the gate's when a client says SET-ACTIVE-EXPIRE 0 to which the server does not listen."""
+    server.ask("ACL", "SETUSER", "nothing", "on", ">pw", "~*", "-@all")
+    stranger = Connection(server.port, PATIENCE_S)
+    if user != "default":
+        stranger.ask("AUTH", user, "pw")
+    stranger.send([("DEBUG", "SET-ACTIVE-EXPIRE", "0")])
+    reply = str(stranger.receive())
+    require(word in reply, f"DEBUG of the user {user}: {reply}")
+    expired = expire_some(server, "refused")
+    print(f"tiered: {expired} of {DUE} keys expired in turns after '{reply[:6]}'")
+    require(expired > DUE // 2, f"{expired} of {DUE} keys expired in turns after SET-ACTIVE-EXPIRE 0 got '{reply}'")
+
+
+def wish_taken_back(server):
+    """By itself, and in the same input."""
+    for words in ("0",), ("1",), ("0", "1"):
+        server.pipeline([("DEBUG", "SET-ACTIVE-EXPIRE", word) for word in words])
+    expired = expire_some(server, "again")
+    print(f"tiered: {expired} of {DUE} keys expired in turns after SET-ACTIVE-EXPIRE 1")
+    require(expired > DUE // 2, f"{expired} of {DUE} keys expired in turns after SET-ACTIVE-EXPIRE 1")
+
+
 def fields(server, name):
     """Redis 8: fields of hashes expire by the server's own cycle, also while keys are due all the time."""
     if b"hpexpire" not in repr(server.ask("COMMAND", "INFO", "HPEXPIRE")).lower().encode():
@@ -213,10 +245,19 @@ def main(module):
             propagation(server, name)
             fields(server, name)
             import_mode(server, name)
+            if further:
+                wish_refused(server, "nothing", "NOPERM")
             wish(server, name, False)
-            wish(server, name, True)   # from here on expiry is the server's alone
+            wish(server, name, True)
+            if further:
+                wish_taken_back(server)
             random_eviction(server, name)
         rehash_goes_on(servers[1])
+        servers[1].end()
+        server = CheckedServer(root, "no-debug", *tier, "--enable-debug-command", "no")
+        servers.append(server)
+        server.pipeline([("SET", f"cold:{i}", "v" * SIZE) for i in range(COLD)])
+        wish_refused(server, "default", "not allowed")
     finally:
         for server in servers:
             server.end()
