@@ -20,7 +20,7 @@
 namespace lunar::redis {
 namespace {
 
-constexpr unsigned kRetries = 200;
+constexpr unsigned kRetries = 200, kPoliteRetries = 40;
 constexpr int64_t kRetryNs = 5000000;
 
 std::atomic<bool> g_open{false};
@@ -53,17 +53,31 @@ void* from_dram(size_t bytes, bool zero) {
   return pointer;
 }
 
-// It may have ended, and its number belong to another process, only after the server has waited for it.
-bool end_child() {
-  const pid_t child = g_child.exchange(0);
+// The child is there, perhaps as one that has ended: its number belongs to no other process before the server has
+// waited for it.
+bool is_child(pid_t child) {
   siginfo_t info{};
-  if (child == 0 || waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) < 0) return false;
+  return child != 0 && waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
+// By the signal that the server itself ends its children with: it does not take the save for a failed one, after which
+// it would refuse writes. nullptr: that gave nothing.
+void* from_child(size_t bytes, bool zero) {
+  const pid_t child = g_child.exchange(0);
+  if (!is_child(child)) return nullptr;
   log_error(
       "the LUN is full: the forked child %d (a save, a rewrite or a sync) is ended so that the server can go on; give "
       "a larger size",
       static_cast<int>(child));
   g_children.fetch_add(1, std::memory_order_relaxed);
-  return kill(child, SIGKILL) == 0;
+  if (kill(child, SIGUSR1) != 0) return nullptr;
+  void* pointer = nullptr;
+  for (unsigned i = 0; i < kRetries && pointer == nullptr; ++i) {
+    if (i == kPoliteRetries && is_child(child)) (void)kill(child, SIGKILL);
+    sys::sleep_ns(kRetryNs);
+    pointer = zero ? heap_alloc_zeroed(bytes) : heap_alloc(bytes);
+  }
+  return pointer;
 }
 
 }  // namespace
@@ -72,11 +86,7 @@ void* last_resort_alloc(size_t bytes, bool zero) {
   const int saved = errno;
   g_open.store(true, std::memory_order_relaxed);
   void* pointer = from_dram(bytes, zero);
-  if (pointer == nullptr && end_child())
-    for (unsigned i = 0; i < kRetries && pointer == nullptr; ++i) {
-      sys::sleep_ns(kRetryNs);
-      pointer = zero ? heap_alloc_zeroed(bytes) : heap_alloc(bytes);
-    }
+  if (pointer == nullptr) pointer = from_child(bytes, zero);
   errno = pointer == nullptr ? ENOMEM : saved;
   return pointer;
 }

@@ -6,8 +6,8 @@
 // First, plain memory outside of the DRAM budget, as long as the process stays below the budget + kResortBytes: the
 // difference to what SIZING.md tells people to give a unit or a container. What is announced and not yet sent costs
 // nothing there. memory_limit and the server's own limits act before the next command, and end these clients. Then, if
-// a forked child lives, it is ended: what it was promised comes free, and its save is repeated; a save that failed
-// loses less than a server that stops.
+// a forked child lives, it is ended as the server itself would (SIGUSR1; SIGKILL 200 ms later): what it was promised
+// comes free, and its save is repeated; a save that was given up loses less than a server that stops.
 //
 // Threading: any thread of the server.
 #pragma once

@@ -15,6 +15,7 @@ lie the holes that deleted values of another size have left.
               write is refused, and a deletion ends it
   large       one value larger than what is left: SET, SETRANGE, APPEND, a reply that no client reads, a script
   purge       what deleted values leave near the limit is given back, by the module and by the preload library under it
+  last-child  replies that fit nowhere end the child that saves, and no write gets MISCONF for that
   rewrite     CONFIG REWRITE, then a start with a larger size: maxmemory follows; an own maxmemory stays
 """
 import os
@@ -373,6 +374,35 @@ def while_child_saves(server):
         assert time.monotonic() < end, "BGSAVE does not end"
         time.sleep(0.05)
     save(server, client, "after all that")
+
+
+def last_child(directory, module):
+    with_server(directory, module, child_is_ended, "--save", "3600 1")
+
+
+def child_is_ended(server):
+    """Replies that grow from one to the next until the child's share of the LUN is needed."""
+    client = server.client()
+    store(server, client, "fill", 0, 24 * MIB // 4000, 4000)
+    assert not refused(client, "SET", "big", NOISE[:MIB // 2])
+    client.ask("CONFIG", "SET", "rdb-key-save-delay", 10000)
+    client.ask("BGSAVE")
+    time.sleep(0.2)
+    count = 200
+    while client.figure("last_resort_children_ended") == 0:
+        assert count < 600, f"no child was ended: {space(client)}"
+        refused(server.client(), "MGET", *["big"] * count)
+        server.must_live(f"one reply of {count // 2} MiB")
+        count += 10
+    end = time.monotonic() + PATIENCE_S
+    while client.info("persistence")["rdb_bgsave_in_progress"] != "0":
+        assert time.monotonic() < end, "the child goes on"
+        time.sleep(0.05)
+    status = client.info("persistence")["rdb_last_bgsave_status"]
+    print(f"a reply of {count // 2 - 5} MiB ended the child; the save is {status}; {space(client)}")
+    answer = refused(client, "SET", "fill:1", value(1, 4000))
+    assert not answer, f"a write after the child's end: {answer}"
+    assert status == "ok", f"rdb_last_bgsave_status is {status}"
 
 
 def rewrite(directory, module):
