@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// See connections.h. Buffers are private mappings; small ones stay with their entry when it is reused, while there are
-// not many.
+// See connections.h. Buffers that are not part of an entry are private mappings; those of the usual sizes are kept for
+// later, while there are not many.
 #include "connections.h"
 
 #include <cstring>
+#include <new>
 
 #include "sys/arena.h"
 
 namespace lunar::redis {
 namespace {
 
-constexpr size_t kBufferBytes = 16 * 1024;  // the server's usual read; smallest, and the largest that is kept
-constexpr size_t kSpareMax = 4 << 20;       // of buffers kept for later
+constexpr size_t kMiddleBytes = 4 * 1024, kBufferBytes = 16 * 1024;  // the larger: the server's usual read
+constexpr size_t kSpareMax = 4 << 20;                                // of buffers kept for later
+
+size_t capacity_for(size_t bytes) {
+  if (bytes <= kSmallBytes) return kSmallBytes;
+  return bytes <= kMiddleBytes ? kMiddleBytes : (bytes + kBufferBytes - 1) / kBufferBytes * kBufferBytes;
+}
 
 }  // namespace
 
@@ -42,11 +48,32 @@ Connection* Connections::find(int fd) {
   return nullptr;
 }
 
-void Connections::unmap(Connection* c) {
-  if (c->data == nullptr) return;
-  unmap_private(c->data, c->capacity);
-  c->data = nullptr;
-  c->capacity = 0;
+Connections::SpareBuffer** Connections::spare_of(SpareBuffer** lists, size_t capacity) {
+  return capacity == kMiddleBytes ? &lists[0] : capacity == kBufferBytes ? &lists[1] : nullptr;
+}
+
+bool Connections::give(Connection* c, size_t capacity) {
+  char* data = capacity == kSmallBytes ? c->small : nullptr;
+  if (SpareBuffer** spare = spare_of(spare_buffers_, capacity); spare != nullptr && *spare != nullptr) {
+    data = reinterpret_cast<char*>(*spare);
+    *spare = (*spare)->next;
+    spare_bytes_ -= capacity;
+  } else if (capacity > kSmallBytes) {
+    data = static_cast<char*>(map_private(capacity, ForkPolicy::kInherit));
+    if (data == nullptr) return false;
+  }
+  count(c, nullptr, nullptr);
+  if (SpareBuffer** spare = spare_of(spare_buffers_, c->capacity);
+      spare != nullptr && spare_bytes_ + c->capacity <= kSpareMax) {
+    *spare = new (c->data) SpareBuffer{*spare};
+    spare_bytes_ += c->capacity;
+  } else if (c->capacity > kSmallBytes) {
+    unmap_private(c->data, c->capacity);
+  }
+  c->data = data;
+  c->capacity = capacity;
+  c->begin = c->end = 0;
+  return true;
 }
 
 void Connections::count(Connection* c, Quota* quota, Quota* of_user) {
@@ -61,18 +88,10 @@ void Connections::count(Connection* c, Quota* quota, Quota* of_user) {
 Connection* Connections::add(int fd) {
   if (fd < 0 || fd >= kDescriptorsMax) return nullptr;
   Connection* c = spare_;
-  if (c != nullptr) {
-    spare_ = c->next;
-    spare_bytes_ -= c->capacity;
-  } else {
-    c = arena_new<Connection>();
-  }
-  if (c == nullptr) return nullptr;
-  char* data = c->data;
-  const size_t capacity = c->capacity;
-  *c = Connection{};
-  c->data = data;
-  c->capacity = capacity;
+  if (c != nullptr) spare_ = c->next;
+  void* memory = c != nullptr ? c : arena_alloc(sizeof(Connection), alignof(Connection));
+  if (memory == nullptr) return nullptr;
+  c = new (memory) Connection;
   c->fd = fd;
   c->list = &lists_[0];
   c->list->append(c);
@@ -86,27 +105,18 @@ void Connections::drop(Connection* c) {
   table_[c->fd] = nullptr;
   c->list->remove(c);
   if (c->state == Hold::kHeld) --held_now_;
-  count(c, nullptr, nullptr);
-  if (c->capacity > kBufferBytes || spare_bytes_ + c->capacity > kSpareMax) unmap(c);
-  spare_bytes_ += c->capacity;
+  (void)give(c, 0);
   c->next = spare_;
   spare_ = c;
 }
 
 bool Connections::fill(Connection* c, const char* data, size_t bytes, Quota* quota, Quota* of_user) {
-  const size_t capacity = bytes > c->capacity ? (bytes + kBufferBytes - 1) / kBufferBytes * kBufferBytes : c->capacity;
+  const size_t capacity = capacity_for(bytes);
   auto room = [&](const Quota* in, const Quota* before) {
     return in == nullptr || in->used + capacity - (in == before ? c->capacity : 0) <= in->max;
   };
   if (!room(quota, c->quota) || !room(of_user, c->of_user)) return false;
-  if (capacity > c->capacity) {
-    auto* larger = static_cast<char*>(map_private(capacity, ForkPolicy::kInherit));
-    if (larger == nullptr) return false;
-    count(c, nullptr, nullptr);
-    unmap(c);
-    c->data = larger;
-    c->capacity = capacity;
-  }
+  if (capacity != c->capacity && !give(c, capacity)) return false;
   count(c, quota, of_user);
   memcpy(c->data, data, bytes);
   c->begin = 0;
@@ -114,16 +124,7 @@ bool Connections::fill(Connection* c, const char* data, size_t bytes, Quota* quo
   return true;
 }
 
-bool Connections::reserve(Connection* c, size_t bytes) {
-  auto* data = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
-  if (data == nullptr) return false;
-  count(c, nullptr, nullptr);
-  unmap(c);
-  c->data = data;
-  c->capacity = bytes;
-  c->begin = c->end = 0;
-  return true;
-}
+bool Connections::reserve(Connection* c, size_t bytes) { return give(c, bytes); }
 
 void Connections::enter(Connection* c, Hold state, ConnectionList* list) {
   c->list->remove(c);

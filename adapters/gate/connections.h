@@ -8,6 +8,7 @@
 //              to ask for them
 //   kReady     the pages are in, or have been waited for long enough (`late`): the server is to read
 //
+// Bytes lie in buffers of three sizes (the smallest is part of the entry), larger ones in multiples of the largest.
 // Two separate bounds limit what is kept, one for starts of commands and one for held input: neither can take the
 // other's place.
 //
@@ -40,6 +41,8 @@ struct ConnectionList {
 };
 struct Share;
 
+constexpr size_t kSmallBytes = 512;  // a command or two: what most held clients have sent
+
 struct Connection {
   int fd = -1;
   Hold state = Hold::kPartial;
@@ -53,11 +56,12 @@ struct Connection {
   uint64_t until_ns = 0;                   // the deadline of a long lookup; 0: its time has not begun
   uint64_t seen = 0;                       // round of epoll_wait that has it in its result
   uint64_t lookup_bytes = 0;               // bytes that its long lookup has asked for
-  char* data = nullptr;                    // bytes [begin, end) of `capacity`
+  char* data = nullptr;                    // bytes [begin, end) of `capacity`; `small`, or a mapping
   size_t begin = 0, end = 0, capacity = 0;
   Quota *quota = nullptr, *of_user = nullptr;  // where the capacity is counted
   ConnectionList* list = nullptr;              // that it is in: of its state, or of a share's clients that wait
   Connection *previous = nullptr, *next = nullptr;
+  char small[kSmallBytes];
   size_t size() const { return end - begin; }
   const char* first() const { return data + begin; }
 };
@@ -105,7 +109,8 @@ class Connections {
 
  private:
   bool known(int fd) const { return fd >= 0 && fd < kDescriptorsMax && table_ != nullptr; }
-  void unmap(Connection* c);
+  // An empty buffer in place of what it has; `capacity` 0: none. False: no memory, nothing changed.
+  [[nodiscard]] bool give(Connection* c, size_t capacity);
   static void count(Connection* c, Quota* quota, Quota* of_user);
 
   Quota quotas_[2] = {{0, kPartialBytesMax}, {0, kHeldBytesMax}};
@@ -113,6 +118,11 @@ class Connections {
   Connection** table_ = nullptr;
   std::atomic<bool>* closed_ = nullptr;  // by another thread, since an entry was made
   Connection* spare_ = nullptr;
+  struct SpareBuffer {
+    SpareBuffer* next;
+  };
+  static SpareBuffer** spare_of(SpareBuffer** lists, size_t capacity);  // nullptr: such ones are not kept
+  SpareBuffer* spare_buffers_[2] = {};
   size_t spare_bytes_ = 0;
   uint64_t held_now_ = 0;  // connections in kHeld
   uint64_t lookup_bytes_ = 0;

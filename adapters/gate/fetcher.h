@@ -41,7 +41,8 @@ class Fetcher {
   [[nodiscard]] int start(unsigned threads);
   int event_fd() const { return event_fd_; }
 
-  Request* spare();  // empty; nullptr: too many under way
+  bool full() const { return spare_ == nullptr && made_ == kRequestsMax; }
+  Request* spare();  // empty; nullptr: too many under way, or no memory
   void recycle(Request* request);
   void submit(Request* request);
   void flush();          // main is about to sleep: whatever was submitted gets a thread

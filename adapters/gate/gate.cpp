@@ -95,6 +95,7 @@ void park(Connection* c, bool hung_up) {
 // there is room for may come, and wait again.
 void give_turns() {
   Gate& g = g_gate;
+  if (g.fetcher.full()) return;
   const uint64_t each = kClientBytesMin / 4, most = user_bytes_max();
   unsigned lookups = g.connections.lookup_bytes() < lookups_bytes_max() ? UINT_MAX
                      : g.connections.leader() == nullptr                ? 1

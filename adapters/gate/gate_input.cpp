@@ -246,7 +246,8 @@ bool hold(Connection* c, const NonresidentRanges& missing, Share* share, bool an
   Gate& g = gate();
   if (missing.count == 0) return look_again(c, anew);
   if (anew) g.connections.end_lookup(c);
-  const bool turn = (share->requests == 0 ||
+  const bool turn = !g.fetcher.full() &&
+                    (share->requests == 0 ||
                      (share->bytes + missing.bytes <= user_bytes_max() && share->requests < kUserRequestsMax)) &&
                     (!g.cursor.far() || lookup_may_go_on(c, missing.bytes));
   Request* request = turn ? g.fetcher.spare() : nullptr;

@@ -9,6 +9,7 @@
 //   noauth      a client that has not said who it is: NOAUTH, likewise
 //   elsewhere   keys that a command names where the server does not look for keys
 //   split       commands of which the server has the first half before the rest comes: held like whole ones
+//   crowd       1,500 clients of one user that want a cold key each, all at once: none is passed cold
 //   one byte    2,100 connections that each sent the start of a command: the others' cold reads are held as before
 //   turns       clients of one user that want thirty times what one may have under way: they wait for their turn, none
 //               is passed cold, another user is held as before, and INFO tells
@@ -24,7 +25,7 @@ namespace {
 using namespace e2e;
 
 constexpr unsigned kKeys = 16000, kValueBytes = 3000, kReads = 2000, kBatch = 50;
-constexpr unsigned kOneByteClients = 2100;
+constexpr unsigned kOneByteClients = 2100, kCrowd = 1500;
 const std::string kEnd = "$5\r\n<end>\r\n";
 
 std::string key_name(unsigned k) { return fmt::format("{}:{}", k % 2 == 0 ? "public" : "secret", k); }
@@ -180,12 +181,39 @@ void elsewhere(Scene& scene) {
   must_be_nothing("elsewhere", scene.figures() - before);
 }
 
-void one_byte(Scene& scene) {
+void take_descriptors() {
   rlimit files;
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;
   setrlimit(RLIMIT_NOFILE, &files);
   if (files.rlim_cur < kOneByteClients + 100) skip("descriptors", "no more than " + std::to_string(files.rlim_cur));
+}
+
+// The server reads what all of them have sent in one turn of its loop.
+void crowd(Scene& scene) {
+  std::vector<Wire> many;
+  for (unsigned i = 0; i < kCrowd; ++i) many.push_back(enter(scene, "all"));
+  const Figures before = scene.figures();
+  kill(scene.server.pid(), SIGSTOP);
+  for (unsigned i = 0; i < kCrowd; ++i) {
+    scene.next = (scene.next + 97) % kKeys;
+    // every third is too long for the smallest buffer
+    many[i].send_all(resp({"GET", key_name(scene.next)}) + (i % 3 == 0 ? resp({"ECHO", std::string(600, 'e')}) : ""));
+  }
+  kill(scene.server.pid(), SIGCONT);
+  for (unsigned i = 0; i < kCrowd; ++i) {
+    size_t bytes = 0;
+    const size_t all = 7 + kValueBytes + 2 + (i % 3 == 0 ? 6 + 600 + 2 : 0);
+    while (!many[i].ended() && bytes < all) bytes += many[i].receive_until("\r\n").size();
+    if (bytes != all) give_up("GET: a wrong reply");
+  }
+  const Figures did = scene.figures() - before;
+  require(did.overflows == 0 && did.held >= kCrowd / 2, "of {} clients at once {} were held, {} passed cold", kCrowd,
+          did.held, did.overflows);
+  fmt::print("crowd: held {}, turns {}, passed cold {}\n", did.held, did.turns, did.overflows);
+}
+
+void one_byte(Scene& scene) {
   std::vector<Wire> many;
   for (unsigned i = 0; i < kOneByteClients; ++i) {
     many.push_back(enter(scene, "all"));
@@ -265,12 +293,14 @@ int run(const std::string& module) {
   scene.set({"ACL", "SETUSER", "reader", "on", ">pw", "~public:*", "+get"});
   scene.set({"ACL", "SETUSER", "nothing", "on", ">pw", "~*", "-@all"});
   scene.set({"ACL", "SETUSER", "streamer", "on", ">pw", "~public:*", "+xreadgroup"});
+  take_descriptors();
   fill(scene);
   allowed(scene);
   noperm(scene);
   split(scene);
   elsewhere(scene);
   noauth(scene);
+  crowd(scene);
   one_byte(scene);
   turns(scene);
   unfinished(scene);
