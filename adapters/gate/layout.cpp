@@ -9,6 +9,7 @@
 
 #include "base/host_guard.h"
 #include "key_slot.h"
+#include "lookup_steps.h"
 #include "sys/mem.h"
 #include "sys/proc.h"
 
@@ -20,8 +21,7 @@ constexpr unsigned kDatabasesMax = 1u << 16;
 constexpr uint64_t kSlotsScanned = 65536;
 constexpr unsigned kKeysChecked = 8;
 constexpr const char* kIoThread = "io_thd_";
-// arguments that the server has of a command, when it is looked at (each costs system calls)
-constexpr unsigned kTakenMax = 16;
+constexpr unsigned kArgumentsChecked = 64;  // that the server has taken, before such ones are believed
 
 //                                    database  loop     type  connection  client
 constexpr Shape kRedis7 = {
@@ -421,16 +421,22 @@ bool ServerLayout::progress_behind(const ClientView& client, uint64_t used, cons
   *out = {text + used, sds_length(text) - used, left == 0 ? 0u : static_cast<unsigned>(taken),
           static_cast<unsigned>(left), at<int64_t>(&client, shape_->client_bulk)};
   return out->text + out->bytes == buffer && (left != 0 || out->bulk == -1) && out->bulk >= -1 &&
-         out->bulk <= static_cast<int64_t>(kBulkMax) && out->taken <= kTakenMax && out->left <= kArgumentsMax;
+         out->bulk <= static_cast<int64_t>(kBulkMax) && out->taken <= kArgumentsMax && out->left <= kArgumentsMax;
 }
 
-bool ServerLayout::arguments_taken(const ClientView& client, const Progress& progress, Command* out) const {
+bool ServerLayout::arguments_taken(const ClientView& client, const Progress& progress, Command* out) {
   const auto* const* argument = at<const ObjectView* const*>(&client, shape_->client_argv);
-  for (unsigned i = 0; i < progress.taken; ++i) {
+  NonresidentRanges missing;
+  KeyLookup lookup{*this, &missing};
+  for (unsigned i = 0; i < progress.taken && i < kArgumentsKept; ++i) {
     const ObjectView* object;
     ErrorText why;
-    if (!peek(argument + i, &object) || check_object(object, &why) < 0 || object->type() != 0 ||
-        object->encoding() == 1)
+    if (arguments_checked_ < kArgumentsChecked) {
+      if (!peek(argument + i, &object) || check_object(object, &why) < 0) return false;
+      ++arguments_checked_;
+    }
+    if (!lookup.have(argument + i, sizeof *argument) || !lookup.have(object = argument[i], sizeof *object) ||
+        object->type() != 0 || object->encoding() == 1 || !lookup.have_text(object->pointer))
       return false;
     out->argument[i] = {object->pointer, sds_length(object->pointer)};
   }

@@ -157,8 +157,9 @@ class ServerLayout {
   bool progress_of(const ClientView& client, const void* buffer, Progress* out) const;
   // The same of a master's link, whose buffer may begin with what has been executed.
   bool progress_of_master(const ClientView& master, const void* buffer, Progress* out) const;
-  // The arguments that the server has taken of the command that it is in. False: they are not what they should be.
-  bool arguments_taken(const ClientView& client, const Progress& progress, Command* out) const;
+  // The arguments that the server has taken of the command that it is in, as many as are kept. False: they are not what
+  // they should be, or not in DRAM.
+  bool arguments_taken(const ClientView& client, const Progress& progress, Command* out);
   int database_of(const ClientView& client) const;
   // The user that its commands run as; not examined here (client_rights.h).
   const void* user_of(const ClientView& client) const { return at<const void*>(&client, shape_->client_user); }
@@ -216,7 +217,8 @@ class ServerLayout {
   TableFind table_find_ = nullptr;
   char* databases_ = nullptr;
   unsigned database_count_ = 0;
-  bool slots_ = false;  // a dictionary for each cluster slot
+  unsigned arguments_checked_ = 0;  // of those that the server had taken
+  bool slots_ = false;              // a dictionary for each cluster slot
   const char* const* loop_ = nullptr;
 };
 

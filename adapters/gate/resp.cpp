@@ -99,7 +99,7 @@ Parse parse_command(const char* data, size_t bytes, Command* out) {
 Parse parse_rest(const char* data, size_t bytes, unsigned taken, unsigned left, int64_t bulk, Command* out) {
   out->bytes = 0;
   out->count = uint64_t{taken} + left;
-  out->kept = taken;
+  out->kept = taken < kArgumentsKept ? taken : kArgumentsKept;
   return parse_arguments(data, bytes, 0, left, bulk, out);
 }
 

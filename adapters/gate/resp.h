@@ -19,7 +19,7 @@ struct Slice {
   size_t bytes = 0;
 };
 
-constexpr unsigned kArgumentsKept = 512;      // positions kept; further arguments are counted and skipped
+constexpr unsigned kArgumentsKept = 4096;     // positions kept; further arguments are counted and skipped
 constexpr size_t kInlineMax = 16 * 1024;      // a longer line is kBad
 constexpr size_t kHeaderMax = 32;             // "*1234\r\n": a longer one is kBad
 constexpr uint64_t kArgumentsMax = 1u << 20;  // a command that announces more is kBad
@@ -40,9 +40,9 @@ struct Command {
 
 // pre: bytes > 0
 [[nodiscard]] Parse parse_command(const char* data, size_t bytes, Command* out);
-// The rest of a command of which the first `taken` arguments, in out->argument already, are elsewhere: `left` follow,
-// the first of them of `bulk` bytes, or with its header (-1). Everything counted from here. pre: taken <=
-// kArgumentsKept
+// The rest of a command of which the first `taken` arguments are elsewhere: `left` follow, the first of them of `bulk`
+// bytes, or with its header (-1). Everything counted from here; those elsewhere are counted as kept, as far as there is
+// room, and are for the caller to fill in.
 [[nodiscard]] Parse parse_rest(const char* data, size_t bytes, unsigned taken, unsigned left, int64_t bulk,
                                Command* out);
 

@@ -6,6 +6,7 @@
   part    of sets that are compared, and of places around one, only what is read is asked for, not a quarter of the DRAM
   types   large values of each type, cold, are known to the gate and scanned (LUNAR_REDIS_SERVER: on another server)
   slow    a lookup that takes longer than gate-hold-ms goes on, and its command finds its pages: a LUN of 40 ms
+  long        commands of more keys than a read or 512 arguments hold: MGET, MSET, DEL
 """
 import sys
 
@@ -13,6 +14,7 @@ from redis_server import run_scenario
 from redis_space_test import MIB, SEED, value, with_server
 
 LATENCY_MS, HOLD_MS = 40, 250
+LONG_KEYS, LONG_BYTES, LONG = 100_000, 600, 700   # keys, of values, of a command
 
 
 def ask_all(client, commands, batch=500):
@@ -167,6 +169,45 @@ def slow(directory, module):
         assert answered, "lookups are given up after gate-hold-ms, and all clients wait"
 
     with_server(directory, module, test, lun=f"sim:512m,latency_us={LATENCY_MS * 1000}", size="512mb")
+
+
+def long(directory, module):
+    def name(number):
+        return f"a key whose name is longer than most names are:{number:06}"
+
+    def test(server):
+        client = server.client()
+        client.ask("CONFIG", "SET", "lunar.dram", "48mb")
+        ask_all(client, [("SET", name(number), value(number, LONG_BYTES)) for number in range(LONG_KEYS)])
+
+        def keys_of(turn):
+            return [(turn * LONG + n) * 41 % LONG_KEYS for n in range(LONG)]
+
+        def get(turn):
+            got = client.ask("MGET", *map(name, keys_of(turn)))
+            assert got == [value(number, LONG_BYTES) for number in keys_of(turn)], "MGET gives something else"
+
+        def put(turn):
+            assert client.ask("MSET", *[word for number in keys_of(turn)
+                                        for word in (name(number), value(number, 100))]) == b"OK"
+
+        def drop(turn):
+            assert client.ask("DEL", *map(name, keys_of(turn))) == LONG
+
+        for turn in range(20):
+            get(turn)
+        worst = 0
+        for first, what, run in ((20, "MGET", get), (40, "MSET", put), (60, "DEL", drop)):
+            before, looks = client.figure("main_cold_faults"), client.figure("gate_commands")
+            for turn in range(first, first + 10):
+                run(turn)
+            faults = (client.figure("main_cold_faults") - before) / 10 / LONG
+            looks = (client.figure("gate_commands") - looks) / 10
+            print(f"{what} of {LONG} cold keys: {faults:.3f} faults of the main thread a key, {looks:.0f} looks")
+            worst = max(worst, faults)
+        assert worst < 0.1, f"{worst:.3f} faults of the main thread a key"
+
+    with_server(directory, module, test, lun="sim:1g,latency_us=100", size="1gb", forks="no")
 
 
 if __name__ == "__main__":

@@ -96,14 +96,18 @@ TEST_CASE("hostile lengths are left to the server") {
 
 TEST_CASE("more arguments than are kept are counted and skipped") {
   Words words{"MGET"};
-  for (int i = 0; i < 1000; ++i) words.push_back("k" + std::to_string(i));
+  for (unsigned i = 0; i < 2 * kArgumentsKept; ++i) words.push_back("k" + std::to_string(i));
   const std::string text = multibulk(words);
   static Command command;
   REQUIRE(parse(text, &command) == Parse::kCommand);
   CHECK(command.bytes == text.size());
-  CHECK(command.count == 1001);
+  CHECK(command.count == 2 * kArgumentsKept + 1);
   CHECK(command.kept == kArgumentsKept);
   CHECK(keys_of(words).size() == kArgumentsKept - 1);
+  // the server has taken more than are kept
+  REQUIRE(parse_rest("$1\r\na\r\n", 7, 2 * kArgumentsKept, 1, -1, &command) == Parse::kCommand);
+  CHECK(command.count == 2 * kArgumentsKept + 1);
+  CHECK(command.kept == kArgumentsKept);
 }
 
 TEST_CASE("inline commands") {
