@@ -149,18 +149,18 @@ constexpr CommandKeys kCommands[] = {
     one("HLEN", kValue),
     one("HRANDFIELD", kValue),
     one("HSCAN", kValue),
-    one("HEXPIRE", kValue),
-    one("HPEXPIRE", kValue),
-    one("HEXPIREAT", kValue),
-    one("HPEXPIREAT", kValue),
-    one("HEXPIRETIME", kValue),
-    one("HPEXPIRETIME", kValue),
-    one("HTTL", kValue),
-    one("HPTTL", kValue),
-    one("HPERSIST", kValue),
-    one("HGETDEL", kValue),
-    one("HGETEX", kValue),
-    one("HSETEX", kValue),
+    one("HEXPIRE", kValue, kBehindFields, 1),
+    one("HPEXPIRE", kValue, kBehindFields, 1),
+    one("HEXPIREAT", kValue, kBehindFields, 1),
+    one("HPEXPIREAT", kValue, kBehindFields, 1),
+    one("HEXPIRETIME", kValue, kBehindFields, 1),
+    one("HPEXPIRETIME", kValue, kBehindFields, 1),
+    one("HTTL", kValue, kBehindFields, 1),
+    one("HPTTL", kValue, kBehindFields, 1),
+    one("HPERSIST", kValue, kBehindFields, 1),
+    one("HGETDEL", kValue, kBehindFields, 1),
+    one("HGETEX", kValue, kBehindFields, 1),
+    one("HSETEX", kValue, kBehindFields, 2),
     // sets
     one("SADD", kValue, 2, 1),
     one("SREM", kValue, 2, 1),
@@ -171,7 +171,7 @@ constexpr CommandKeys kCommands[] = {
     one("SPOP", kValue),
     one("SRANDMEMBER", kValue),
     one("SSCAN", kValue),
-    range("SMOVE", 1, 2, 1, kValue),
+    range("SMOVE", 1, 2, 1, kValue, 3, 1),
     all("SINTER", kValue),
     all("SUNION", kValue),
     all("SDIFF", kValue),
@@ -379,6 +379,13 @@ bool signed_number(Slice text, int64_t* out) {
   }
   *out = minus ? -number : number;
   return true;
+}
+
+unsigned first_member(const CommandKeys& keys, const Command& command) {
+  if (keys.member != kBehindFields) return static_cast<unsigned>(keys.member);
+  unsigned i = 2;
+  while (i < command.kept && !same_word(command.argument[i], "FIELDS")) ++i;
+  return i + 2;  // their count is between
 }
 
 bool has_word(const Command& command, unsigned from, unsigned end, const char* upper_case) {

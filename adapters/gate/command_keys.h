@@ -56,9 +56,11 @@ struct CommandKeys {
   KeyForm form;
   int8_t first, last, step;
   Wants wants;
-  int8_t member, member_step;  // arguments that name members of a hash, set or sorted set at key `first`; 0: none
+  int8_t member, member_step;  // arguments that name members of the keys' hashes, sets or sorted sets; 0: none
   Reach reach = Reach::kTop;
 };
+
+constexpr int8_t kBehindFields = -1;  // CommandKeys::member: they follow the word FIELDS and their number
 
 constexpr bool reaches_all(Reach reach) {
   return reach == Reach::kAll || reach == Reach::kFirst || reach == Reach::kSmallest || reach == Reach::kLikeFirst;
@@ -71,6 +73,8 @@ const CommandKeys* find_command_keys(Slice name);
 template <class See>
 void for_each_key(const CommandKeys& keys, const Command& command, See see);
 
+// The first argument that names a member; 0: none does; command.kept or more: it is not there.
+unsigned first_member(const CommandKeys& keys, const Command& command);
 // "17" -> 17; -1: not a small number.
 int small_number(Slice text);
 // What a SELECT chooses; -1: another command.

@@ -238,7 +238,7 @@ void KeyLookup::members_of(void* members, const Command& command, const CommandK
   const bool fields = type == kHash && has_fields();
   const Entries entries = type == kSortedSet ? Entries::kNodes : Entries::kTexts;
   unsigned searches = 0;
-  for (unsigned i = static_cast<unsigned>(keys.member); i < command.kept && !missing->full();
+  for (unsigned i = first_member(keys, command); i < command.kept && !missing->full();
        i += static_cast<unsigned>(keys.member_step)) {
     if (tables) {
       const void* entry = find(static_cast<TableView*>(members), command.argument[i], entries);
@@ -287,17 +287,17 @@ bool KeyLookup::compact(const ObjectView& object) {
   }
 }
 
-void KeyLookup::value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key) {
+void KeyLookup::value_of(const ObjectView* object, const Command& command, const CommandKeys& keys) {
   const char* at = object->pointer;
   if (at == nullptr || compact(*object) || !collection_known(layout.keyspace(), *object)) return;
   switch (object->encoding()) {
     case kHashTable: {
-      if (have(at, sizeof(DictView)) && first_key) members_of(const_cast<char*>(at), command, keys, object->type());
+      if (have(at, sizeof(DictView))) members_of(const_cast<char*>(at), command, keys, object->type());
       break;
     }
     case kSkiplist: {
       const auto* zset = reinterpret_cast<const ZsetView*>(at);
-      if (!have(zset, sizeof *zset) || !have(zset->skiplist, kSkiplistBytes) || !first_key) return;
+      if (!have(zset, sizeof *zset) || !have(zset->skiplist, kSkiplistBytes)) return;
       members_of(zset->members, command, keys, kSortedSet);
       break;
     }
@@ -396,12 +396,12 @@ bool look_up_command(const ServerLayout& layout, const DatabaseView& database, c
     uint64_t count = 0;
     if (parts && sized && largest != UINT64_MAX && whole.turn_of(n) &&
         (!whole.elements(*object, &count) || count > largest)) {
-      lookup.value_of(object, command, keys, n == 0);
+      lookup.value_of(object, command, keys);
       if (lookup.complete) whole.pass(n);
       return;
     }
     if (!sized || !parts || (n != 0 && keys.reach == Reach::kFirst) || !(whole.passed(n) || whole.turn_of(n)))
-      lookup.value_of(object, command, keys, n == 0);
+      lookup.value_of(object, command, keys);
     else if (whole.turn_of(n))
       whole.value(*object, command, keys, argument, n);
   });

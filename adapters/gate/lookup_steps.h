@@ -127,7 +127,7 @@ struct KeyLookup {
   const void* look_up(const void* store, Slice key);
   // All of a value that is one string, listpack or set of integers. False: it is something else.
   bool compact(const ObjectView& object);
-  void value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key);
+  void value_of(const ObjectView* object, const Command& command, const CommandKeys& keys);
   void moved_by(DictView* dict, unsigned searches, bool fields);
   void members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type);
   void list_end(QuicklistNodeView* node);

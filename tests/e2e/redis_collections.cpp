@@ -98,6 +98,8 @@ const Case kCases[] = {
      },
      2},
     {"SORT", "list", [](const std::string& key) -> Words { return {"SORT", key, "ALPHA", "DESC"}; }, 40},
+    // to itself, so that the values stay as they are
+    {"SMOVE", "set", [](const std::string& key) -> Words { return {"SMOVE", key, key, member_of(key, 1407)}; }, 3},
 };
 
 struct Seen {

@@ -110,6 +110,27 @@ TEST_CASE("more arguments than are kept are counted and skipped") {
   CHECK(command.kept == kArgumentsKept);
 }
 
+TEST_CASE("arguments that name members are found") {
+  auto first = [](const Words& words) -> std::string {
+    static Command command;
+    const std::string text = multibulk(words);
+    REQUIRE(parse(text, &command) == Parse::kCommand);
+    const CommandKeys* keys = find_command_keys(command.argument[0]);
+    REQUIRE(keys != nullptr);
+    const unsigned i = first_member(*keys, command);
+    return i == 0 ? "(none)" : i >= command.kept ? "(not there)" : words[i];
+  };
+  CHECK(first({"HGETALL", "h"}) == "(none)");
+  CHECK(first({"HMGET", "h", "a", "b"}) == "a");
+  CHECK(first({"SMOVE", "s", "t", "m"}) == "m");
+  CHECK(first({"HTTL", "h", "FIELDS", "2", "a", "b"}) == "a");
+  CHECK(first({"HPEXPIRE", "h", "100", "NX", "fields", "1", "a"}) == "a");
+  CHECK(first({"HGETEX", "h", "EX", "100", "FIELDS", "1", "a"}) == "a");
+  CHECK(first({"HSETEX", "h", "FNX", "FIELDS", "1", "a", "value"}) == "a");
+  CHECK(first({"HGETDEL", "h", "FIELDS"}) == "(not there)");
+  CHECK(first({"HTTL", "h", "1", "a"}) == "(not there)");
+}
+
 TEST_CASE("inline commands") {
   static Command command;
   std::string text = "  GET \t key:1 \r\n";
