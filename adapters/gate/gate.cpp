@@ -334,6 +334,23 @@ int hook_epoll_wait(int epoll, epoll_event* events, int max, int timeout_ms) {
   return wait_for_events(epoll, events, max, timeout_ms);
 }
 
+// The other side has gone while commands that it sent are held. The server would end the client, and they would never
+// run; all that it reads at once runs, whatever becomes of the replies. So it is told so when the hold is over.
+ssize_t put_off_end(int fd, ssize_t rc) {
+  Gate& g = g_gate;
+  if (__builtin_expect(rc >= 0 || (errno != EPIPE && errno != ECONNRESET), 1) || !g.fetching ||
+      g.state.load(std::memory_order_relaxed) == GateState::kOff || !on_main_thread())
+    return rc;
+  const int error = errno;
+  const Connection* c = g.connections.find(fd);
+  errno = c != nullptr && c->state != Hold::kPartial && !c->link ? EAGAIN : error;
+  return rc;
+}
+
+ssize_t hook_write(int fd, const void* data, size_t bytes) { return put_off_end(fd, g_gate.write(fd, data, bytes)); }
+
+ssize_t hook_writev(int fd, const iovec* parts, int count) { return put_off_end(fd, g_gate.writev(fd, parts, count)); }
+
 int hook_close(int fd) {
   Gate& g = g_gate;
   if (g.fetching && g.state.load(std::memory_order_relaxed) != GateState::kOff) {
@@ -460,6 +477,8 @@ int gate_start(const GateOptions& options, ErrorText* why) {
   if (int rc = pthread_atfork(nullptr, nullptr, enter_child); rc != 0) return why->set(-rc, "no fork handler");
   int rc = redirect("read", hook_read, &g.read, why);
   if (rc == 0) rc = redirect("close", hook_close, &g.close, why);
+  if (rc == 0) rc = redirect("write", hook_write, &g.write, why);
+  if (rc == 0 && program_calls("writev") != nullptr) rc = redirect("writev", hook_writev, &g.writev, why);
   if (rc == 0) rc = redirect_tls(why);
   if (rc == 0) rc = redirect("epoll_wait", hook_epoll_wait, &g.epoll_wait, why);
   if (rc < 0) return rc;  // a hook without the others hands through

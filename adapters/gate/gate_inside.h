@@ -14,6 +14,7 @@
 #include "stats/counters.h"
 
 struct epoll_event;
+struct iovec;
 
 namespace lunar::redis {
 
@@ -77,6 +78,8 @@ struct Gate {
   ssize_t (*read)(int, void*, size_t) = nullptr;
   int (*epoll_wait)(int, epoll_event*, int, int) = nullptr;
   int (*close)(int) = nullptr;
+  ssize_t (*write)(int, const void*, size_t) = nullptr;
+  ssize_t (*writev)(int, const iovec*, int) = nullptr;
   int (*tls_read)(void*, void*, int) = nullptr;
   int (*tls_error)(const void*, int) = nullptr;
   int (*tls_pending)(const void*) = nullptr;

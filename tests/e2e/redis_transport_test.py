@@ -54,6 +54,18 @@ def read(client, pick, count, pipeline):
             assert reply == value(key, BYTES), f"GET k:{key} gives {str(reply)[:60]}"
 
 
+def sent_and_closed(client, path, key, mark):
+    gone = UnixClient(path)
+    gone.send([("SET", "hot", "x"), ("SETRANGE", key, "0", mark)])
+    gone.close()
+    until = time.monotonic() + 2
+    while client.ask("GETRANGE", key, "0", "7") != mark.encode():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
+
+
 def unix(directory, module):
     path = os.path.join(directory, "socket")
 
@@ -77,6 +89,14 @@ def unix(directory, module):
                 half = UnixClient(path)
                 half.send([("GET", f"k:{pick.randrange(KEYS)}")] * 20)
                 half.close()
+        for gate in ("no", "yes"):   # the server reads both commands at once, and its reply finds no reader
+            server.client().ask("CONFIG", "SET", "lunar.gate", gate)
+            for _ in range(200):   # the gate begins to watch
+                one.ask("EXISTS", "k:1")
+            lost = sum(not sent_and_closed(one, path, f"k:{pick.randrange(KEYS)}", f"{gate:>3}{n:05}")
+                       for n in range(20))
+            print(f"gate {gate}: of 20 commands whose client had gone {lost} did not run")
+            assert lost == 0, f"gate {gate}: {lost} of 20 commands were lost, as their client had gone"
         server.must_live("reads over a unix socket")
 
     with_server(directory, module, test, "--unixsocket", path, size="512mb")
