@@ -49,9 +49,6 @@ class CommitLock {
   bool locked_ = false;
 };
 
-// As pager_activate, but does not wait for a thread that is inside the dynamic linker: -EDEADLK.
-[[nodiscard]] int try_activate(PagerState& state, ErrorText* why);
-
 // The following while the process is not active. pre: activation_lock is held.
 // Charges a commit. 0, or -EAGAIN: the process must become active first. linking: it cannot now, and may stay plain up
 // to the cap.

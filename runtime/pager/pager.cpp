@@ -340,7 +340,8 @@ uint64_t pager_lun_bytes() {
   return state.lun_bytes != 0 ? state.lun_bytes : state.dram_bytes * 8;
 }
 
-int try_activate(PagerState& state, ErrorText* why) {
+int pager_activate(ErrorText* why) {
+  auto& state = pager_state();
   if (state.active.load(std::memory_order_acquire)) return 0;
   if (sys::memory_is_parents())
     return why->set(-EPERM,
@@ -399,15 +400,6 @@ int try_activate(PagerState& state, ErrorText* why) {
            format_size(static_cast<uint64_t>(found) << state.page_shift).text,
            static_cast<unsigned long long>((sys::now_ns() - threads_run) / 1000));
   return 0;
-}
-
-int pager_activate(ErrorText* why) {
-  constexpr uint64_t kLinkerWaitNs = 10'000'000'000, kPauseNs = 1'000'000;
-  auto& state = pager_state();
-  int rc;
-  for (const uint64_t began = sys::now_ns(); (rc = try_activate(state, why)) == -EDEADLK; sys::sleep_ns(kPauseNs))
-    if (sys::now_ns() - began > kLinkerWaitNs) break;
-  return rc;
 }
 
 }  // namespace lunar

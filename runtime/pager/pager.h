@@ -39,8 +39,7 @@ enum RegionFlags : unsigned {
 [[nodiscard]] int pager_create(const Options& options, ErrorText* why);
 bool pager_created();
 bool pager_active();
-// Activates now (API users: at init). 0 or -errno with *why. Waits for a thread that is inside the dynamic linker and
-// holds a lock that service threads need: -EDEADLK after 10 s, as where that thread is the calling one.
+// Activates now (API users: at init). 0 or -errno with *why.
 [[nodiscard]] int pager_activate(ErrorText* why);
 // Ends the tier: -EBUSY while regions exist. The service threads and the LUN stay, asleep, for a later pager_create
 // (which may change sizes, but not the LUN).

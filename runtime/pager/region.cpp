@@ -289,19 +289,36 @@ void pager_say_refused() {
                     format_size(static_cast<uint64_t>(state.account.lun_cap())).text);
 }
 
-// linking: activation was refused, as a thread is inside the dynamic linker. The commit then stays plain, up to the
-// cap; what does not fit there waits until that thread comes out.
+// A commit that activation was refused for, as a thread is inside the dynamic linker: it stays plain, up to the cap.
+// Where it does not fit there, either that thread is another one, and comes out, or it is this one, and gets ENOMEM.
+class PlainWait {
+ public:
+  bool waiting() const { return since_ns_ != 0; }
+  bool again() {
+    constexpr uint64_t kWaitNs = 2'000'000'000, kPauseNs = 1'000'000;
+    if (since_ns_ == 0) {
+      since_ns_ = sys::now_ns();
+      return true;
+    }
+    sys::sleep_ns(kPauseNs);
+    return sys::now_ns() - since_ns_ < kWaitNs;
+  }
+
+ private:
+  uint64_t since_ns_ = 0;
+};
+
 int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   auto& state = pager_state();
   if ((offset | bytes) % state.page_size != 0 || offset + bytes > region_size(region)) return -EINVAL;
   uint64_t pages = bytes >> state.page_shift;
   const uint64_t first = offset >> state.page_shift, end = first + pages;
-  for (bool linking = false; !pager_active(); linking = true) {
+  for (PlainWait linker; !pager_active();) {
     bool passed = false;
     {
       CommitLock lock(state);
       passed = lock.passed();
-      if (lock.plain() && plain_commit(state, *region, first, end, linking) == 0) {
+      if (lock.plain() && plain_commit(state, *region, first, end, linker.waiting()) == 0) {
         if (make_usable(state, region, offset, bytes, protection) < 0) {
           plain_uncommit(state, *region, first, end);
           say_limited(bytes);
@@ -313,9 +330,9 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
       }
     }
     ErrorText why;
-    const int rc = passed ? 0 : linking ? pager_activate(&why) : try_activate(state, &why);
+    const int rc = passed ? 0 : pager_activate(&why);
     if (rc == 0) break;
-    if (rc != -EDEADLK || linking) return -ENOMEM;
+    if (rc != -EDEADLK || !linker.again()) return -ENOMEM;
   }
   if (space_charge(pages, true) < 0) {
     // else its device has said why
@@ -348,17 +365,16 @@ void region_forget(Region* region, size_t offset, size_t bytes) {
 int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   const uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
-  for (bool linking = false; !pager_active(); linking = true) {
+  for (PlainWait linker; !pager_active();) {
     {
       CommitLock lock(state);
-      if (lock.passed() || (lock.plain() && plain_commit(state, *region, first, end, linking) == 0)) {
+      if (lock.passed() || (lock.plain() && plain_commit(state, *region, first, end, linker.waiting()) == 0)) {
         table_reach(*region, first, end);
         return 0;
       }
     }
     ErrorText why;
-    const int rc = linking ? pager_activate(&why) : try_activate(state, &why);
-    if (rc < 0 && (rc != -EDEADLK || linking)) return rc;
+    if (const int rc = pager_activate(&why); rc < 0 && (rc != -EDEADLK || !linker.again())) return rc;
   }
   return 0;
 }

@@ -249,14 +249,6 @@ bool this_thread_is_named(const char* prefix) {
   return prctl(PR_GET_NAME, name) == 0 && strncmp(name, prefix, strlen(prefix)) == 0;
 }
 
-bool thread_sleeps(int tid) {
-  char path[48], text[256];
-  format_to(path, sizeof path, "/proc/self/task/%d/stat", tid);
-  if (tid == 0 || read_text(path, text, sizeof text) < 0) return false;
-  const char* p = strrchr(text, ')');
-  return p != nullptr && p[1] == ' ' && p[2] == 'S';
-}
-
 int other_live_threads() {
   const int self = static_cast<int>(syscall(SYS_gettid));
   int seen = 0, live = 0;

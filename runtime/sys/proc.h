@@ -27,8 +27,6 @@ const char* program_fd_directory(char* buffer, size_t size);
 bool has_thread_named(const char* prefix);
 // Whether that of the calling thread does: one system call.
 bool this_thread_is_named(const char* prefix);
-// Whether a thread of this process waits for a lock or an event, not for a CPU. False without /proc.
-bool thread_sleeps(int tid);
 // Number of other threads of this process that have not ended (a main thread that has is a zombie); -errno without
 // /proc.
 int other_live_threads();

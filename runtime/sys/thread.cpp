@@ -29,7 +29,6 @@
 #include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/mem.h"
-#include "sys/proc.h"
 
 namespace lunar::sys {
 namespace {
@@ -184,48 +183,39 @@ void threads_prepare() {
 }
 
 bool threads_can_start() {
-  constexpr uint64_t kLookNs = 10'000'000, kPauseNs = 20'000, kMostNs = 10'000'000'000;
-  constexpr unsigned kAsleepLooks = 5;  // in a row: it waits for a lock, not for a CPU
+  constexpr uint64_t kWaitNs = 100'000'000, kPauseNs = 20'000;
   // The process that asks now, and the one whose question has had no answer yet. Process ids: a forked child finds its
   // parent's, and has neither.
   static std::atomic<pid_t> asks{0};
   static pid_t unanswered = 0;
   static std::atomic<bool> answered{false};
-  static std::atomic<int> probe{0};  // thread id, once it runs
   static pthread_t thread;
   const pid_t self = getpid();
   pid_t before = asks.load(std::memory_order_relaxed);
   if (before == self || !asks.compare_exchange_strong(before, self, std::memory_order_acquire)) return false;
   // An answer that came late says nothing of now: it is only a reason to ask again.
-  if (unanswered == self && answered.load(std::memory_order_acquire)) {
+  const bool late = unanswered == self;
+  bool can = false;
+  if (late && answered.load(std::memory_order_acquire)) {
     thread_end(thread);
     unanswered = 0;
   }
-  bool can = false;
-  if (unanswered != self) {
+  if (!late || unanswered == 0) {
     answered.store(false, std::memory_order_relaxed);
-    probe.store(0, std::memory_order_relaxed);
     const ThreadSpec ask = {"lunar-ask",
                             [](void*) {
-                              probe.store(thread_id(), std::memory_order_relaxed);
                               pthread_t other;
-                              const int rc = thread_start({"lunar-answer", [](void*) {}, nullptr, false, true}, &other);
+                              if (thread_start({"lunar-answer", [](void*) {}, nullptr, false, true}, &other) == 0)
+                                thread_end(other);
                               answered.store(true, std::memory_order_release);
-                              if (rc == 0) thread_end(other);
                             },
                             nullptr, false, true};
-    can = thread_start(ask, &thread) < 0;  // the start of the real ones tells why not
-    if (!can) {
+    if (thread_start(ask, &thread) < 0) {
+      can = true;  // the start of the real ones tells why not
+    } else {
       unanswered = self;
-      const uint64_t began = now_ns();
-      uint64_t looked = began;
-      for (unsigned asleep = 0; !(can = answered.load(std::memory_order_acquire)); sleep_ns(kPauseNs)) {
-        const uint64_t now = now_ns();
-        if (now - began > kMostNs || asleep == kAsleepLooks) break;
-        if (now - looked < kLookNs) continue;
-        looked = now;
-        asleep = thread_sleeps(probe.load(std::memory_order_relaxed)) ? asleep + 1 : 0;
-      }
+      for (const uint64_t end = now_ns() + kWaitNs; !can && now_ns() < end; sleep_ns(kPauseNs))
+        can = answered.load(std::memory_order_acquire);
       if (can) {
         thread_end(thread);
         unanswered = 0;

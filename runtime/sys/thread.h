@@ -30,7 +30,7 @@ void thread_end(pthread_t thread);  // joins, and gives back the stack that thre
 void threads_prepare();
 // Whether threads that the calling one starts could start threads now: not while any thread is inside the part of the
 // dynamic linker that holds the lock of pthread_create (dlopen does, and allocates there; glibc 2.34 and later). False
-// also while another thread asks. ~0.1 ms; ~50 ms for the first to ask while there is such a thread. pre: the caller
+// also while another thread asks. ~0.1 ms; at most 0.1 s for the first to ask beside such a thread. pre: the caller
 // holds no lock that an allocation waits for.
 bool threads_can_start();
 // calling service thread: SIGSEGV and SIGBUS go to the program's handlers
