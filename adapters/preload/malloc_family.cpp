@@ -2,10 +2,14 @@
 // malloc's family. Three places memory can come from, told apart by address when it comes back:
 //   the heap's region      ordinary calls: tiered
 //   jemalloc, arena 0      threads of the runtime (HostGuard) and the time before the heap is ready: plain DRAM
-//   the early heap         before our constructor, and between the allocator's fork handlers: never given back
+//   the early heap         before our constructor, between the allocator's fork handlers, and what the dynamic linker
+//                          asks for itself
 // Memory from the latter two that the program resizes moves to the tier.
 //
-// Threading: any thread, also while the loader holds its lock: nothing here looks up symbols or takes a lock of its
+// The dynamic linker asks with a lock in its hands that making a thread needs (dlopen). Activation makes threads, in a
+// thread that holds locks of the allocator's: it would wait for the linker, and the linker for it.
+//
+// Threading: any thread, also while the linker holds its locks: nothing here looks up symbols or takes a lock of its
 // own.
 #include "malloc_family.h"
 
@@ -15,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/units.h"
 #include "early_heap.h"
 #include "heap/heap.h"
 #include "preload.h"
@@ -37,7 +42,8 @@ __attribute__((noinline)) void* allocate_untiered(size_t alignment, size_t bytes
 }
 
 __attribute__((noinline)) void release_untiered(void* pointer) {
-  if (pointer == nullptr || early_owns(pointer) || allocator_is_locked()) return;
+  if (early_owns(pointer)) return early_free(pointer);
+  if (pointer == nullptr || allocator_is_locked()) return;
   int saved = errno;
   heap_free_dram(pointer);
   errno = saved;
@@ -50,9 +56,22 @@ size_t size_of_untiered(const void* pointer) {
 
 size_t size_of(const void* pointer) { return heap_usable_size_or(pointer, size_of_untiered); }
 
-// To wherever memory of this thread comes from now.
-void* move_block(void* pointer, size_t bytes) {
-  void* moved = allocate(0, bytes, false);
+// More than the linker wants under its locks: memory for thread-local variables of large libraries.
+constexpr size_t kLinkerBytesMax = 64 * kKiB;
+
+bool linker_asks(const void* caller, size_t bytes) {
+  return __builtin_expect(linker_holds(reinterpret_cast<uintptr_t>(caller)), 0) && bytes <= kLinkerBytesMax;
+}
+
+void* allocate_for(const void* caller, size_t bytes, bool zero) {
+  if (!linker_asks(caller, bytes)) return allocate(0, bytes, zero);
+  void* pointer = early_alloc(0, bytes);
+  return pointer != nullptr ? pointer : allocate_untiered(0, bytes, zero);
+}
+
+// To wherever memory for `caller` comes from now.
+void* move_block(void* pointer, size_t bytes, const void* caller) {
+  void* moved = allocate_for(caller, bytes, false);
   if (moved == nullptr) return nullptr;
   size_t old = size_of(pointer);
   memcpy(moved, pointer, old < bytes ? old : bytes);
@@ -60,17 +79,18 @@ void* move_block(void* pointer, size_t bytes) {
   return moved;
 }
 
-void* resize(void* pointer, size_t bytes) {
-  if (pointer == nullptr) return allocate(0, bytes, false);
+void* resize(void* pointer, size_t bytes, const void* caller) {
+  if (pointer == nullptr) return allocate_for(caller, bytes, false);
   if (bytes == 0) {  // glibc: frees
     release(pointer);
     return nullptr;
   }
+  if (linker_asks(caller, bytes)) return move_block(pointer, bytes, caller);
   bool tiered = serves_tiered();
   if (tiered && heap_owns(pointer)) return heap_resize(pointer, bytes);
   if (!tiered && !heap_owns(pointer) && !early_owns(pointer) && !allocator_is_locked())
     return heap_resize_dram(pointer, bytes);
-  return move_block(pointer, bytes);
+  return move_block(pointer, bytes, caller);
 }
 
 size_t power_of_two_above(size_t value) {
@@ -96,8 +116,9 @@ void release(void* pointer) { heap_free_or(pointer, release_untiered); }
 }  // namespace lunar::preload
 
 using lunar::preload::allocate;
+using lunar::preload::allocate_for;
 
-LUNAR_EXPORT void* malloc(size_t bytes) noexcept { return allocate(0, bytes, false); }
+LUNAR_EXPORT void* malloc(size_t bytes) noexcept { return allocate_for(__builtin_return_address(0), bytes, false); }
 
 LUNAR_EXPORT void* calloc(size_t count, size_t size) noexcept {
   size_t bytes;
@@ -105,10 +126,12 @@ LUNAR_EXPORT void* calloc(size_t count, size_t size) noexcept {
     errno = ENOMEM;
     return nullptr;
   }
-  return allocate(0, bytes, true);
+  return allocate_for(__builtin_return_address(0), bytes, true);
 }
 
-LUNAR_EXPORT void* realloc(void* pointer, size_t bytes) noexcept { return lunar::preload::resize(pointer, bytes); }
+LUNAR_EXPORT void* realloc(void* pointer, size_t bytes) noexcept {
+  return lunar::preload::resize(pointer, bytes, __builtin_return_address(0));
+}
 
 LUNAR_EXPORT void* reallocarray(void* pointer, size_t count, size_t size) noexcept {
   size_t bytes;
@@ -116,7 +139,7 @@ LUNAR_EXPORT void* reallocarray(void* pointer, size_t count, size_t size) noexce
     errno = ENOMEM;
     return nullptr;
   }
-  return lunar::preload::resize(pointer, bytes);
+  return lunar::preload::resize(pointer, bytes, __builtin_return_address(0));
 }
 
 LUNAR_EXPORT void free(void* pointer) noexcept { lunar::heap_free_or(pointer, lunar::preload::release_untiered); }

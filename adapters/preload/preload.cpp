@@ -25,13 +25,10 @@ namespace lunar::preload {
 constinit std::atomic<Phase> g_phase{Phase::kEarly};
 constinit Options g_options;
 constinit RealCalls g_real;
+constinit TextRange g_linker_text;
 
 namespace {
 
-struct TextRange {
-  uintptr_t begin = 0, end = 0;
-  bool holds(uintptr_t address) const { return address - begin < end - begin; }
-};
 constinit TextRange g_runtime_text[2];
 
 // The loaded object that holds `address`, as one range of its executable segments.
@@ -97,6 +94,7 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   if (options_load(&g_options, environment, &why) < 0) refuse(why);
   g_runtime_text[0] = text_of(reinterpret_cast<const void*>(&mallocx));
   g_runtime_text[1] = text_of(reinterpret_cast<const void*>(&start));
+  g_linker_text = text_of(dlsym(RTLD_DEFAULT, "__tls_get_addr"));
   // Before jemalloc is woken: the pager's fork handlers must be older than jemalloc's (prepare runs youngest first).
   if (start_tier(g_options, &why) < 0) refuse(why);
   g_phase.store(Phase::kGuarded, std::memory_order_release);

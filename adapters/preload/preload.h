@@ -30,6 +30,14 @@ inline bool ready() { return g_phase.load(std::memory_order_acquire) == Phase::k
 // Whether this thread's memory is to be tiered now.
 inline bool serves_tiered() { return __builtin_expect(ready() && !HostGuard::active(), 1); }
 
+struct TextRange {
+  uintptr_t begin = 0, end = 0;
+  bool holds(uintptr_t address) const { return address - begin < end - begin; }
+};
+extern constinit TextRange g_linker_text;
+// Whether the address is in the dynamic linker.
+inline bool linker_holds(uintptr_t address) { return g_linker_text.holds(address); }
+
 // The libc functions under ours, looked up once in the constructor (dlsym is never used on an allocation path).
 struct RealCalls {
   pid_t (*fork)(void) = nullptr;

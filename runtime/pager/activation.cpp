@@ -67,12 +67,10 @@ int64_t count_committed(const PagerState& state, Region& region, uint64_t first,
   return change;
 }
 
-// linking: a thread is inside the dynamic linker, where no pager can be started.
-bool may_stay_plain(PagerState& state, int64_t own, uint64_t committed_bytes, bool linking) {
+bool may_stay_plain(PagerState& state, int64_t own, uint64_t committed_bytes) {
   Account& account = state.account;
   const int64_t pages = own * (1 + state.plain_forks);  // children about to be forked will have the same
   const int64_t cap = account.cap_pages();
-  if (linking) return account.take_plain(pages, cap - kKeepFreePages);
   if (state.options.activate_at != 0)
     return committed_bytes <= state.options.activate_at && account.take_plain(pages, cap - kKeepFreePages);
   if (account.take_plain(pages, plain_limit(state))) return true;
@@ -125,10 +123,10 @@ int64_t plain_limit(const PagerState& state) {
   return cap - (needed > cap / 8 ? needed : cap / 8);
 }
 
-int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end, bool linking) {
+int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   const uint64_t committed = state.committed_before_activation.load() + ((end - first) << state.page_shift);
   const int64_t pages = count_committed(state, region, first, end, 1);
-  if (!may_stay_plain(state, pages, committed, linking)) {
+  if (!may_stay_plain(state, pages, committed)) {
     (void)count_committed(state, region, first, end, -1);
     return -EAGAIN;
   }

@@ -50,9 +50,8 @@ class CommitLock {
 };
 
 // The following while the process is not active. pre: activation_lock is held.
-// Charges a commit. 0, or -EAGAIN: the process must become active first. linking: it cannot now, and may stay plain up
-// to the cap.
-[[nodiscard]] int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end, bool linking = false);
+// Charges a commit. 0, or -EAGAIN: the process must become active first.
+[[nodiscard]] int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end);
 void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t end);
 // The program requests huge pages (MADV_HUGEPAGE, MADV_COLLAPSE) in the region. False: they cannot be charged.
 [[nodiscard]] bool plain_allow_huge(PagerState& state, Region& region);

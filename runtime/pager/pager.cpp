@@ -349,13 +349,10 @@ int pager_activate(ErrorText* why) {
                     "its threads would "
                     "end with it; memory is refused to it until the parent itself has grown so far",
                     static_cast<int>(getpid()));
-  if (sys::now_ns() < state.next_activation_ns.load()) return why->set(-EAGAIN, "pager: activation has just failed");
   HostGuard guard;
-  // Before the lock: a thread inside the linker may wait for that.
-  if (!sys::threads_can_start())
-    return why->set(-EDEADLK, "pager: not started while a thread is inside the dynamic linker, which holds its lock");
   sys::Locked<sys::Mutex> lock(state.activation_lock);
   if (state.active.load(std::memory_order_acquire)) return 0;
+  if (sys::now_ns() < state.next_activation_ns.load()) return why->set(-EAGAIN, "pager: activation has just failed");
   const uint64_t began = sys::now_ns();
   close_holes(state);
   // From here on plain memory can be evicted: it is no reason to refuse.

@@ -289,51 +289,28 @@ void pager_say_refused() {
                     format_size(static_cast<uint64_t>(state.account.lun_cap())).text);
 }
 
-// A commit that activation was refused for, as a thread is inside the dynamic linker: it stays plain, up to the cap.
-// Where it does not fit there, either that thread is another one, and comes out, or it is this one, and gets ENOMEM.
-class PlainWait {
- public:
-  bool waiting() const { return since_ns_ != 0; }
-  bool again() {
-    constexpr uint64_t kWaitNs = 2'000'000'000, kPauseNs = 1'000'000;
-    if (since_ns_ == 0) {
-      since_ns_ = sys::now_ns();
-      return true;
-    }
-    sys::sleep_ns(kPauseNs);
-    return sys::now_ns() - since_ns_ < kWaitNs;
-  }
-
- private:
-  uint64_t since_ns_ = 0;
-};
-
 int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   auto& state = pager_state();
   if ((offset | bytes) % state.page_size != 0 || offset + bytes > region_size(region)) return -EINVAL;
   uint64_t pages = bytes >> state.page_shift;
-  const uint64_t first = offset >> state.page_shift, end = first + pages;
-  for (PlainWait linker; !pager_active();) {
-    bool passed = false;
-    {
-      CommitLock lock(state);
-      passed = lock.passed();
-      if (lock.plain() && plain_commit(state, *region, first, end, linker.waiting()) == 0) {
-        if (make_usable(state, region, offset, bytes, protection) < 0) {
-          plain_uncommit(state, *region, first, end);
-          say_limited(bytes);
-          return -ENOMEM;
-        }
-        region->committed_pages.fetch_add(pages);
-        table_reach(*region, first, end);
-        return 0;
+  bool passed = false;
+  if (!pager_active()) {
+    CommitLock lock(state);
+    passed = lock.passed();
+    const uint64_t first = offset >> state.page_shift, end = first + pages;
+    if (lock.plain() && plain_commit(state, *region, first, end) == 0) {
+      if (make_usable(state, region, offset, bytes, protection) < 0) {
+        plain_uncommit(state, *region, first, end);
+        say_limited(bytes);
+        return -ENOMEM;
       }
+      region->committed_pages.fetch_add(pages);
+      table_reach(*region, first, end);
+      return 0;
     }
-    ErrorText why;
-    const int rc = passed ? 0 : pager_activate(&why);
-    if (rc == 0) break;
-    if (rc != -EDEADLK || !linker.again()) return -ENOMEM;
   }
+  ErrorText why;
+  if (!passed && pager_activate(&why) < 0) return -ENOMEM;
   if (space_charge(pages, true) < 0) {
     // else its device has said why
     if (state.account.lun_free() < static_cast<int64_t>(bytes))
@@ -347,7 +324,7 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   }
   if (state.refused_bytes.load(std::memory_order_relaxed) != 0) state.refused_bytes.store(0, std::memory_order_relaxed);
   region->committed_pages.fetch_add(pages);
-  table_reach(*region, first, end);
+  table_reach(*region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
   return 0;
 }
 
@@ -365,18 +342,15 @@ void region_forget(Region* region, size_t offset, size_t bytes) {
 int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   const uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
-  for (PlainWait linker; !pager_active();) {
-    {
-      CommitLock lock(state);
-      if (lock.passed() || (lock.plain() && plain_commit(state, *region, first, end, linker.waiting()) == 0)) {
-        table_reach(*region, first, end);
-        return 0;
-      }
+  if (!pager_active()) {
+    CommitLock lock(state);
+    if (lock.passed() || (lock.plain() && plain_commit(state, *region, first, end) == 0)) {
+      table_reach(*region, first, end);
+      return 0;
     }
-    ErrorText why;
-    if (const int rc = pager_activate(&why); rc < 0 && (rc != -EDEADLK || !linker.again())) return rc;
   }
-  return 0;
+  ErrorText why;
+  return pager_activate(&why);
 }
 
 void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {

@@ -182,50 +182,6 @@ void threads_prepare() {
   pthread_attr_destroy(&attributes);
 }
 
-bool threads_can_start() {
-  constexpr uint64_t kWaitNs = 100'000'000, kPauseNs = 20'000;
-  // The process that asks now, and the one whose question has had no answer yet. Process ids: a forked child finds its
-  // parent's, and has neither.
-  static std::atomic<pid_t> asks{0};
-  static pid_t unanswered = 0;
-  static std::atomic<bool> answered{false};
-  static pthread_t thread;
-  const pid_t self = getpid();
-  pid_t before = asks.load(std::memory_order_relaxed);
-  if (before == self || !asks.compare_exchange_strong(before, self, std::memory_order_acquire)) return false;
-  // An answer that came late says nothing of now: it is only a reason to ask again.
-  const bool late = unanswered == self;
-  bool can = false;
-  if (late && answered.load(std::memory_order_acquire)) {
-    thread_end(thread);
-    unanswered = 0;
-  }
-  if (!late || unanswered == 0) {
-    answered.store(false, std::memory_order_relaxed);
-    const ThreadSpec ask = {"lunar-ask",
-                            [](void*) {
-                              pthread_t other;
-                              if (thread_start({"lunar-answer", [](void*) {}, nullptr, false, true}, &other) == 0)
-                                thread_end(other);
-                              answered.store(true, std::memory_order_release);
-                            },
-                            nullptr, false, true};
-    if (thread_start(ask, &thread) < 0) {
-      can = true;  // the start of the real ones tells why not
-    } else {
-      unanswered = self;
-      for (const uint64_t end = now_ns() + kWaitNs; !can && now_ns() < end; sleep_ns(kPauseNs))
-        can = answered.load(std::memory_order_acquire);
-      if (can) {
-        thread_end(thread);
-        unanswered = 0;
-      }
-    }
-  }
-  asks.store(0, std::memory_order_release);
-  return can;
-}
-
 void allow_fault_signals() {
   sigset_t faults;
   sigemptyset(&faults);

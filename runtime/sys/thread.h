@@ -28,11 +28,6 @@ struct ThreadSpec {
 void thread_end(pthread_t thread);  // joins, and gives back the stack that thread_start mapped
 // Asks the dynamic linker what thread_start will need. Once, where no other thread can be inside the linker for long.
 void threads_prepare();
-// Whether threads that the calling one starts could start threads now: not while any thread is inside the part of the
-// dynamic linker that holds the lock of pthread_create (dlopen does, and allocates there; glibc 2.34 and later). False
-// also while another thread asks. ~0.1 ms; at most 0.1 s for the first to ask beside such a thread. pre: the caller
-// holds no lock that an allocation waits for.
-bool threads_can_start();
 // calling service thread: SIGSEGV and SIGBUS go to the program's handlers
 void allow_fault_signals();
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Activation while a thread is inside the dynamic linker: dlopen allocates under the lock that making a thread needs.
-// First another thread is, then one that waits for the thread whose allocation activates, then that thread itself.
+// First another thread is, then one that waits for the thread whose allocation activates, then that thread itself; then
+// four threads are, which share the allocator's locks with two that grow and one that forks.
 //
 //   dlopen_race_test LIBRARY DIRECTORY SHARED_OBJECT   copies SHARED_OBJECT many times (each is a library of
 //                                                      its own), and loads the copies
@@ -21,7 +22,7 @@
 
 namespace {
 
-constexpr unsigned kCopies = 150, kProcesses = 12;
+constexpr unsigned kCopies = 150, kProcesses = 12, kStorms = 3;
 constexpr size_t kStep = 256 << 10, kGrowth = 48 << 20;
 
 std::string copy_of(unsigned i) {
@@ -85,13 +86,70 @@ int grow_in_constructor() {
   return 0;
 }
 
+void load_until(const std::atomic<bool>& done, unsigned first, unsigned end) {
+  std::vector<void*> loaded;
+  while (!done.load()) {
+    for (unsigned i = first; i < end; ++i) {
+      std::string name = copy_of(i);
+      const size_t file = name.rfind('/');
+      while (i % 3 == 0 && name.size() < 3500) name.insert(file, "/.");
+      loaded.push_back(dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL));
+      CHECK(loaded.back() != nullptr);
+    }
+    for (void* one : loaded) CHECK(dlclose(one) == 0);
+    loaded.clear();
+  }
+}
+
+// Blocks of all sizes: the allocator grows in its own lock.
+void grow(unsigned long seed) {
+  std::vector<std::pair<char*, size_t>> blocks;
+  for (size_t taken = 0; taken < kGrowth / 2;) {
+    const unsigned long random = stamp(seed, taken);
+    const size_t bytes = random % 16 == 0 ? 1 << 20 : random % 4 == 0 ? kStep : 16 << 10;
+    blocks.emplace_back(static_cast<char*>(malloc(bytes)), bytes);
+    CHECK(blocks.back().first != nullptr);
+    fill(blocks.back().first, bytes, taken);
+    taken += bytes;
+  }
+  size_t taken = 0;
+  for (const auto& [block, bytes] : blocks) {
+    CHECK(holds(block, bytes, taken));
+    taken += bytes;
+  }
+}
+
+int load_grow_and_fork() {
+  constexpr unsigned kLoading = 4, kEach = 10;
+  std::atomic<bool> done{false};
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < kLoading; ++i)
+    threads.emplace_back([&done, i] { load_until(done, i * kEach, (i + 1) * kEach); });
+  threads.emplace_back([&done] {
+    while (!done.load()) {
+      const pid_t child = fork();
+      if (child == 0) _exit(malloc(kStep) != nullptr ? 0 : 1);
+      int status = 0;
+      CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+      usleep(3000);
+    }
+  });
+  std::thread other([] { grow(1); });
+  grow(2);
+  other.join();
+  done.store(true);
+  for (auto& thread : threads) thread.join();
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (getenv("PRELOAD_TEST_INSIDE") != nullptr)
-    return getenv("DLOPEN_RACE_CONSTRUCTOR") != nullptr ? grow_in_constructor()
-           : getenv("LUNAR_ACTIVATE_AT") != nullptr     ? grow_by_loading()
-                                                        : load_and_grow();
+    return getenv("DLOPEN_RACE_STORM") != nullptr         ? load_grow_and_fork()
+           : getenv("DLOPEN_RACE_CONSTRUCTOR") != nullptr ? grow_in_constructor()
+           : getenv("LUNAR_ACTIVATE_AT") != nullptr       ? grow_by_loading()
+                                                          : load_and_grow();
   CHECK(argc == 4);
   const std::string directory = std::string(argv[2]) + "/dlopen-race-" + std::to_string(getpid());
   CHECK(mkdir(directory.c_str(), 0700) == 0 && setenv("DLOPEN_RACE_DIRECTORY", directory.c_str(), 1) == 0);
@@ -105,6 +163,8 @@ int main(int argc, char** argv) {
   for (const char* activate_at :
        {"LUNAR_ACTIVATE_AT=256k", "LUNAR_ACTIVATE_AT=400k", "LUNAR_ACTIVATE_AT=512k", "LUNAR_ACTIVATE_AT=700k"})
     if (rc == 0) rc = run_preloaded(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m", activate_at}, grow_by_loading);
+  for (unsigned i = 0; i < kStorms && rc == 0; ++i)
+    rc = run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g", "DLOPEN_RACE_STORM=1"}, load_grow_and_fork);
   for (unsigned i = 0; i < kCopies; ++i) unlink(copy_of(i).c_str());
   rmdir(directory.c_str());
   return rc;
