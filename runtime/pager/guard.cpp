@@ -37,7 +37,7 @@ int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end,
   if (install) table_reach(region, first, end);
   for (uint64_t p = first; p < end; ++p) {
     was[p - first] = take_any(region, p);
-    if (install && was[p - first].pinned()) rc = -EINVAL;
+    if (install && pinned_by_program(region, p)) rc = -EINVAL;
   }
   if (rc == 0) {
     const int advice = install ? MADV_GUARD_INSTALL : MADV_GUARD_REMOVE;

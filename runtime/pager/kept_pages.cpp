@@ -131,6 +131,16 @@ int64_t program_pins(Region& region, uint64_t first, uint64_t end, bool set) {
   return were_pinned;
 }
 
+bool pinned_by_program(Region& region, uint64_t page) {
+  if (!region.words[page].load(std::memory_order_acquire).pinned()) return false;
+  const void* address = region.address_of(PageIndex(page));
+  sys::ScopedSignalBlock signals;
+  sys::Locked<sys::SpinLock> lock(g_kept.lock);
+  for (const Kept& entry : g_kept.entries)
+    if (entry.thread_id != 0 && entry.page == address && entry.pinned) return false;
+  return true;
+}
+
 void pager_keep_for_thread(const void* address, size_t bytes) {
   Region* region = region_find(address);
   if (region == nullptr || bytes == 0) return;

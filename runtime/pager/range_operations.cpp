@@ -238,7 +238,7 @@ int discard_chunk(PagerState& state, Region& region, uint64_t first, uint64_t en
   int rc = 0;
   for (uint64_t p = first; p < end; ++p) {
     PageWord w = was[p - first] = seize(region, p);
-    if (what != Discard::kContents || !w.pinned()) continue;
+    if (what != Discard::kContents || !pinned_by_program(region, p)) continue;
     if (seized(w)) put_back(state, region, p, w);
     end = p;
     rc = -EINVAL;
@@ -482,7 +482,7 @@ int pager_pin(const void* address, size_t bytes) {
 
 bool pager_pinned(const void* address) {
   Region* region = region_find(address);
-  return region != nullptr && region->words[region->page_of(address).value].load(std::memory_order_acquire).pinned();
+  return region != nullptr && pinned_by_program(*region, region->page_of(address).value);
 }
 
 int pager_unpin(const void* address, size_t bytes) {

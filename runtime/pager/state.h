@@ -180,8 +180,9 @@ void deferred_slots_forget();                   // in the child
 // Sets or removes the program's own pins (mlock); pages kept for a thread (kept_pages.cpp) stay pinned. Returns how
 // many of them were pinned before, and may be unpinned. Any program thread.
 int64_t program_pins(Region& region, uint64_t first, uint64_t end, bool set);
-void kept_pages_enter_child();            // kept_pages.cpp
-void kept_pages_open(PagerState& state);  // a fork, when it has closed the copy-on-write gate
+bool pinned_by_program(Region& region, uint64_t page);  // not for a thread alone. Any program thread
+void kept_pages_enter_child();                          // kept_pages.cpp
+void kept_pages_open(PagerState& state);                // a fork, when it has closed the copy-on-write gate
 
 // lun_ids.cpp: a number for the LUN of a future child. If none is free, frees one by taking the pages of the LUN that
 // has the fewest into DRAM: before a fork, while there is eviction. -EAGAIN: none available.

@@ -152,6 +152,17 @@ void behind_the_gate(char* cold, size_t cold_bytes) {
   CHECK(waitpid(child, nullptr, 0) == child);
 }
 
+// A stack that its thread has left is memory like any other: what keeps a part of it in DRAM is no lock.
+void stacks_are_discarded() {
+  pthread_attr_t attributes;
+  CHECK(pthread_attr_init(&attributes) == 0 && pthread_attr_setstack(&attributes, g_stacks, kStack) == 0);
+  pthread_t thread;
+  CHECK(pthread_create(&thread, &attributes, [](void* none) { return none; }, nullptr) == 0);
+  CHECK(pthread_join(thread, nullptr) == 0);
+  CHECK(madvise(g_stacks, kStack, MADV_DONTNEED) == 0 && all_zero(g_stacks, kStack));
+  pthread_attr_destroy(&attributes);
+}
+
 int body() {
   CHECK(pipe(g_asleep) == 0);
   const size_t cells = 2 * kThreads * sizeof(Cell), filler = 48 << 20;
@@ -174,6 +185,7 @@ int body() {
   for (unsigned round = 0; round < kRounds; ++round) one_round(round % 2 == 1);
   for (const Unlock unlock : {Unlock::kStacks, Unlock::kAll}) one_round(true, unlock);
   stays_locked();
+  stacks_are_discarded();
   g_stop.store(true);
   evictor.join();
   CHECK(holds(cold, filler, 1));
