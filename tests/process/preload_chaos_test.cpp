@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+// Six threads do random libc calls on tiered memory that is several times its DRAM: mmap, munmap, mremap, mprotect,
+// madvise, mlock, fork, threads (also on stacks in tiered memory), dlopen, read, write, vmsplice, process_vm_readv and
+// _writev, malloc and its relatives. Every page is checked against a model.
+//
+// Idea: a map has a lock; a thread works on a map whose lock it gets, and takes another one where it does not. The
+// model tells of each page whether it is mapped and which content it has (0: zeros, else a number that all its words
+// are made of). A forked child checks the maps whose locks its parent's thread holds. LUNAR_SEED=N repeats the threads'
+// choices (not how they interleave).
+//
+//   preload_chaos_test LIBRARY SHARED_OBJECT [--seconds N]
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "preload_test.h"
+#include "tests/support/seed.h"
+
+struct Stats {  // as lunar/lunar.h has it, up to evictions
+  size_t struct_size;
+  uint64_t words[16];
+};
+extern "C" int lunar_get_stats(void*) __attribute__((weak));
+
+namespace {
+
+constexpr size_t kPage = 4096, kPagesMin = 256, kPagesMax = 2048;  // maps below 1 MiB are not tiered
+constexpr unsigned kMaps = 24, kThreads = 6, kBlocks = 40, kGap = UINT32_MAX;
+
+unsigned g_seconds = 5;
+const char* g_object;
+std::atomic<bool> g_stop{false};
+std::atomic<uint64_t> g_done{0}, g_forks{0}, g_refused{0};
+
+uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+uint64_t word_of(uint32_t version, size_t index) { return version == 0 ? 0 : version * 0x9e3779b97f4a7c15 + index; }
+
+void write_page(void* page, uint32_t version) {
+  for (size_t i = 0; i < kPage / 8; ++i) static_cast<uint64_t*>(page)[i] = word_of(version, i);
+}
+
+void check_page(const void* page, uint32_t version, const char* when) {
+  auto* words = static_cast<const uint64_t*>(page);
+  for (size_t i = 0; i < kPage / 8; ++i) {
+    if (words[i] == word_of(version, i)) continue;
+    fprintf(stderr, "%s: page %p word %zu: %llx, not that of version %u\n", when, page, i,
+            static_cast<unsigned long long>(words[i]), version);
+    abort();
+  }
+}
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(mix(seed)) {}
+  uint64_t below(uint64_t n) { return mix(state_ += 0x9e3779b97f4a7c15) % n; }
+  uint32_t version() { return 1 + static_cast<uint32_t>(below(1u << 30)); }
+
+ private:
+  uint64_t state_;
+};
+
+struct Map {
+  std::mutex lock;
+  char* base = nullptr;
+  std::vector<uint32_t> versions;  // kGap: not mapped
+
+  size_t pages() const { return versions.size(); }
+  char* at(size_t page) const { return base + page * kPage; }
+  void make(size_t count, bool reserve) {
+    void* made = mmap(nullptr, count * kPage, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | (reserve ? 0 : MAP_NORESERVE), -1, 0);
+    CHECK(made != MAP_FAILED);
+    base = static_cast<char*>(made);
+    versions.assign(count, 0);
+  }
+  void check(size_t first, size_t count, const char* when) const {
+    for (size_t i = first; i < first + count; ++i)
+      if (versions[i] != kGap) check_page(at(i), versions[i], when);
+  }
+  void check_all(const char* when) const { check(0, pages(), when); }
+  bool whole() const {
+    for (const uint32_t version : versions)
+      if (version == kGap) return false;
+    return true;
+  }
+};
+
+Map g_maps[kMaps];
+
+// A part of a map that has no gaps.
+struct Part {
+  Map& map;
+  size_t first, count;
+  char* at() const { return map.at(first); }
+  size_t bytes() const { return count * kPage; }
+  void check(const char* when) const { map.check(first, count, when); }
+  void fill(uint32_t version) const {
+    for (size_t i = first; i < first + count; ++i) map.versions[i] = version;
+  }
+};
+
+Part choose(Map& map, Random& random, size_t most) {
+  Part part{map, random.below(map.pages()), 0};
+  const size_t wanted = 1 + random.below(most);
+  while (part.count < wanted && part.first + part.count < map.pages() && map.versions[part.first + part.count] != kGap)
+    ++part.count;
+  return part;
+}
+
+void write_part(const Part& part, Random& random) {
+  for (size_t i = part.first; i < part.first + part.count; ++i)
+    write_page(part.map.at(i), part.map.versions[i] = random.version());
+}
+
+void discard(const Part& part, Random& random) {
+  if (random.below(3) == 0) {
+    CHECK(mmap(part.at(), part.bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+          part.at());
+  } else {
+    CHECK(madvise(part.at(), part.bytes(), MADV_DONTNEED) == 0);
+  }
+  part.fill(0);
+}
+
+void advise(const Part& part, Random& random) {
+  constexpr int kAdvice[] = {MADV_NORMAL, MADV_RANDOM,     MADV_SEQUENTIAL, MADV_WILLNEED,
+                             MADV_COLD,   MADV_NOHUGEPAGE, MADV_HUGEPAGE,   MADV_PAGEOUT};
+  (void)madvise(part.at(), part.bytes(), kAdvice[random.below(std::size(kAdvice))]);
+  part.check("after advice");
+}
+
+void protect(const Part& part, Random& random) {
+  const bool readable = random.below(2) == 0;
+  CHECK(mprotect(part.at(), part.bytes(), readable ? PROT_READ : PROT_NONE) == 0);
+  if (readable) part.check("read-only");
+  CHECK(mprotect(part.at(), part.bytes(), PROT_READ | PROT_WRITE) == 0);
+  part.check("writable again");
+}
+
+void lock_pages(const Part& part, Random& random) {
+  if (mlock(part.at(), part.bytes()) != 0) return;  // its limit, or no room
+  part.check("locked");
+  if (random.below(2) == 0) write_part(part, random);
+  CHECK(munlock(part.at(), part.bytes()) == 0);
+}
+
+void unmap(const Part& part) {
+  CHECK(munmap(part.at(), part.bytes()) == 0);
+  part.fill(kGap);
+}
+
+void renew(Map& map, Random& random) {
+  map.check_all("before munmap");
+  for (size_t first = 0, end; first < map.pages(); first = end + 1) {  // a gap may be another map's by now
+    for (end = first; end < map.pages() && map.versions[end] != kGap;) ++end;
+    if (end > first) CHECK(munmap(map.at(first), (end - first) * kPage) == 0);
+  }
+  map.make(kPagesMin + random.below(kPagesMax - kPagesMin), random.below(4) != 0);
+}
+
+void resize(Map& map, Random& random) {
+  if (!map.whole()) return renew(map, random);
+  const size_t count = kPagesMin + random.below(kPagesMax - kPagesMin);
+  void* moved = mremap(map.base, map.pages() * kPage, count * kPage, MREMAP_MAYMOVE);
+  if (moved == MAP_FAILED) {
+    CHECK(errno == EFAULT || errno == ENOMEM);  // of several pieces; no room
+    return;
+  }
+  map.base = static_cast<char*>(moved);
+  map.versions.resize(count, 0);
+}
+
+// Through a file: what write(2) took from one part, read(2) brings into it again, after the part was overwritten.
+void through_file(const Part& part, Random& random) {
+  const int fd = memfd_create("chaos", MFD_CLOEXEC);
+  CHECK(fd >= 0);
+  CHECK(pwrite(fd, part.at(), part.bytes(), 0) == static_cast<ssize_t>(part.bytes()));
+  const std::vector<uint32_t> before(part.map.versions.begin() + static_cast<ptrdiff_t>(part.first),
+                                     part.map.versions.begin() + static_cast<ptrdiff_t>(part.first + part.count));
+  random.below(2) == 0 ? discard(part, random) : write_part(part, random);
+  CHECK(pread(fd, part.at(), part.bytes(), 0) == static_cast<ssize_t>(part.bytes()));
+  std::copy(before.begin(), before.end(), part.map.versions.begin() + static_cast<ptrdiff_t>(part.first));
+  part.check("read from a file");
+  close(fd);
+}
+
+void through_pipe(const Part& part) {
+  int ends[2];
+  CHECK(pipe2(ends, O_CLOEXEC) == 0);
+  const size_t bytes = part.count < 8 ? part.bytes() : 8 * kPage;
+  iovec what{part.at(), bytes};
+  const ssize_t given = vmsplice(ends[1], &what, 1, SPLICE_F_NONBLOCK);
+  alignas(8) char page[kPage];
+  for (ssize_t taken = 0; taken + static_cast<ssize_t>(kPage) <= given; taken += kPage) {
+    for (size_t have = 0; have < kPage;) {
+      const ssize_t n = read(ends[0], page + have, kPage - have);
+      CHECK(n > 0);
+      have += static_cast<size_t>(n);
+    }
+    check_page(page, part.map.versions[part.first + static_cast<size_t>(taken) / kPage], "spliced");
+  }
+  close(ends[0]);
+  close(ends[1]);
+}
+
+void by_process_vm(const Part& part, Random& random) {
+  std::vector<char> copy(part.bytes());
+  iovec local{copy.data(), copy.size()}, remote{part.at(), part.bytes()};
+  if (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) != static_cast<ssize_t>(copy.size())) return;  // no right
+  for (size_t i = 0; i < part.count; ++i)
+    check_page(copy.data() + i * kPage, part.map.versions[part.first + i], "process_vm_readv");
+  const uint32_t version = random.version();
+  for (size_t i = 0; i < part.count; ++i) write_page(copy.data() + i * kPage, version);
+  CHECK(process_vm_writev(getpid(), &local, 1, &remote, 1, 0) == static_cast<ssize_t>(copy.size()));
+  part.fill(version);
+  part.check("process_vm_writev");
+}
+
+void* check_in_thread(void* part) {
+  static_cast<const Part*>(part)->check("in a thread");
+  return nullptr;
+}
+
+// Its stack, where it fits, is a part of the same map.
+void with_thread(const Part& part, Random& random) {
+  constexpr size_t kStackPages = 64;
+  pthread_attr_t attributes;
+  CHECK(pthread_attr_init(&attributes) == 0);
+  const bool own_stack = part.count > kStackPages + 1 && random.below(2) == 0;
+  const size_t stack = own_stack ? kStackPages : 0;
+  Part checked{part.map, part.first + stack, part.count - stack};
+  if (own_stack) CHECK(pthread_attr_setstack(&attributes, part.at(), stack * kPage) == 0);
+  pthread_t thread;
+  const int rc = pthread_create(&thread, &attributes, check_in_thread, &checked);
+  if (rc == 0) CHECK(pthread_join(thread, nullptr) == 0);
+  CHECK(rc == 0 || rc == EAGAIN);
+  pthread_attr_destroy(&attributes);
+  if (own_stack) discard({part.map, part.first, stack}, random);
+}
+
+void in_child(Map& map, Map* other, Random& random) {
+  const pid_t child = fork();
+  if (child < 0) {
+    g_refused.fetch_add(1);
+    return;
+  }
+  if (child == 0) {
+    map.check_all("in a child");
+    const Part part = choose(map, random, 400);
+    write_part(part, random);
+    if (other != nullptr) other->check_all("in a child");
+    map.check_all("in a child, after its writes");
+    _exit(0);
+  }
+  write_part(choose(map, random, 400), random);
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+  if (status != 0) {
+    fprintf(stderr, "a child: status %x\n", static_cast<unsigned>(status));
+    abort();
+  }
+  map.check_all("after a fork");
+  g_forks.fetch_add(1);
+}
+
+// Blocks of the heap, each thread its own.
+class Blocks {
+ public:
+  void step(Random& random) {
+    Block& block = blocks_[random.below(kBlocks)];
+    const size_t words = 1 + random.below(random.below(8) == 0 ? 1u << 17 : 1u << 12);
+    block.check();
+    if (block.words == nullptr || random.below(3) == 0) {
+      free(block.words);
+      block.words = static_cast<uint64_t*>(random.below(2) == 0 ? calloc(words, 8) : malloc(words * 8));
+    } else {
+      auto* moved = static_cast<uint64_t*>(realloc(block.words, words * 8));
+      CHECK(moved != nullptr);
+      for (size_t i = 0; i < words && i < block.count; ++i) CHECK(moved[i] == word_of(block.version, i));
+      block.words = moved;
+    }
+    CHECK(block.words != nullptr);
+    block.count = words;
+    block.version = random.version();
+    for (size_t i = 0; i < words; ++i) block.words[i] = word_of(block.version, i);
+  }
+  void end() {
+    for (Block& block : blocks_) {
+      block.check();
+      free(block.words);
+    }
+  }
+
+ private:
+  struct Block {
+    uint64_t* words = nullptr;
+    size_t count = 0;
+    uint32_t version = 0;
+    void check() const {
+      for (size_t i = 0; i < count; ++i) CHECK(words[i] == word_of(version, i));
+    }
+  };
+  Block blocks_[kBlocks];
+};
+
+void step_map(Map& map, Random& random) {
+  const Part part = choose(map, random, 300);
+  if (part.count == 0) return renew(map, random);
+  switch (random.below(64)) {
+    case 0:
+      return renew(map, random);
+    case 1:
+    case 2:
+      return resize(map, random);
+    case 3:
+      return unmap(part);
+    case 4: {
+      const size_t other = random.below(kMaps);
+      std::unique_lock second(g_maps[other].lock, std::defer_lock);
+      const bool both = &g_maps[other] != &map && second.try_lock();
+      return in_child(map, both ? &g_maps[other] : nullptr, random);
+    }
+    case 5: {
+      void* object = dlopen(g_object, RTLD_NOW | RTLD_LOCAL);
+      CHECK(object != nullptr && dlclose(object) == 0);
+      return;
+    }
+    case 6:
+    case 7:
+      return with_thread(part, random);
+    case 8:
+    case 9:
+      return lock_pages(choose(map, random, 8), random);
+    default:
+      break;
+  }
+  switch (random.below(10)) {
+    case 0:
+      return discard(part, random);
+    case 1:
+      return advise(part, random);
+    case 2:
+      return protect(part, random);
+    case 3:
+      return through_file(part, random);
+    case 4:
+      return through_pipe(part);
+    case 5:
+      return by_process_vm(part, random);
+    case 6:
+    case 7:
+      return part.check("in passing");
+    default:
+      return write_part(part, random);
+  }
+}
+
+void work(uint64_t seed) {
+  Random random(seed);
+  Blocks blocks;
+  while (!g_stop.load(std::memory_order_relaxed)) {
+    if (random.below(4) == 0) {
+      blocks.step(random);
+    } else {
+      Map& map = g_maps[random.below(kMaps)];
+      if (std::unique_lock lock(map.lock, std::try_to_lock); lock) step_map(map, random);
+    }
+    g_done.fetch_add(1, std::memory_order_relaxed);
+  }
+  blocks.end();
+}
+
+int chaos() {
+  const uint64_t seed = tier::run_seed();
+  Random random(seed);
+  for (Map& map : g_maps) map.make(kPagesMin + random.below(kPagesMax - kPagesMin), true);
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < kThreads; ++i) threads.emplace_back(work, seed * kThreads + i);
+  std::this_thread::sleep_for(std::chrono::seconds(g_seconds));
+  g_stop.store(true);
+  for (auto& thread : threads) thread.join();
+  for (Map& map : g_maps) map.check_all("at the end");
+  Stats stats{};
+  stats.struct_size = sizeof stats;
+  CHECK(lunar_get_stats != nullptr && lunar_get_stats(&stats) == 0);
+  const uint64_t evicted = stats.words[15];
+  printf("%llu operations, %llu forks (%llu refused), %llu pages evicted\n",
+         static_cast<unsigned long long>(g_done.load()), static_cast<unsigned long long>(g_forks.load()),
+         static_cast<unsigned long long>(g_refused.load()), static_cast<unsigned long long>(evicted));
+  CHECK(g_forks.load() > 0 && evicted > 1000);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) return 2;
+  g_object = argv[2];
+  if (argc > 4 && strcmp(argv[3], "--seconds") == 0) g_seconds = static_cast<unsigned>(atoi(argv[4]));
+  return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=2g"}, chaos);
+}
