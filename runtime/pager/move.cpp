@@ -277,7 +277,7 @@ void move_word(PagerState& state, Run& run, unsigned i) {
     run.to.committed_pages.fetch_add(1, std::memory_order_relaxed);
   }
   // A lock goes along: on the new place before it is let go of, so that no eviction comes between.
-  if (old_word.load(std::memory_order_acquire).pinned()) {
+  if (pinned_by_program(run.from, s)) {
     state.pinned_pages.fetch_add(1 - page_set_pinned(new_word));
     state.pinned_pages.fetch_sub(page_clear_pinned(old_word));
   }

@@ -160,6 +160,16 @@ void stacks_are_discarded() {
   CHECK(pthread_create(&thread, &attributes, [](void* none) { return none; }, nullptr) == 0);
   CHECK(pthread_join(thread, nullptr) == 0);
   CHECK(madvise(g_stacks, kStack, MADV_DONTNEED) == 0 && all_zero(g_stacks, kStack));
+  // Nor is it one where mremap has moved it.
+  constexpr size_t kMap = 1 << 20;
+  void* map = mmap(nullptr, kMap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(map != MAP_FAILED && tiered(map) && pthread_attr_setstack(&attributes, map, kStack) == 0);
+  CHECK(pthread_create(&thread, &attributes, [](void* none) { return none; }, nullptr) == 0);
+  CHECK(pthread_join(thread, nullptr) == 0);
+  void* place = mmap(nullptr, kMap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(tiered(place) && mremap(map, kMap, kMap, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place);
+  CHECK(madvise(place, kMap, MADV_DONTNEED) == 0);
+  CHECK(munmap(place, kMap) == 0);
   pthread_attr_destroy(&attributes);
 }
 
