@@ -62,8 +62,8 @@ ROOMS = {
     "superpipe": [{"."}, {"ring"}, {"file", "nvme", "pmem", "capi", "sim"}, {"registry"}],
     "lun": [{"raw_io"}, {"raid"}, {"volume"}, {"."}],
     "kv": [{"."}, {"ark"}],
-    "tools": [{"support", "subcommands"}, {"lun", "kv", "bench"},
-              {"bench/fault", "bench/io", "bench/kv", "bench/lio", "bench/redis"}, {"bench/bench"},
+    "tools": [{"support", "subcommands"}, {"lun", "kv", "bench"}, {"bench/io"},
+              {"bench/fault", "bench/kv", "bench/lio", "bench/redis"}, {"bench/bench"},
               {"run", "dev"}, {"doctor"}, {"."}],
 }
 # What others may see of a part. (tests/ may look inside.)

@@ -35,6 +35,15 @@ std::string mount_source(dev_t device) {
   }
   return {};
 }
+
+std::optional<uint64_t> process_io(pid_t pid, std::string_view wanted) {
+  std::istringstream words{read_text(fmt::format("/proc/{}/io", pid)).value_or("")};
+  std::string name;
+  for (uint64_t value; words >> name >> value;) {
+    if (name == wanted) return value;
+  }
+  return std::nullopt;
+}
 }  // namespace
 
 std::optional<DiskBytes> parse_disk_stat(std::string_view text) {
@@ -103,14 +112,8 @@ double process_cpu_seconds(pid_t pid) {
   return text ? parse_process_cpu_seconds(*text, sysconf(_SC_CLK_TCK)).value_or(0) : 0;
 }
 
-std::optional<uint64_t> process_read_bytes(pid_t pid) {
-  std::istringstream words{read_text(fmt::format("/proc/{}/io", pid)).value_or("")};
-  std::string name;
-  for (uint64_t value; words >> name >> value;) {
-    if (name == "read_bytes:") return value;
-  }
-  return std::nullopt;
-}
+std::optional<uint64_t> process_read_bytes(pid_t pid) { return process_io(pid, "read_bytes:"); }
+std::optional<uint64_t> process_written_bytes(pid_t pid) { return process_io(pid, "write_bytes:"); }
 
 std::optional<uint64_t> parse_status_bytes(std::string_view text, std::string_view name) {
   std::istringstream lines{std::string(text)};

@@ -32,9 +32,11 @@ double machine_cpu_seconds();
 std::optional<double> parse_process_cpu_seconds(std::string_view text, long ticks_per_second);
 double process_cpu_seconds(pid_t pid);
 
-// Bytes that a process had read from disks: by system calls, faults and rings of its own (/proc/PID/io). Nothing when
-// the kernel does not count them, or the process is not ours to ask about.
+// Bytes that a process had disks read and write: by system calls, faults and rings of its own (/proc/PID/io; what goes
+// through the page cache counts as written when it is put there). Nothing when the kernel does not count them, or the
+// process is not ours to ask about.
 std::optional<uint64_t> process_read_bytes(pid_t pid);
+std::optional<uint64_t> process_written_bytes(pid_t pid);
 
 // "VmRSS", "VmHWM", ... of /proc/PID/status in bytes; 0 when the process is gone.
 std::optional<uint64_t> parse_status_bytes(std::string_view text, std::string_view name);

@@ -119,7 +119,7 @@ TEST_CASE("fio: its command does our work, in our batches") {
   order.batch = batch_of(128);
   order.read_percent = 70;
   order.seconds = 2;
-  const std::string text = command_text(fio_command("/usr/bin/fio", "/d/f", 1048576, 4 << 20, 4096, order));
+  const std::string text = command_text(fio_command("/usr/bin/fio", {"/d/f", "", 1048576, 4 << 20, 4096}, order));
   for (const char* part :
        {"--filename=/d/f ", "--offset=1048576 ", "--size=4194304 ", "--bs=4096 ", "--direct=1 ", "--iodepth=128 ",
         "--ioengine=io_uring ", "--registerfiles=1 ", "--fixedbufs=1 ", "--iodepth_batch_submit=32 ",
@@ -129,7 +129,7 @@ TEST_CASE("fio: its command does our work, in our batches") {
   }
   order.depth = order.batch = 1;
   order.read_percent = 100;
-  const std::string one = command_text(fio_command("fio", "f", 0, 4096, 4096, order));
+  const std::string one = command_text(fio_command("fio", {"f", "", 0, 4096, 4096}, order));
   CHECK(one.find("batch") == std::string::npos);
   CHECK(one.find("--rw=randread ") != std::string::npos);
   CHECK(one.find("rwmixread") == std::string::npos);

@@ -7,6 +7,7 @@
 
 #include "tests/catch.h"
 #include "tools/bench/kv/kv_content.h"
+#include "tools/bench/kv/kv_pace.h"
 #include "tools/bench/kv/kv_plot.h"
 #include "tools/bench/kv/kv_report.h"
 
@@ -111,7 +112,6 @@ TEST_CASE("targets of the key/value bench: figure, bound, and what was not measu
   const std::vector<KvTarget> targets = kv_targets(report);
   CHECK(near(target(targets, "memory_get_ops").figure(), 900e3));
   CHECK(target(targets, "memory_get_ops").met());
-  CHECK(target(targets, "memory_get_cores").met());
   CHECK(near(target(targets, "cold_uniform_rocksdb").figure(), 2));
   CHECK(near(target(targets, "cold_raw").figure(), 1));
   CHECK(near(target(targets, "cold_one_us").figure(), 20));  // 50, 0 and 20 us
@@ -120,6 +120,46 @@ TEST_CASE("targets of the key/value bench: figure, bound, and what was not measu
   CHECK_FALSE(target(targets, "next_many_file").met());
   CHECK(target(targets, "ycsb_a_rocksdb").rounds.empty());
   CHECK(target(targets, "load_flush_lmdb").rounds.empty());
+}
+
+TEST_CASE("CPUs of a paced run count where it kept its pace") {
+  KvReport report;
+  report.results.push_back(row("lunar", "memory", "get_paced", {908e3, 300e3, 905e3}));
+  report.results[0].runs[1].cores = 0.5;
+  CHECK(target(kv_targets(report), "memory_paced_cores").rounds == std::vector<double>{1.5, 1.5});
+  report.results[0] = row("lunar", "memory", "get_paced", {300e3});
+  CHECK(target(kv_targets(report), "memory_paced_cores").rounds.empty());
+  CHECK_FALSE(target(kv_targets(report), "memory_paced_ops").met());
+}
+
+TEST_CASE("a pace allows what was allowed, and no pace everything") {
+  KvPace pace;
+  pace.begin(true);
+  CHECK_FALSE(pace.take());
+  pace.allow(2);
+  CHECK(pace.take());
+  CHECK(pace.take());
+  CHECK_FALSE(pace.take());
+  pace.allow(1);
+  CHECK(pace.take());
+  pace.begin(false);
+  for (int i = 0; i < 100; ++i) CHECK(pace.take());
+}
+
+TEST_CASE("overwrites: the slowest of a thousand in milliseconds, and bytes written a byte set") {
+  KvReport report;
+  report.results.push_back(row("lunar", "overwrite", "group_80_t16", {1000, 1000, 1000}));
+  const double p999_ns[] = {9e6, 12e6, 11e6}, written[] = {2.5, 2.6, 2.7};
+  for (size_t i = 0; i < 3; ++i) {
+    report.results[0].runs[i].p999_ns = p999_ns[i];
+    report.results[0].runs[i].amplification = written[i];
+  }
+  const std::vector<KvTarget> targets = kv_targets(report);
+  CHECK(near(target(targets, "overwrite_group_80_t16_ms").figure(), 11));
+  CHECK_FALSE(target(targets, "overwrite_group_80_t16_ms").met());
+  CHECK(near(target(targets, "overwrite_group_80_t16_wa").figure(), 2.6));
+  CHECK_FALSE(target(targets, "overwrite_group_80_t16_wa").met());
+  CHECK(target(targets, "overwrite_flush_70_t1_wa").rounds.empty());
 }
 
 TEST_CASE("the pictures of the key/value bench hold its figures") {

@@ -15,7 +15,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "tools/bench/io/bench_backing.h"
 #include "tools/bench/io/cpu_time.h"
 #include "tools/bench/io/io_worker.h"
 #include "tools/support/process.h"
@@ -57,11 +56,10 @@ std::string read_all(int fd, double seconds_max, const Tick& tick) {
 
 }  // namespace
 
-IoRun measure_fio_run(const std::string& fio, const BenchBacking& backing, const IoOrder& order) {
-  const size_t unit_bytes = backing.stamps().unit_bytes();
+IoRun measure_fio_run(const std::string& fio, const FioTarget& target, const IoOrder& order) {
   int out[2];
   if (pipe2(out, O_CLOEXEC) != 0) throw std::runtime_error(fmt::format("pipe: {}", strerror(errno)));
-  const auto disk_before = read_disk(backing.disk_stat());
+  const auto disk_before = read_disk(target.disk_stat);
   StartOptions start;
   start.standard_output = out[1];
   std::string text;
@@ -69,7 +67,7 @@ IoRun measure_fio_run(const std::string& fio, const BenchBacking& backing, const
   double cpu_before_end = 0;
   const double began = now_s();
   try {
-    Process child(fio_command(fio, backing.path(), backing.path_offset(), backing.bytes(), unit_bytes, order), start);
+    Process child(fio_command(fio, target, order), start);
     close(std::exchange(out[1], -1));
     const double from = began + order.warm_seconds + kStartSeconds,
                  to = began + order.warm_seconds + order.seconds - kEndSeconds;
@@ -100,11 +98,11 @@ IoRun measure_fio_run(const std::string& fio, const BenchBacking& backing, const
     run.kernel_ticks_cpu_s = use.kernel_ticks_s * scale;
     run.other_user_cpu_s = std::max(0.0, use.user_s - (last.user - first.user)) * scale;
   }
-  if (const auto disk_after = read_disk(backing.disk_stat()); disk_before && disk_after) {
+  if (const auto disk_after = read_disk(target.disk_stat); disk_before && disk_after) {
     run.disk_read_bytes = static_cast<double>(disk_after->read - disk_before->read);
     run.disk_written_bytes = static_cast<double>(disk_after->written - disk_before->written);
-    run.must_read_bytes = run.reads * static_cast<double>(unit_bytes);
-    run.must_write_bytes = run.writes * static_cast<double>(unit_bytes);
+    run.must_read_bytes = run.reads * static_cast<double>(target.unit_bytes);
+    run.must_write_bytes = run.writes * static_cast<double>(target.unit_bytes);
   }
   const double rate = run.ops_per_s;
   finish_io_run(&run);

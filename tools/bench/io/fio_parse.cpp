@@ -10,14 +10,13 @@
 
 namespace lunar::tools {
 
-std::vector<std::string> fio_command(const std::string& fio, const std::string& path, uint64_t offset, uint64_t bytes,
-                                     size_t unit_bytes, const IoOrder& order) {
+std::vector<std::string> fio_command(const std::string& fio, const FioTarget& target, const IoOrder& order) {
   std::vector<std::string> words{fio,
                                  "--name=lunar-bench",
-                                 "--filename=" + path,
-                                 fmt::format("--offset={}", offset),
-                                 fmt::format("--size={}", bytes),
-                                 fmt::format("--bs={}", unit_bytes),
+                                 "--filename=" + target.path,
+                                 fmt::format("--offset={}", target.offset),
+                                 fmt::format("--size={}", target.bytes),
+                                 fmt::format("--bs={}", target.unit_bytes),
                                  "--direct=1",
                                  "--ioengine=io_uring",
                                  "--registerfiles=1",

@@ -75,6 +75,11 @@ IoOrder IoRounds::order_of(const IoBackend& backend) const {
   return order;
 }
 
+FioTarget IoRounds::fio_target() const {
+  return {backing_->path(), backing_->disk_stat(), backing_->path_offset(), backing_->bytes(),
+          backing_->stamps().unit_bytes()};
+}
+
 IoRun IoRounds::measure_run(const IoBackend& backend) {
   IoOrder order = order_of(backend);
   order.seed += ++runs_;
@@ -83,7 +88,7 @@ IoRun IoRounds::measure_run(const IoBackend& backend) {
   progress_.say(fmt::format("{} {} qd{} x{}: {} ...", progress_.count(), backend.workload, backend.depth,
                             backend.threads, backend.system));
   if (fio && backend.read_percent < 100) stamped_ = false;
-  const IoRun result = fio ? measure_fio_run(fio_, *backing_, order) : measure_io_run(*backing_, order);
+  const IoRun result = fio ? measure_fio_run(fio_, fio_target(), order) : measure_io_run(*backing_, order);
   for (const std::string& failure : run_failures(result)) {
     report_.failures.push_back(fmt::format("{} {} qd{}: {}{}{}", backend.system, backend.workload, backend.depth,
                                            failure, result.error.empty() ? "" : ": ", result.error));
@@ -127,9 +132,7 @@ void IoRounds::measure(const std::vector<IoBackend>& backends) {
     result.unit_bytes = backing_->stamps().unit_bytes();
     report_.results.push_back(result);
     if (backends[i].system != "fio") continue;
-    report_.fio_commands.push_back(
-        command_text(fio_command(fio_, backing_->path(), backing_->path_offset(), backing_->bytes(),
-                                 backing_->stamps().unit_bytes(), order_of(backends[i]))));
+    report_.fio_commands.push_back(command_text(fio_command(fio_, fio_target(), order_of(backends[i]))));
   }
 }
 

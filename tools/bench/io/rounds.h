@@ -9,6 +9,7 @@
 
 #include "tools/bench/bench_host.h"
 #include "tools/bench/io/bench_backing.h"
+#include "tools/bench/io/fio_job.h"
 #include "tools/bench/io/io_report.h"
 #include "tools/bench/progress.h"
 
@@ -40,6 +41,7 @@ class IoRounds {
 
  private:
   IoOrder order_of(const IoBackend& backend) const;
+  FioTarget fio_target() const;
   IoRun measure_run(const IoBackend& backend);
   IoReport& report_;
   BenchHost host_;

@@ -21,7 +21,8 @@ namespace {
 KvOrder parse_order(std::istringstream& words) {
   KvOrder order;
   std::string mix, draw, mode;
-  words >> mix >> draw >> mode >> order.threads >> order.depth >> order.seconds >> order.warm_seconds >> order.seed;
+  words >> mix >> draw >> mode >> order.threads >> order.depth >> order.seconds >> order.warm_seconds >> order.rate >>
+      order.seed;
   const auto* found =
       std::find_if(std::begin(kKvMixes), std::end(kKvMixes), [&](const KvMix& m) { return m.name == mix; });
   const auto* drawn = std::find(std::begin(kKvDrawNames), std::end(kKvDrawNames), draw);

@@ -29,6 +29,7 @@ namespace {
 
 constexpr uint64_t kLoadChunk = 1000;
 constexpr size_t kBlockBytes = 4096;
+constexpr double kPaceSeconds = 1e-3;
 
 void sleep_seconds(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
@@ -80,6 +81,7 @@ struct KvDriver::Counters {
   int64_t ios = -1;
   double cpu = 0, machine_cpu = 0;
   std::optional<DiskBytes> disk;
+  std::optional<uint64_t> written;  // by the process
 };
 
 KvDriver::KvDriver(const KvSetup& setup, const KvLimits& limits, uint64_t seed)
@@ -93,6 +95,7 @@ KvDriver::KvDriver(const KvSetup& setup, const KvLimits& limits, uint64_t seed)
 KvDriver::Counters KvDriver::count() const {
   Counters counters;
   counters.disk = read_disk(limits_.disk_stat);
+  counters.written = process_written_bytes(getpid());
   counters.ios = system_->ios();
   counters.machine_cpu = machine_cpu_seconds();
   counters.cpu = static_cast<double>(clock_ns(CLOCK_PROCESS_CPUTIME_ID)) / 1e9;
@@ -248,6 +251,16 @@ void KvDriver::work_async(const KvOrder& order, unsigned thread) {
   }
   for (const auto& chain : chains) chain->start();
   const auto over = [this] { return chains_alive_.load(std::memory_order_acquire) == 0; };
+  if (order.rate > 0) {
+    for (uint64_t last = now_ns(); !over();) {
+      sleep_seconds(kPaceSeconds);
+      const uint64_t now = now_ns();
+      pace_.allow(order.rate / order.threads * static_cast<double>(now - last) / 1e9);
+      last = now;
+      for (const auto& chain : chains) chain->go_on();
+    }
+    return;
+  }
   if (session->carry_on(over)) return;
   for (uint32_t left; (left = chains_alive_.load(std::memory_order_acquire)) != 0;) chains_alive_.wait(left);
 }
@@ -256,6 +269,7 @@ KvRun KvDriver::run(const KvOrder& order) {
   if (order.draw != KvDraw::kUniform && !zipf_) zipf_ = std::make_unique<ZipfGenerator>(setup_.keys, kZipfTheta);
   begin_run();
   chains_alive_.store(order.threads * order.depth);
+  pace_.begin(order.rate > 0);
   std::vector<std::thread> workers;
   for (unsigned t = 0; t < order.threads; ++t) {
     workers.emplace_back([this, &order, t] {
@@ -280,7 +294,13 @@ KvRun KvDriver::run(const KvOrder& order) {
   const Counters after = count();
   KvRun run = result(before, after);
   run.must_read_bytes = must_read_bytes(order, run.reads);
-  if (run.writes > 0) system_->settle();
+  if (run.writes == 0) return run;
+  system_->settle();
+  const std::optional<uint64_t> written = process_written_bytes(getpid());
+  if (before.written && written && !setup_.place.empty()) {
+    const double sets = run.writes * static_cast<double>(sizeof(KvKey) + setup_.value_bytes);
+    run.amplification = static_cast<double>(*written - *before.written) / sets;
+  }
   return run;
 }
 

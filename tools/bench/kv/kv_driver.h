@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tools/bench/histogram.h"
+#include "tools/bench/kv/kv_pace.h"
 #include "tools/bench/kv/kv_run.h"
 #include "tools/bench/kv/kv_system.h"
 
@@ -93,6 +94,7 @@ class KvDriver {
   std::unique_ptr<KvSystem> system_;
   std::unique_ptr<ZipfGenerator> zipf_;
   std::atomic<int> phase_{kWarm};
+  KvPace pace_;                            // of the asynchronous operations of a run
   std::atomic<uint32_t> chains_alive_{0};  // that go on; the last one that ends wakes its waiters
   std::mutex lock_;                        // tallies_, error_
   std::vector<std::unique_ptr<KvTally>> tallies_;

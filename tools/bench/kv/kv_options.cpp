@@ -20,16 +20,22 @@ constexpr uint64_t kMiBytes = 1 << 20;
 
 constexpr const char* kFooter =
     "Experiments:\n"
-    "  memory  Lunar in memory: 4000-byte values by 20 threads, asynchronously and not; 128-byte values by one thread\n"
+    "  memory  Lunar in memory: 4000-byte values by 20 threads, asynchronously (also at 909,000 gets a second) and "
+    "not;\n"
+    "          128-byte values by one thread\n"
     "  paper   Lunar as in the paper on ArkDB: 8-byte keys, --values, --threads x --depths, in memory and on a file\n"
     "  load    writes of new 8/24-byte pairs; at each --durability\n"
     "  cold    gets of 4 KiB values, --data of them: uniform and zipfian with 128 in flight, uniform with one\n"
+    "  overwrite  half of --data of 4000-byte values set again, uniformly, in a place that is 70% and 80% full, by 1 "
+    "and 16\n"
+    "          threads, durable at a flush and by group commit, after as many sets as make it stay as it is\n"
     "  ycsb    YCSB A, B, C, D and F on --data of 1000-byte values, 16 threads\n"
     "  scan    all keys one by one and 1000 a call, and the disk from end to end\n"
     "  growth  cold gets of 16 and of 48 times the DRAM, which is a quarter of --dram (64m at least)\n"
     "  index   what an entry of the index takes\n"
     "Systems: lunar = libarkdb by its ark_* calls; rocksdb, rocksdb-lz4 = RocksDB as its wiki says for point lookups,\n"
-    "without and with compression; lmdb; raw = values in the slots of a file, by io_uring and O_DIRECT. All have the\n"
+    "without and with compression; lmdb; raw = values in the slots of a file, by io_uring and O_DIRECT; fio = fio\n"
+    "on that file, uniform gets only, whose values it does not look at. All have the\n"
     "same memory cgroup limit and disk, and what is read is checked in every byte. What has no asynchronous calls "
     "gets\n"
     "a thread for each operation in flight. Durability: flush = a flush at the end (RocksDB without log, LMDB without\n"
@@ -44,7 +50,7 @@ void add_options(CLI::App& app, KvOptions& options) {
     return app.add_option(name, values, help)->delimiter(',');
   };
   list("--experiments", options.experiments, "see below (default: all)")->check(CLI::IsMember(experiments));
-  list("--systems", options.systems, "of lunar,rocksdb,rocksdb-lz4,lmdb,raw (default: all)")
+  list("--systems", options.systems, "of lunar,rocksdb,rocksdb-lz4,lmdb,raw,fio (default: all)")
       ->check(CLI::IsMember(systems));
   list("--threads", options.threads, "of paper (default 1,20)")->check(CLI::Range(1, 128));
   list("--depths", options.depths, "of paper: operations a thread has in flight; 1: synchronous (default 1,32)")

@@ -68,17 +68,19 @@ std::string number_text(double value) {
 
 std::string rows_table(const KvReport& report) {
   std::string out = fmt::format(
-      "{:<8} {:<16} {:<11} {:>5} {:>6} {:>3} {:>4} {:>8} {:>9} {:>9} {:>9} {:>8} {:>5} {:>6} {:<5}\n", "", "workload",
-      "system", "value", "place", "thr", "qd", "op/s", "mean", "p99", "p99.9", "IO/s", "CPUs", "spread", "durable");
+      "{:<8} {:<16} {:<11} {:>5} {:>6} {:>3} {:>4} {:>8} {:>9} {:>9} {:>9} {:>9} {:>8} {:>5} {:>6} {:>5} {:<5}\n", "",
+      "workload", "system", "value", "place", "thr", "qd", "op/s", "mean", "p50", "p99", "p99.9", "IO/s", "CPUs",
+      "spread", "WA", "durable");
   for (const KvResult& one : report.results) {
     if (one.experiment == "paper") continue;
     const KvRun& run = one.median;
     out += fmt::format(
-        "{:<8} {:<16} {:<11} {:>5} {:>6} {:>3} {:>4} {:>8} {:>9} {:>9} {:>9} {:>8} {:>5.2f} {:>5.0f}% {:<5}\n",
+        "{:<8} {:<16} {:<11} {:>5} {:>6} {:>3} {:>4} {:>8} {:>9} {:>9} {:>9} {:>9} {:>8} {:>5.2f} {:>5.0f}% {:>5} "
+        "{:<5}\n",
         one.experiment, one.workload, one.system, one.value_bytes, one.place, one.threads,
         one.async ? fmt::format("{}", one.depth) : "sync", number_text(run.ops_per_s), duration_text(run.mean_ns),
-        duration_text(run.p99_ns), duration_text(run.p999_ns), number_text(run.ios_per_s), run.cores, 100 * one.spread,
-        one.durability);
+        duration_text(run.p50_ns), duration_text(run.p99_ns), duration_text(run.p999_ns), number_text(run.ios_per_s),
+        run.cores, 100 * one.spread, number_text(run.amplification), one.durability);
   }
   return out;
 }
@@ -117,24 +119,34 @@ std::string paper_table(const KvReport& report) {
 }
 
 std::string targets_table(const std::vector<KvTarget>& targets) {
-  std::string out = fmt::format("\n{:<22} {:>9} {:>9} {:<20} {:>5}  {}\n", "aimed at", "target", "figure",
+  std::string out = fmt::format("\n{:<25} {:>9} {:>9} {:<20} {:>5}  {}\n", "aimed at", "target", "figure",
                                 "least to most", "met", "what");
   for (const KvTarget& target : targets) {
     const std::string goal = (target.at_most ? "<= " : ">= ") + number_text(target.goal);
     if (target.rounds.empty()) {
       out +=
-          fmt::format("{:<22} {:>9} {:>9} {:<20} {:>5}  {}\n", target.name, goal, "-", "not measured", "", target.what);
+          fmt::format("{:<25} {:>9} {:>9} {:<20} {:>5}  {}\n", target.name, goal, "-", "not measured", "", target.what);
       continue;
     }
     const auto [least, most] = std::minmax_element(target.rounds.begin(), target.rounds.end());
     const auto text = [](double value) { return value < 0 ? fmt::format("{:.2f}", value) : number_text(value); };
-    out += fmt::format("{:<22} {:>9} {:>9} {:<20} {:>5}  {}\n", target.name, goal, text(target.figure()),
+    out += fmt::format("{:<25} {:>9} {:>9} {:<20} {:>5}  {}\n", target.name, goal, text(target.figure()),
                        text(*least) + " to " + text(*most), target.met() ? "yes" : "NO", target.what);
   }
   return out;
 }
 
 }  // namespace
+
+std::string KvOverwrite::workload() const { return fmt::format("{}_{}_t{}", durability, full_percent, threads); }
+
+std::vector<KvOverwrite> kv_overwrites() {
+  std::vector<KvOverwrite> all;
+  for (const char* durability : {"flush", "group"})
+    for (const unsigned full_percent : {70, 80})
+      for (const unsigned threads : {1, 16}) all.push_back({durability, full_percent, threads});
+  return all;
+}
 
 KvRun median_of(const std::vector<KvRun>& runs) { return median_of(runs, kKvRunFields); }
 

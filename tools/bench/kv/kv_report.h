@@ -12,8 +12,9 @@
 
 namespace lunar::tools {
 
-inline constexpr const char* kKvExperiments[] = {"memory", "paper", "load", "cold", "ycsb", "scan", "growth", "index"};
-inline constexpr const char* kKvSystems[] = {"lunar", "rocksdb", "rocksdb-lz4", "lmdb", "raw"};
+inline constexpr const char* kKvExperiments[] = {"memory", "paper", "load",   "cold", "overwrite",
+                                                 "ycsb",   "scan",  "growth", "index"};
+inline constexpr const char* kKvSystems[] = {"lunar", "rocksdb", "rocksdb-lz4", "lmdb", "raw", "fio"};
 
 struct KvOptions : CommonOptions {
   uint64_t dram_bytes = 0, data_bytes = 0, allowance_bytes = 0;
@@ -45,6 +46,14 @@ struct KvTarget {
   double figure() const { return median(rounds); }
   bool met() const { return at_most ? figure() <= goal : figure() >= goal; }
 };
+
+// The stores of `overwrite`, each by so many threads.
+struct KvOverwrite {
+  const char* durability;
+  unsigned full_percent, threads;
+  std::string workload() const;
+};
+std::vector<KvOverwrite> kv_overwrites();
 
 struct KvReport {
   KvOptions options;

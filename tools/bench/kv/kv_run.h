@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What `lunar bench kv` and its children say to each other, one line a message, as run_result.h has it:
 //
-//   to the child   load THREADS | settle | run MIX DRAW MODE THREADS DEPTH SECONDS WARM_SECONDS SEED
+//   to the child   load THREADS | settle | run MIX DRAW MODE THREADS DEPTH SECONDS WARM_SECONDS RATE SEED
 //                  | scan KEYS_AT_ONCE SECONDS
 //   from it        ready | result NAME=NUMBER ... | error TEXT
 //
@@ -23,7 +23,10 @@ struct KvRun : RunResult {
   double bytes_per_s = 0;           // of keys and values
   double resident_bytes = 0;        // of the process when the run had ended
   double in_use_bytes = -1;         // of the place, or of memory in memory mode; -1: the store does not tell
-  double index_bytes = -1;          // of a load in memory: what the store grew by beyond in_use_bytes, a key
+  // Of a run that writes: what the process had written to the disk, for each byte of keys and values; with what the
+  // store does about it until it is quiet again. -1: in memory, or the kernel does not count it.
+  double amplification = -1;
+  double index_bytes = -1;  // of a load in memory: what the store grew by beyond in_use_bytes, a key
 };
 struct KvRunField {
   const char* name;
@@ -40,6 +43,7 @@ inline constexpr KvRunField kKvRunFields[] = {
     {"bytes_per_s", &KvRun::bytes_per_s},
     {"resident_bytes", &KvRun::resident_bytes},
     {"in_use_bytes", &KvRun::in_use_bytes},
+    {"amplification", &KvRun::amplification},
     {"index_bytes", &KvRun::index_bytes},
 };
 
@@ -83,6 +87,7 @@ struct KvOrder {
   unsigned threads = 1;  // that issue
   unsigned depth = 1;    // operations each has in flight; 1 where calls are synchronous
   double seconds = 1, warm_seconds = 0;
+  double rate = 0;  // operations a second in all, of asynchronous ones; 0: as many as can be
   uint64_t seed = 1;
 };
 

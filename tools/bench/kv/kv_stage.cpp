@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <stdexcept>
 
+#include "tools/bench/io/fio_job.h"
 #include "tools/support/clock.h"
 #include "tools/support/host.h"
 #include "tools/support/text_file.h"
@@ -49,7 +50,13 @@ KvGround::KvGround(KvReport& report) : report_(report), begun_ns_(now_ns()) {
   }
   if (!host_.cgroup && report_.skipped.count("lmdb") == 0)
     report_.skipped["lmdb"] = "its cache is the page cache, which only a memory cgroup bounds: run with sudo";
-  if (!lun_is_directory_) report_.skipped["growth"] = "--lun " + asked.lun + " serves one store at a time";
+  if (!lun_is_directory_) {
+    report_.skipped["growth"] = "--lun " + asked.lun + " serves one store at a time";
+    report_.skipped["overwrite"] = "--lun " + asked.lun + " has the size that it has";
+  }
+  fio_ = find_in_path("fio");
+  if (fio_.empty()) report_.skipped["fio"] = "not installed: apt-get install fio";
+  if (report_.skipped.count("raw") > 0) report_.skipped["fio"] = "it reads the file of raw, which is left out";
   report_.skipped["ycsb e"] = "the interface has no scan in the order of keys";
   check_library();
   directory_ = fmt::format("{}/lunar-bench-{}-kv", host_.directory, getpid());
@@ -73,10 +80,10 @@ void KvGround::check_library() {
     library = find_own_library("runtime/kv/ark/libarkdb-0.so", "libarkdb-0.so", &tried);
     if (library.empty()) report_.skipped["lunar"] = "libarkdb-0.so is not there (looked at " + tried + ")";
   }
-  std::vector<std::string>& levels = report_.options.durability;
-  if (levels == std::vector<std::string>{"flush"}) return;
   // A library that does not know the variable would measure something else.
-  if (read_text(library).value_or("").find("LUNAR_KV_DURABILITY") != std::string::npos && kept_) return;
+  knows_levels_ = kept_ && read_text(library).value_or("").find("LUNAR_KV_DURABILITY") != std::string::npos;
+  std::vector<std::string>& levels = report_.options.durability;
+  if (knows_levels_ || levels == std::vector<std::string>{"flush"}) return;
   report_.skipped["durability"] = "lunar: " + library + " is not told by LUNAR_KV_DURABILITY: at a flush only";
   levels = {"flush"};
 }
@@ -131,21 +138,22 @@ uint64_t KvStage::memory_limit(const std::string& system) const {
 std::vector<std::string> KvStage::child_arguments(const std::string& system) const {
   const auto number = [](uint64_t value) { return fmt::format("{}", value); };
   const uint64_t pairs = setup_.keys * (setup_.value_bytes + kPairOverhead);
-  std::vector<std::string> words{
-      "--system",        system,
-      "--place",         place_of(system),
-      "--place-bytes",   setup_.in_memory ? "0" : number(kSpaceFactor * pairs + 512 * kMiBytes),
-      "--library",       ground_.options().library,
-      "--durability",    setup_.durability,
-      "--dram",          number(setup_.dram_bytes),
-      "--keys",          number(setup_.keys),
-      "--keys-max",      number(setup_.keys + setup_.keys_more),
-      "--value-bytes",   number(setup_.value_bytes),
-      "--store-threads", number(setup_.store_threads),
-      "--in-flight",     number(setup_.in_flight),
-      "--memory",        number(memory_limit(system)),
-      "--disk-stat",     ground_.host().disk_stat,
-      "--seed",          number(ground_.options().seed)};
+  const uint64_t room =
+      setup_.full_percent > 0 ? pairs * 100 / setup_.full_percent : kSpaceFactor * pairs + 512 * kMiBytes;
+  std::vector<std::string> words{"--system",        system,
+                                 "--place",         place_of(system),
+                                 "--place-bytes",   setup_.in_memory ? "0" : number(room),
+                                 "--library",       ground_.options().library,
+                                 "--durability",    setup_.durability,
+                                 "--dram",          number(setup_.dram_bytes),
+                                 "--keys",          number(setup_.keys),
+                                 "--keys-max",      number(setup_.keys + setup_.keys_more),
+                                 "--value-bytes",   number(setup_.value_bytes),
+                                 "--store-threads", number(setup_.store_threads),
+                                 "--in-flight",     number(setup_.in_flight),
+                                 "--memory",        number(memory_limit(system)),
+                                 "--disk-stat",     ground_.host().disk_stat,
+                                 "--seed",          number(ground_.options().seed)};
   if (setup_.htc) words.push_back("--htc");
   if (ground_.kept() && !setup_.in_memory) words.push_back("--kept");
   return words;
@@ -223,9 +231,10 @@ void KvStage::measure_loads(const std::string& workload, unsigned rounds) {
 std::string KvStage::order_text(const std::string& system, const KvStep& step) {
   if (step.keys_at_once > 0) return fmt::format("scan {} {}", step.keys_at_once, step.seconds);
   const bool chains = async(system, step);
-  return fmt::format("run {} {} {} {} {} {} {} {}", step.mix, kKvDrawNames[static_cast<size_t>(step.draw)],
+  return fmt::format("run {} {} {} {} {} {} {} {} {}", step.mix, kKvDrawNames[static_cast<size_t>(step.draw)],
                      chains ? "async" : "sync", chains ? step.threads : step.threads * step.depth,
-                     chains ? step.depth : 1, step.seconds, 0.1 * step.seconds, ground_.next_seed());
+                     chains ? step.depth : 1, step.seconds, step.warm_share * step.seconds, step.rate,
+                     ground_.next_seed());
 }
 
 KvRun KvStage::run(const std::string& system, const KvStep& step) {
@@ -235,6 +244,33 @@ KvRun KvStage::run(const std::string& system, const KvStep& step) {
   return run;
 }
 
+KvRun KvStage::run_fio(const KvStep& step) {
+  ground_.say(fmt::format("{} {}: fio", setup_.experiment, step.workload));
+  const FioTarget target{place_of("raw"), ground_.host().disk_stat, 0, setup_.keys * setup_.value_bytes,
+                         setup_.value_bytes};
+  IoOrder order;
+  order.depth = step.depth;
+  order.batch = batch_of(step.depth);
+  order.seconds = step.seconds;
+  order.warm_seconds = step.warm_share * step.seconds;
+  const IoRun found = measure_fio_run(ground_.fio(), target, order);
+  KvRun run;
+  static_cast<RunResult&>(run) = found;
+  run.reads = found.reads;
+  // With what fio does before it begins.
+  run.cores = found.cpu_s / (step.seconds + order.warm_seconds);
+  run.ops_per_core_s = found.cpu_s > 0 ? found.ops / found.cpu_s : 0;
+  run.bytes_per_s = found.ops_per_s * static_cast<double>(setup_.value_bytes);
+  check("fio", step.workload, run);
+  return run;
+}
+
+void KvStage::churn(const KvStep& step, uint64_t writes) {
+  each([&](const std::string& system) {
+    for (double done = 0; done < static_cast<double>(writes);) done += run(system, step).writes;
+  });
+}
+
 void KvStage::measure(const KvStep& step, unsigned rounds) {
   std::map<std::string, std::vector<KvRun>> runs;
   for (unsigned round = 0; round < rounds; ++round) {
@@ -242,11 +278,14 @@ void KvStage::measure(const KvStep& step, unsigned rounds) {
       if (stores_.count(system) == 0) return;
       runs[system].push_back(run(system, step));
       if (system == "lunar" && step.both) runs["lunar-sync"].push_back(run("lunar-sync", step));
+      if (system == "raw" && step.fio && ground_.has("fio"))
+        ground_.attempt("fio", [&] { runs["fio"].push_back(run_fio(step)); });
     });
   }
   for (const std::string& system : setup_.systems) {
     add_row(system, step, runs[system]);
     if (system == "lunar") add_row("lunar-sync", step, runs["lunar-sync"]);
+    if (system == "raw") add_row("fio", step, runs["fio"]);
   }
 }
 

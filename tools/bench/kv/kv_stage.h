@@ -33,6 +33,8 @@ class KvGround {
   bool has(const std::string& system) const;
   bool wants(const char* experiment) const;
   bool kept() const { return kept_; }  // Lunar's store outlives its process, and a flush makes it durable
+  bool knows_levels() const { return knows_levels_; }  // and LUNAR_KV_DURABILITY another level
+  const std::string& fio() const { return fio_; }      // the program; "": not installed
   const std::string& directory() const { return directory_; }
   bool lun_is_directory() const { return lun_is_directory_; }
   void say(const std::string& text) { progress_.say(fmt::format("[{:>3.0f} s] {}", elapsed(), text)); }
@@ -46,8 +48,8 @@ class KvGround {
   KvReport& report_;
   BenchHost host_;
   Progress progress_;
-  std::string directory_, recorded_;
-  bool kept_ = false, lun_is_directory_ = false;
+  std::string directory_, recorded_, fio_;
+  bool kept_ = false, knows_levels_ = false, lun_is_directory_ = false;
   uint64_t runs_ = 0, begun_ns_;
 };
 
@@ -57,10 +59,12 @@ struct KvStep {
   std::string workload, mix = "get";
   KvDraw draw = KvDraw::kUniform;
   unsigned threads = 1, depth = 1;
-  bool async = false;  // where the system can; else threads * depth threads
-  bool both = false;   // Lunar also by synchronous calls, as "lunar-sync"
-  double seconds = 0;
-  uint64_t keys_at_once = 0;  // a scan, by so many keys a call
+  bool async = false;                    // where the system can; else threads * depth threads
+  bool both = false;                     // Lunar also by synchronous calls, as "lunar-sync"
+  bool fio = false;                      // raw's file also by fio, which reads it without a look at what it reads
+  double seconds = 0, warm_share = 0.1;  // so much of the time before it is unmeasured
+  double rate = 0;                       // KvOrder::rate
+  uint64_t keys_at_once = 0;             // a scan, by so many keys a call
 };
 
 struct KvStageSetup {
@@ -70,6 +74,7 @@ struct KvStageSetup {
   uint64_t keys = 0, keys_more = 0;  // loaded; inserted later
   uint64_t dram_bytes = 0;
   unsigned store_threads = 20, in_flight = 400, load_threads = 2;
+  unsigned full_percent = 0;  // pairs of Lunar's place; 0: it has room enough
   bool htc = false;
   std::string durability = "flush";
   std::vector<std::string> systems;
@@ -83,11 +88,15 @@ class KvStage {
   // Loads from nothing, round by round, each a row `workload`; the last round's stores stay.
   void measure_loads(const std::string& workload, unsigned rounds);
   void measure(const KvStep& step, unsigned rounds);                      // rows of the same name become one
+  void churn(const KvStep& step, uint64_t writes);                        // at least so many by each system; no rows
   void experiment(const std::string& name) { setup_.experiment = name; }  // of rows to come
 
  private:
-  static std::string base_of(const std::string& system) { return system == "lunar-sync" ? "lunar" : system; }
+  static std::string base_of(const std::string& system) {
+    return system == "lunar-sync" ? "lunar" : system == "fio" ? "raw" : system;
+  }
   KvRun run(const std::string& system, const KvStep& step);
+  KvRun run_fio(const KvStep& step);
   void add_row(const std::string& system, const KvStep& step, const std::vector<KvRun>& runs);
   template <class Work>
   void each(const Work& work);
@@ -102,7 +111,7 @@ class KvStage {
   KvRun ask(const std::string& system, const std::string& line, double seconds_max);
   std::string order_text(const std::string& system, const KvStep& step);
   bool async(const std::string& system, const KvStep& step) const {
-    return step.async && (system == "lunar" || system == "raw");
+    return step.async && (system == "lunar" || base_of(system) == "raw");
   }
   KvGround& ground_;
   KvStageSetup setup_;

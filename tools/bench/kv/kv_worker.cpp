@@ -64,9 +64,19 @@ void KvWorker::give_up() {
   if (writing_ || writes_next_) driver_.states_.release(number_, false);
 }
 
-void KvChain::start() {
+void KvChain::start() { next(); }
+
+void KvChain::next() {
+  if (!driver_.pace_.take()) return rests_.store(true, std::memory_order_release);
   worker_.begin();
   issue();
+}
+
+void KvChain::go_on() {
+  if (!rests_.load(std::memory_order_acquire)) return;
+  rests_.store(false, std::memory_order_relaxed);
+  if (driver_.phase_.load(std::memory_order_acquire) == KvDriver::kStop) return end();
+  next();
 }
 
 void KvChain::issue() {
@@ -96,8 +106,7 @@ void KvChain::came_back(KvDone* self, int code, int64_t length) {
   if (chain->worker_.end(length, tally)) return chain->issue();
   tally.latencies.add(now_ns() - chain->issued_ns_);
   if (chain->driver_.phase_.load(std::memory_order_acquire) == KvDriver::kStop) return chain->end();
-  chain->worker_.begin();
-  chain->issue();
+  chain->next();
 }
 
 // Once the count is 0 the chains may be gone: the driver stays.

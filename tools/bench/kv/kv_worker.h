@@ -34,7 +34,8 @@ class KvWorker {
   bool writing_ = false, writes_next_ = false;
 };
 
-// A worker whose operations are asynchronous: each callback issues the next, until the phase says stop.
+// A worker whose operations are asynchronous: each callback issues the next, until the phase says stop. Where the run
+// has a pace that allows none, the chain rests, until its session's thread lets it go on.
 class KvChain : private KvDone {
  public:
   KvChain(KvDriver& driver, KvSession& session, const KvOrder& order, uint64_t seed, char* value)
@@ -42,8 +43,10 @@ class KvChain : private KvDone {
     run = came_back;
   }
   void start();
+  void go_on();  // if it rests, and may
 
  private:
+  void next();
   static void came_back(KvDone* self, int code, int64_t length);
   void issue();
   void end();
@@ -51,6 +54,7 @@ class KvChain : private KvDone {
   KvSession& session_;
   KvWorker worker_;
   uint64_t issued_ns_ = 0;
+  std::atomic<bool> rests_{false};
 };
 
 }  // namespace lunar::tools
