@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """`check_documents.py ROOT LIBRARY ARK`: what the documents promise to a reader who follows them. Every relative link
-of every page leads to a file, and to a heading where it names one; the C program on README.md's first screen and the
-C++ program of runtime/kv/README.md build with the public headers and the library (liblunar, libarkdb) alone, and run.
-So do the recipes for CAPI Flash: those for an installed Lunar in a directory with what they name, as they stand; those
-"from the root of a build tree" there."""
+of every page leads to a file, and to a heading where it names one; the C program on README.md's first screen, that of
+runtime/kv/README.md and the C++ program of runtime/kv/ark/README.md build with the public headers and the library
+(liblunar, libarkdb) alone, and run. So do the recipes for CAPI Flash: those for an installed Lunar in a directory with
+what they name, as they stand; those "from the root of a build tree" there."""
 import os
 import re
 import subprocess
@@ -79,9 +79,11 @@ def check_samples(directory):
         print(f"skip: userfaultfd: the C program of README.md is not run: {ran.stderr.strip()}")
     elif ran and ran.returncode != 0:
         problems.append(f"README.md: its C program ends with {ran.returncode}: {ran.stderr}")
-    ran = run_sample(directory, "runtime/kv/README.md", "cpp", ARK)
-    if ran and (ran.returncode, ran.stdout, ran.stderr) != (0, "value\nkey\nvalue\n", ""):
-        problems.append(f"runtime/kv/README.md: its C++ program ends with {ran.returncode}: {ran.stdout}{ran.stderr}")
+    for page, language, output in (("runtime/kv/README.md", "c", "value\n"),
+                                   ("runtime/kv/ark/README.md", "cpp", "value\nkey\nvalue\n")):
+        ran = run_sample(directory, page, language, ARK)
+        if ran and (ran.returncode, ran.stdout, ran.stderr) != (0, output, ""):
+            problems.append(f"{page}: its {language} program ends with {ran.returncode}: {ran.stdout}{ran.stderr}")
 
 
 def run_recipe(page, lines, directory, **variables):
