@@ -216,7 +216,8 @@ void KvBench::overwrite() {
     if (std::string(one.durability) != "flush" && !ground_->knows_levels()) continue;
     if (i == 0 || all[i - 1].full_percent != one.full_percent) {
       stores.reset();
-      KvStageSetup setup = stage("overwrite", false, kOverwriteBytes, options().data_bytes / 2 / kOverwriteBytes);
+      KvStageSetup setup = stage("overwrite", false, kOverwriteBytes,
+                                 options().data_bytes / (options().quick ? 8 : 2) / kOverwriteBytes);
       setup.full_percent = one.full_percent;
       setup.durability = one.durability;
       setup.load_threads = kDurableThreads;

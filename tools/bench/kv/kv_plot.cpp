@@ -78,17 +78,35 @@ Chart compared(const KvReport& report, const std::string& experiment, bool p99) 
   return chart;
 }
 
-// The paper's figures: what threads and depth give, in memory and on a file, for small and large values.
-Chart paper(const KvReport& report, const std::string& mix) {
+// The paper's figures: what threads and depth give and take, in memory and on a device, for small and large values.
+struct PaperFigure {
+  const char *mix, *suffix, *unit;
+  double KvRun::* quantity;
+};
+constexpr double KvRun::* kOps = static_cast<double KvRun::*>(&RunResult::ops_per_s);
+constexpr PaperFigure kPaperFigures[] = {
+    {"set", "", "op/s", kOps},
+    {"get", "", "op/s", kOps},
+    {"set", "-ios", "IO/s", &KvRun::ios_per_s},
+    {"get", "-ios", "IO/s", &KvRun::ios_per_s},
+    {"set", "-cpus", "CPUs", &KvRun::cores},
+    {"get", "-cpus", "CPUs", &KvRun::cores},
+    {"next", "", "keys/s", kOps},
+};
+
+Chart paper(const KvReport& report, const PaperFigure& figure) {
+  const std::string mix = figure.mix;
   Chart chart;
-  chart.name = "kv-paper-" + mix;
-  chart.title = fmt::format("8-byte keys: {}/s by threads x depth", mix);
-  chart.unit = "op/s, logarithmic";
+  chart.name = "kv-paper-" + mix + figure.suffix;
+  chart.title =
+      fmt::format("8-byte keys, {}: {} by {}", mix, figure.unit, mix == "next" ? "keys a call" : "threads x depth");
+  chart.unit = fmt::format("{}, logarithmic", figure.unit);
   chart.logarithmic = true;
   for (const KvResult& one : report.results) {
     const size_t at = one.workload.find("_" + mix + "_");
-    if (one.experiment == "paper" && at != std::string::npos)
-      chart.put(one.workload.substr(at + mix.size() + 2), one.workload.substr(0, at), one.median.ops_per_s);
+    const double value = one.median.*figure.quantity;
+    if (one.experiment == "paper" && at != std::string::npos && value > 0)  // in memory there are no IO/s
+      chart.put(one.workload.substr(at + mix.size() + 2), one.workload.substr(0, at), value);
   }
   return chart;
 }
@@ -97,10 +115,10 @@ Chart paper(const KvReport& report, const std::string& mix) {
 
 std::string plot_script(const KvReport& report, const std::string& directory, std::vector<std::string>* files) {
   std::vector<Chart> charts;
-  for (const char* experiment : {"memory", "load", "cold", "ycsb", "scan", "growth"})
+  for (const char* experiment : {"memory", "load", "cold", "overwrite", "ycsb", "scan", "growth"})
     charts.push_back(compared(report, experiment, false));
-  for (const char* experiment : {"cold", "ycsb"}) charts.push_back(compared(report, experiment, true));
-  for (const char* mix : {"get", "set", "next"}) charts.push_back(paper(report, mix));
+  for (const char* experiment : {"cold", "overwrite", "ycsb"}) charts.push_back(compared(report, experiment, true));
+  for (const PaperFigure& figure : kPaperFigures) charts.push_back(paper(report, figure));
   std::string out = kStyle;
   for (const Chart& chart : charts) {
     if (chart.groups.empty()) continue;

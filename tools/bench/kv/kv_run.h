@@ -23,7 +23,7 @@ struct KvRun : RunResult {
   double bytes_per_s = 0;           // of keys and values
   double resident_bytes = 0;        // of the process when the run had ended
   double in_use_bytes = -1;         // of the place, or of memory in memory mode; -1: the store does not tell
-  // Of a run that writes: what the process had written to the disk, for each byte of keys and values; with what the
+  // Of a run that writes: what the process had written to the disk, for each byte of keys and values, with what the
   // store does about it until it is quiet again. -1: in memory, or the kernel does not count it.
   double amplification = -1;
   double index_bytes = -1;  // of a load in memory: what the store grew by beyond in_use_bytes, a key
