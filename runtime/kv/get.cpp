@@ -3,7 +3,8 @@
 //
 // Records in DRAM are found and copied under one epoch. Entries with records on the device are only noted there and
 // read after the epoch: the checksum tells whether it is still the record that the index led to. When it does not
-// match, either the record has moved meanwhile, and the index says where, or it is damaged: so look again, a few times.
+// match, either the record has moved meanwhile, and the index says where, or it is damaged: so look again, a few times,
+// and at last with the lock of the shard. Then nothing moves, and what does not match is damaged.
 // Threading: as in store.h.
 #include <errno.h>
 
@@ -114,7 +115,7 @@ int64_t Store::get_cold(const Candidate& one, uint64_t hash, Bytes key, void* bu
   return static_cast<int64_t>(place.value_bytes);
 }
 
-// For more candidates than are noted: with the lock of the shard.
+// With the lock of the shard: for more candidates than are noted, and what moves faster than it is read.
 int64_t Store::get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
   Shard& shard = shard_of(hash);
   MutexLock lock(shard.lock);
@@ -176,15 +177,13 @@ int64_t Store::cold_finish(ColdGet* get, int64_t moved) {
 int64_t Store::get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
   const uint64_t hash = hash_of(key);
   shard_of(hash).index.prefetch(hash);
+  bool known = false;
   int64_t status = -ENOENT;
-  for (unsigned tries = 0; tries < kTries; ++tries) {
+  for (unsigned tries = 0; !known && tries < kTries; ++tries) {
     Candidates cold;
     status = get_resident(hash, key, buffer, bytes, offset, &cold);
     if (status >= 0 || cold.count == 0) return status;
-    if (cold.more) {  // the key may be behind those
-      status = get_locked(hash, key, buffer, bytes, offset);
-      break;
-    }
+    if (cold.more) break;  // the key may be behind those
     bool all_read = true;
     for (unsigned i = 0; i < cold.count; ++i) {
       const int64_t one = get_cold(cold.list[i], hash, key, buffer, bytes, offset);
@@ -193,8 +192,9 @@ int64_t Store::get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
       all_read = false;
       if (one >= 0) break;
     }
-    if (status >= 0 || all_read) break;
+    known = status >= 0 || all_read;
   }
+  if (!known) status = get_locked(hash, key, buffer, bytes, offset);
   Reading(epochs_).count();
   return status;
 }
@@ -219,6 +219,20 @@ int64_t Store::copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes)
   return static_cast<int64_t>(place.key_bytes);
 }
 
+// One of the keys of a bucket. -ENOENT: it has none.
+int64_t Store::random_of(const Index& index, const Index::Shape& shape, uint64_t bucket, uint64_t number, void* buffer,
+                         uint64_t bytes) {
+  Candidate cold;
+  {
+    Reading guard(epochs_);
+    Address found[kRandomMost];
+    const uint64_t count = smaller(index.collect(shape, bucket, found, kRandomMost), kRandomMost);
+    if (count == 0) return -ENOENT;
+    if (const Record* record = resident(found[number % count], &cold)) return copy_key(record, buffer, bytes);
+  }
+  return copy_cold_key(cold, buffer, bytes);
+}
+
 int64_t Store::random(void* buffer, uint64_t bytes) {
   uint64_t number = randoms_.fetch_add(1, std::memory_order_relaxed);
   number = XXH3_64bits(&number, sizeof number);
@@ -228,20 +242,18 @@ int64_t Store::random(void* buffer, uint64_t bytes) {
   Reading(epochs_).count();
   // From a bucket taken by chance on, until one has an entry: around, to that bucket again.
   for (unsigned i = 0; i <= shards; ++i) {
-    const Index& index = shards_[(number + i) % shards].index;
+    Shard& shard = shards_[(number + i) % shards];
+    const Index& index = shard.index;
     if (index.entries() == 0) continue;
     const Index::Shape shape = index.shape();
     for (uint64_t at = i == 0 ? (number >> 8) % shape.buckets() : 0; at < shape.buckets(); ++at) {
-      Candidate cold;
-      {
-        Reading guard(epochs_);
-        Address found[kRandomMost];
-        const uint64_t count = smaller(index.collect(shape, at, found, kRandomMost), kRandomMost);
-        if (count == 0) continue;
-        if (const Record* record = resident(found[(number >> 40) % count], &cold))
-          return copy_key(record, buffer, bytes);
+      int64_t one = random_of(index, shape, at, number >> 40, buffer, bytes);
+      if (one < 0 && one != -ENOENT) {
+        MutexLock lock(shard.lock);
+        one = random_of(index, shape, at, number >> 40, buffer, bytes);
       }
-      status = copy_cold_key(cold, buffer, bytes);
+      if (one == -ENOENT) continue;
+      status = one;
       if (status >= 0 || ++tries == kTries) return status;
     }
   }

@@ -248,6 +248,8 @@ class Store {
   Record* resident(Address address, Candidate* cold) const;
   int64_t copy_key(const Record* record, void* buffer, uint64_t bytes) const;
   int64_t copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes);
+  int64_t random_of(const Index& index, const Index::Shape& shape, uint64_t bucket, uint64_t number, void* buffer,
+                    uint64_t bytes);
   int find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out);
   int find_replaceable(Shard& shard, uint64_t hash, Bytes key, Found* out);
   int examine(Address address, uint64_t hash, Bytes key, Found* out);

@@ -19,7 +19,6 @@ namespace lunar::kv {
 namespace {
 
 constexpr uint64_t kRoomFirst = 4096;
-constexpr unsigned kTries = 5;
 
 }  // namespace
 
@@ -104,10 +103,13 @@ int Walk::append_key(const Record* record, const Store::Candidate* cold) {
   }
 }
 
-// Copies the keys of class_. What cannot be read may have moved meanwhile: then all of it again, a few times.
+// Copies the keys of class_. What cannot be read may have moved meanwhile: then all of it again, with the lock of the
+// shard, so that nothing moves.
 int Walk::gather() {
+  Shard& shard = store_->shards_[shard_];
+  std::optional<MutexLock> lock;
   uint64_t wanted = kRoomFirst / sizeof(Address);
-  for (unsigned tries = 0;;) {
+  for (;;) {
     if (const int status = keep_room(&addresses_, &addresses_room_, wanted * sizeof(Address)); status < 0)
       return status;
     if (const int status = keep_room(&cold_, &cold_room_, wanted * sizeof(Store::Candidate)); status < 0) return status;
@@ -118,7 +120,7 @@ int Walk::gather() {
     unreadable_ = 0;
     {
       Reading guard(store_->epochs_);
-      const uint64_t count = store_->shards_[shard_].index.collect(shape_, class_, found, wanted, marker_);
+      const uint64_t count = shard.index.collect(shape_, class_, found, wanted, marker_);
       if (count > wanted) {
         wanted = count;
         continue;
@@ -136,7 +138,8 @@ int Walk::gather() {
       if (status == -ENOMEM) return status;
       if (status < 0) unreadable_ = status;
     }
-    if (unreadable_ == 0 || ++tries == kTries) return 0;
+    if (unreadable_ == 0 || lock) return 0;
+    lock.emplace(shard.lock);
   }
 }
 

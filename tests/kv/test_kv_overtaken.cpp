@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Readers and cleaning that other threads overtake: the device holds a read back until another thread has changed what
+// is read, or can do no more.
+#include <errno.h>
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kv/store.h"
+#include "tests/catch.h"
+#include "tests/kv/kv_support.h"
+#include "tests/support/lun_device.h"
+
+using namespace lunar;
+using namespace lunar::kv;
+using kv_test::bytes_of;
+
+namespace {
+
+constexpr uint64_t kSegmentBytes = 64 * kKiB, kPatienceNs = 300'000'000, kOvertakes = 6;
+
+thread_local bool is_slow = false;  // reads of this thread are overtaken
+
+class Overtaking final : public lunar_test::MemoryDevice {
+ public:
+  using MemoryDevice::MemoryDevice;
+  std::atomic<uint64_t> changes{0};
+  std::atomic<bool> over{false};  // the other thread can do no more
+  uint64_t waits = 0;             // the slow thread's
+  std::function<bool(uint64_t, uint64_t)> holds = [](uint64_t, uint64_t) { return true; };  // of offset, length
+  int64_t transfer(const Command& command) override {
+    if (is_slow && command.op == Op::kRead && holds(command.offset.value, command.iov[0].iov_len)) wait();
+    const MutexLock guard(lock_);
+    return MemoryDevice::transfer(command);
+  }
+
+ private:
+  void wait() {
+    ++waits;
+    const uint64_t wanted = changes + kOvertakes, end = sys::now_ns() + kPatienceNs;
+    while (!over && changes < wanted) {
+      if (sys::now_ns() > end) over = true;
+      sys::sleep_ns(100'000);
+    }
+  }
+  sys::Mutex lock_;
+};
+
+struct Stage {
+  explicit Stage(uint64_t segments) : memory(segments * kSegmentBytes) {
+    StoreOptions options;
+    options.device = &device;
+    options.log_bytes = 0;
+    options.segment_bytes = kSegmentBytes;
+    options.dram_bytes = 6 * kMiB;
+    options.shards = 1;
+    options.expected_keys = 16;
+    store = kv_test::open_store(options);
+  }
+  ~Stage() {
+    end_changes();
+    kv_test::check_store(store);
+    store->close();
+  }
+  // Sets the key to other versions of a large value, again and again.
+  void change(const std::string& key) {
+    changing = std::thread([this, key] {
+      std::string value;
+      for (uint64_t version = 1; !stop; ++version) {
+        kv_test::fill(&value, 0, version, kValueBytes);
+        if (store->set(bytes_of(key), bytes_of(value)) < 0) kv_test::fail("set");
+        device.changes.fetch_add(1);
+      }
+    });
+  }
+  void end_changes() {
+    stop = true;
+    if (changing.joinable()) changing.join();
+  }
+
+  static constexpr uint64_t kValueBytes = 3 * kSegmentBytes;
+  std::vector<char> memory;
+  Overtaking device{memory.data(), memory.size()};
+  Store* store = nullptr;
+  std::thread changing;
+  std::atomic<bool> stop{false};
+};
+
+struct Slow {
+  Slow() { is_slow = true; }
+  ~Slow() { is_slow = false; }
+};
+
+}  // namespace
+
+// Its run is used again by the time that it is read.
+TEST_CASE("kv-overtaken: a large pair that is set faster than it is read is no damaged pair") {
+  const std::string key = "key";
+  Stage stage(20);
+  stage.change(key);
+  while (stage.device.changes == 0) sys::sleep_ns(100'000);
+  std::string value(Stage::kValueBytes, 0);
+  char found[16];
+  SECTION("get") {
+    const Slow slow;
+    CHECK(stage.store->get(bytes_of(key), value.data(), value.size(), 0) == static_cast<int64_t>(value.size()));
+  }
+  SECTION("exists") {
+    const Slow slow;
+    CHECK(stage.store->exists(bytes_of(key)) == static_cast<int64_t>(value.size()));
+  }
+  SECTION("random") {
+    const Slow slow;
+    CHECK(stage.store->random(found, sizeof found) == static_cast<int64_t>(key.size()));
+  }
+  SECTION("a walk") {
+    Walk* walk = nullptr;
+    REQUIRE(Walk::open(stage.store, &walk) == 0);
+    {
+      const Slow slow;
+      CHECK(walk->next(found, sizeof found) == static_cast<int64_t>(key.size()));
+      CHECK(walk->next(found, sizeof found) == -ENOENT);
+    }
+    walk->close();
+  }
+  CHECK(stage.device.waits != 0);
+}
