@@ -196,30 +196,45 @@ int Store::reserve_window(uint64_t count, uint64_t* first) {
   }
 }
 
-int Store::make_run(uint64_t count, uint64_t* first) {
-  if (count > log_.segments()) return -ENOSPC;
-  log_.seal_tail();
-  if (const int status = reserve_window(count, first); status < 0) return status;
-  for (uint64_t i = *first; i < *first + count; ++i) {
-    if (log_.state(i) != SegmentState::kSealed) continue;
-    int status = room_for_frames();
-    if (status == 0 && clean(i) < 0) status = -ENOSPC;
-    if (status < 0) {
-      log_.release_window();
-      return status;
+// Moves what lives in the window. -EBADMSG: some of it cannot be read whole; -EAGAIN: there is nothing to move into:
+// another window, or none, is the answer to both.
+int Store::empty_window(uint64_t first, uint64_t count) {
+  unsigned round = 0;
+  for (uint64_t i = first; i < first + count;) {
+    if (log_.state(i) != SegmentState::kSealed) {
+      ++i;
+      continue;
     }
+    int status = room_for_frames();
+    if (status == 0) status = clean(i);
+    if (status == -EAGAIN && log_.reclaim() > log_.state_reserve()) {  // others have the frames
+      wait_a_little(round++);
+      continue;
+    }
+    if (status < 0) return status;
   }
-  for (unsigned round = 0; !log_.window_reserved(); ++round) {
+  for (round = 0; !log_.window_reserved(); ++round) {
     wait_a_little(round);
     log_.reclaim();
     if (log_.held() == 0 || log_.any_retired()) continue;
-    if (const int status = save(); status < 0) {
-      log_.release_window();
-      return status;
-    }
+    if (const int status = save(); status < 0) return status;
   }
-  log_.take_reserved();
   return 0;
+}
+
+int Store::make_run(uint64_t count, uint64_t* first) {
+  if (count > log_.segments()) return -ENOSPC;
+  log_.seal_tail();
+  for (;;) {
+    if (const int status = reserve_window(count, first); status < 0) return status;
+    const int status = empty_window(*first, count);
+    if (status == 0) {
+      log_.take_reserved();
+      return 0;
+    }
+    log_.release_window();
+    if (status != -EAGAIN && status != -EBADMSG) return status;
+  }
 }
 
 // Until no segment is worth it, or what lives in them has no room before a younger state is saved.

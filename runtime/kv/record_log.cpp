@@ -345,6 +345,7 @@ int Log::reserve_window(uint64_t count, uint64_t* first) {
   free_.fetch_sub(inside, std::memory_order_relaxed);
   window_ = *first;
   window_count_ = count;
+  window_needs_.store(wanted, std::memory_order_relaxed);
   return 0;
 }
 
@@ -364,6 +365,7 @@ void Log::take_reserved() {
   }
   segments_[window_].life.store(new_life(), std::memory_order_release);
   window_count_ = 0;
+  window_needs_.store(0, std::memory_order_relaxed);
 }
 
 void Log::release_window() {
@@ -374,6 +376,7 @@ void Log::release_window() {
     free_.fetch_add(1, std::memory_order_relaxed);
   }
   window_count_ = 0;
+  window_needs_.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace lunar::kv

@@ -176,10 +176,10 @@ class Log {
   void set_damaged(uint64_t number);
   // what was damaged may be tried again: a device may have failed for a moment. Whether there is any
   bool retry_damaged();
-  // Reserves the window of `count` neighbours that is cheapest to empty: its free segments, and those that become free
-  // in it from now on.
-  // -ENOSPC when no window's live records fit elsewhere. One at a time, until take_reserved() makes a run of it (once
-  // all of it is reserved: see window_reserved()) or release_window() gives it up.
+  // Reserves the window of `count` neighbours that is cheapest to empty: its free segments, those that become free in
+  // it from now on, and elsewhere what its live records will take, which writers leave free until then. -ENOSPC when
+  // no window's live records fit elsewhere. One at a time, until take_reserved() makes a run of it (once all of it is
+  // reserved: see window_reserved()) or release_window() gives it up.
   [[nodiscard]] int reserve_window(uint64_t count, uint64_t* first);
   bool window_reserved() const;
   void take_reserved();
@@ -262,7 +262,9 @@ class Log {
   uint64_t new_life() { return lives_.fetch_add(1, std::memory_order_relaxed) + 1; }
   uint64_t held() const { return held_.load(std::memory_order_relaxed); }
   // Free segments that are not for writers; of them, not for cleaning either.
-  uint64_t reserve() const { return cleaning_reserve_ + state_reserve(); }
+  uint64_t reserve() const {
+    return cleaning_reserve_ + state_reserve() + window_needs_.load(std::memory_order_relaxed);
+  }
   // Whether a state that is saved now gives writers segments, and enough to be worth it.
   bool held_suffice() const {
     return held() != 0 && free_.load(std::memory_order_relaxed) + held() > reserve() + count_ / 32;
@@ -378,6 +380,7 @@ class Log {
   const void* state_owner_ = nullptr;
   uint64_t cleaning_reserve_ = kReserve;  // a sixteenth where states are saved: what one costs is shared by so many
   std::atomic<uint64_t> held_{0}, state_reserve_{0};
+  std::atomic<uint64_t> window_needs_{0};  // segments that what lives in the window moves to
   std::atomic<bool> state_wanted_{false};
   char* frames_memory_ = nullptr;  // frames, one more for the cleaner, buffers
   Frame* frames_ = nullptr;        // under the mutex

@@ -277,6 +277,7 @@ class Store {
   int clean(uint64_t segment);
   int clean_what_is_worth_it();
   int move_record(const Record* record, Address from);
+  int empty_window(uint64_t first, uint64_t count);
   int make_run(uint64_t count, uint64_t* first);
   int reserve_window(uint64_t count, uint64_t* first);
 
