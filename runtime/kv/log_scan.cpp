@@ -30,6 +30,7 @@ int LogScan::open(Store* store, unsigned marker, LogScan** out) {
 }
 
 void LogScan::close() {
+  store_->scans_[marker_].store(nullptr, std::memory_order_relaxed);
   if (context_) store_->device_->detach(context_);  // waits for what is being read
   if (memory_) unmap_private(memory_, slot_count_ * log_.segment_bytes());
   store_->budget_.give_back(charged_);
@@ -55,6 +56,7 @@ int LogScan::prepare() {
     context_ = nullptr;
     return status;
   }
+  store_->scans_[marker_].store(context_, std::memory_order_relaxed);
   clear_marks();
   for (unsigned i = 0; i < slot_count_; ++i) {
     slots_[i].memory = memory_ + i * segment;

@@ -106,6 +106,8 @@ void Store::close() {
 }
 
 void Store::abandon_in_child() {
+  for (std::atomic<Context*>& scan : scans_)
+    if (Context* context = scan.exchange(nullptr, std::memory_order_relaxed)) device_->detach(context);
   for (unsigned i = 0; device_ && i < device_->fd_count(); ++i) sys::close_file(device_->fd(i));
 }
 

@@ -86,7 +86,7 @@ class Store {
   // kKept also -ENOENT (no store is on the device), -EPROTONOSUPPORT, -EROFS (of a later version), -EBADMSG (damaged).
   [[nodiscard]] static int open(const StoreOptions& options, Store** out, ErrorText* why);
   void close();  // pre: not nullptr, no longer in use
-  // In a forked child that will not use the store: closes the device's descriptors, as with them goes what keeps others
+  // In a forked child that will not use the store: closes the device's descriptors and the rings of walks, as with them goes what keeps others
   // from the device, and a deleted file its space. Nothing else may be called then.
   void abandon_in_child();
 
@@ -301,6 +301,7 @@ class Store {
   std::atomic<uint64_t> cleaned_{0};
   std::atomic<uint64_t> images_{0}, images_freed_{0};  // of shards, that a save has yet to write; ever freed
   std::atomic<uint32_t> markers_{0};                   // of Index, a bit each: a walk has it
+  std::atomic<Context*> scans_[Index::kMarkers] = {};  // by which the walk that has that mark reads the log
   std::atomic<uint32_t> wait_for_room_{0};             // writers
   sys::Mutex cleaning_;  // one cleans at a time. Taken before a shard's lock, never with one
 };
