@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -130,6 +132,51 @@ TEST_CASE("ark-cold: gets and sets of a key keep their order, also when reads fa
     CHECK(failed < 50);
     if (!*faults) { CHECK(wrong + failed + sets == 0); }
   }
+}
+
+namespace {
+
+// The threads that called back.
+struct Callers {
+  Finished done;
+  std::mutex lock;
+  std::set<pid_t> threads;
+  std::atomic<int> failed{0};
+  static void callback(int errcode, uint64_t dt, int64_t) {
+    auto* callers = reinterpret_cast<Callers*>(dt);
+    callers->failed += errcode != 0;
+    {
+      const std::lock_guard<std::mutex> guard(callers->lock);
+      callers->threads.insert(gettid());
+    }
+    callers->done.note(0, 0);
+  }
+  uint64_t tag() { return reinterpret_cast<uint64_t>(this); }
+};
+
+}  // namespace
+
+// A set waits for a commit or the device, and with it what its thread has under way.
+TEST_CASE("ark-cold: sets go to other threads than gets, where there are more than CPUs") {
+  const int threads = static_cast<int>(std::thread::hardware_concurrency()) + 4;
+  ColdStore store("", threads);
+  REQUIRE(store.status == 0);
+  std::vector<std::string> keys, buffers(1000, std::string(10'000, '.'));
+  for (size_t i = 0; i < buffers.size(); ++i) keys.push_back(std::to_string(i));
+  Callers sets, gets;
+  for (std::string& key : keys)
+    REQUIRE(ark_set_async_cb(store.ark, key.size(), data_of(key), 100, data_of(buffers[0]), Callers::callback,
+                             sets.tag()) == 0);
+  sets.done.wait_for(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const std::string& key = keys[i] = std::to_string(keys.size() + i);
+    REQUIRE(ark_get_async_cb(store.ark, key.size(), data_of(keys[i]), buffers[i].size(), buffers[i].data(), 0,
+                             Callers::callback, gets.tag()) == 0);
+  }
+  gets.done.wait_for(keys.size());
+  CHECK(sets.failed + gets.failed == 0);
+  CHECK(!sets.threads.empty());
+  for (const pid_t thread : gets.threads) CHECK(sets.threads.count(thread) == 0);
 }
 
 TEST_CASE("ark-cold: callbacks issue the next get, beyond what a ring holds, and the store ends under them") {

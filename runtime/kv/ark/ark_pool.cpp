@@ -95,9 +95,11 @@ void Pool::push(Queue& queue, Op* op) {
   if (head == kInRing) sys::eventfd_signal(queue.cold_event.load(std::memory_order_relaxed));
 }
 
-// A place in a queue. near: of those few for what is done, while they have room. 0, EAGAIN, ENOMEM.
+// A place in a queue. near: of those few for what is done and what is read by rings, while they have room; what blocks
+// its thread would hold up all of that, and goes to one of the others, where there are any. 0, EAGAIN, ENOMEM.
 int Pool::reserve(unsigned lane, bool near, Queue** out) {
-  const unsigned choices[] = {lane % near_, lane % count_};
+  const unsigned others = count_ - near_;
+  const unsigned choices[] = {lane % near_, others ? near_ + lane % others : lane % count_};
   for (unsigned i = near ? 0 : 1; i < 2; ++i) {
     Queue& queue = queues_[choices[i]];
     if (!queue.started.load(std::memory_order_acquire)) {
@@ -151,7 +153,7 @@ int Pool::issue(Connection* connection, const Request& request) {
     push(*queue, op);
     return 0;
   }
-  if (at_once && !goes_in_steps(connection, request)) {  // it may block its thread: any of all
+  if (at_once && !goes_in_steps(connection, request)) {  // it may block its thread
     Queue* wide = nullptr;
     const int status = reserve(lane, false, &wide);
     if (op->counted) queue->depth.fetch_sub(1, std::memory_order_relaxed);
