@@ -120,23 +120,27 @@ bool Log::finish_batch() {
   return true;
 }
 
+// Ends the newest batch, if there is anything in it; another begins behind it, where there is room. Whether it does.
+bool Log::close_batch(unsigned next_side) {
+  if (state(tail_) != SegmentState::kOpen || !finish_batch()) return false;
+  const uint64_t end = tail_used_, to = batch_end(end);
+  if (to + kBlockBytes > segment_bytes()) {
+    segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
+    tail_used_ = segment_bytes();
+    return false;
+  }
+  char* memory = segments_[tail_].memory.load(std::memory_order_relaxed) + end;
+  if (to != end) memset(static_cast<void*>(new_mark(memory, to - end, 0) + 1), 0, to - end - sizeof(Record));
+  open_batch(static_cast<uint32_t>(to), next_side);
+  return true;
+}
+
 // Cuts off what is not durable yet.
 Log::Cut Log::cut() {
   Cut out;
   sys::Locked tail(tail_lock_);
   const unsigned side = segments_[tail_].batch.load(std::memory_order_relaxed) & 1;
-  if (state(tail_) == SegmentState::kOpen && finish_batch()) {
-    const uint64_t end = tail_used_, to = batch_end(end);
-    if (to + kBlockBytes > segment_bytes()) {
-      segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
-      tail_used_ = segment_bytes();
-    } else {
-      char* memory = segments_[tail_].memory.load(std::memory_order_relaxed) + end;
-      if (to != end) memset(static_cast<void*>(new_mark(memory, to - end, 0) + 1), 0, to - end - sizeof(Record));
-      open_batch(static_cast<uint32_t>(to), side ^ 1);
-      out.sides = 1u << side;
-    }
-  }
+  if (close_batch(side ^ 1)) out.sides = 1u << side;
   out.first = first_uncommitted_;
   out.last = last_uncommitted_;
   out.number = closed_;
@@ -275,12 +279,21 @@ int Log::commit() {
   return commit_until([&] { return durable_.load(std::memory_order_acquire) >= number; });
 }
 
+int Log::commit_before(const media::Root& root) {
+  if (!commits()) return 0;
+  return commit_until([&] { return durable_.load(std::memory_order_acquire) + 1 >= root.log_batch; });
+}
+
 int Log::commit_segment(uint64_t number) {
   if (!commits()) return 0;
   return commit_until([&] { return segments_[number].written.load(std::memory_order_acquire); });
 }
 
-void Log::mark_start(media::Root* root) const {
+// Nothing is being filled, so the next batch may have the side of the one that ends here: that of a commit under way is
+// the other, and is waited for.
+void Log::mark_start(media::Root* root) {
+  sys::Locked tail(tail_lock_);
+  (void)close_batch(segments_[tail_].batch.load(std::memory_order_relaxed) & 1);
   const bool open = state(tail_) == SegmentState::kOpen;
   const uint64_t first = open ? tail_ : next_[0] - 1;
   root->log = log_id_;

@@ -212,13 +212,11 @@ int Log::save_written() {
 }
 
 // Pre: the mutex of cleaning, all shards locked.
-int Log::save_cut(media::Root* root) {
-  if (commits()) {
-    if (const int status = commit(); status < 0) return status;
+void Log::save_cut(media::Root* root) {
+  if (commits())
     mark_start(root);
-  } else {
+  else
     seal_tail();
-  }
   MutexLock guard(mutex_);
   opened_at_cut_ = opened_.load(std::memory_order_relaxed);
   for (uint64_t i = 0; i < count_; ++i) {
@@ -231,7 +229,6 @@ int Log::save_cut(media::Root* root) {
     else if (now == SegmentState::kLarge && !pending(i))
       segment.at_cut = {life(i), 0, 0, media::SegmentKind::kRun, 0};
   }
-  return 0;
 }
 
 void Log::spare_frames() {

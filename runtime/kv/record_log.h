@@ -214,8 +214,8 @@ class Log {
   bool state_wanted() const { return state_wanted_.load(std::memory_order_relaxed); }
   void save_begins() { state_wanted_.store(false, std::memory_order_relaxed); }
   uint64_t commits_done() const { return commits_.load(std::memory_order_relaxed); }
-  // Where the log goes on after all that is durable. Pre: commit(), and nothing writes.
-  void mark_start(media::Root* root) const;
+  // Where the log goes on behind all that was published. Pre: nothing writes.
+  void mark_start(media::Root* root);
   // For replay (replay.cpp). Its frame, filled from the device; -errno. end_replayed: it belongs to the log, of that
   // life and so many bytes, or (0) it does not.
   // Where the batch behind one that ends at `end` begins.
@@ -244,8 +244,9 @@ class Log {
   using StateBytes = uint64_t (*)(const void* owner);
   void keep(StateBytes state_bytes, const void* owner);
   // Of the state to come: what all segments hold, and (with batches) where the log goes on. What it refers to does not
-  // change any more. -errno.
-  [[nodiscard]] int save_cut(media::Root* root);
+  // change any more; it is durable after commit_before(*root), before which no root may say that the state counts.
+  void save_cut(media::Root* root);
+  [[nodiscard]] int commit_before(const media::Root& root);  // 0 at once where there are no batches. Pre: no lock
   const media::SegmentEntry& at_cut(uint64_t number) const { return segments_[number].at_cut; }
   // Writes what sealed segments have that is not on the device; no flush. -errno.
   [[nodiscard]] int save_written();
@@ -339,6 +340,7 @@ class Log {
   void open_batch(uint32_t at, unsigned side);
   bool any_in_batch() const;  // pre, as of the next: the tail's lock
   bool finish_batch();
+  bool close_batch(unsigned next_side);
   Cut cut();
   int commit_cut(const Cut& cut);
   int commit_once();

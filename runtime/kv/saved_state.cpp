@@ -431,16 +431,15 @@ int Store::settle() {
 }
 
 // The moment that the state is of: nothing writes.
-int Store::cut(media::Root* root) {
+void Store::cut(media::Root* root) {
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].lock.lock();
-  const int status = log_.save_cut(root);
+  log_.save_cut(root);
   root->life = log_.new_life();
   root->keys = count();
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
-    shards_[i].unsaved = status == 0;
+    shards_[i].unsaved = true;
     shards_[i].lock.unlock();
   }
-  return status;
 }
 
 // Pre: the cleaning mutex. Writers wait for the cut, which is short as all but the newest has been written before, and
@@ -453,7 +452,7 @@ int Store::save() {
   if (status < 0) return status;
   log_.spare_frames();
   media::Root root = {};
-  if (status = cut(&root); status < 0) return status;
+  cut(&root);
   if (!log_.commits()) status = log_.save_written();
   if (status == 0) status = write_state(&root);
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
@@ -461,6 +460,7 @@ int Store::save() {
     shards_[i].unsaved = false;
     free_image(shards_[i]);
   }
+  if (status == 0) status = log_.commit_before(root);
   if (status == 0 && (status = log_.flush_device()) < 0) {
     log_error("key/value store on %s: flush: %s; nothing more is kept until it is opened again", device_->name(),
               errno_text(status));

@@ -205,7 +205,7 @@ class Store {
   int settle();
   int save();
   void save_early();
-  int cut(media::Root* root);
+  void cut(media::Root* root);
   int keep_image(Shard& shard);
   void free_image(Shard& shard);
   bool gain_memory(uint64_t freed);

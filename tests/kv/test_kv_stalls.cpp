@@ -24,18 +24,25 @@ namespace {
 
 constexpr uint64_t kPatienceNs = 20'000'000'000;  // beyond it a writer counts as held up
 
-// Holds the writes of roots while `closed`.
+// Holds the writes of roots while `closed`, and those of the log while `log_closed`, but for one that release_one lets go.
 class Gate final : public lunar_test::MemoryDevice {
  public:
   using MemoryDevice::MemoryDevice;
   std::atomic<bool> closed{false};
   std::atomic<unsigned> waiting{0};
+  std::atomic<bool> log_closed{false}, release_one{false};
+  std::atomic<unsigned> log_waiting{0};
   int64_t transfer(const Command& command) override {
     const bool root = command.op == Op::kWrite &&
                       command.offset.value - lunar::kv::media::kFrontRootsAt < 2 * lunar::kv::media::kBlockBytes;
     if (root && closed.load()) {
       waiting.fetch_add(1);
       while (closed.load()) sys::sleep_ns(100'000);
+    }
+    const bool log = command.op == Op::kWrite && command.offset.value >= lunar::kv::media::kHeadBytes;
+    if (log && log_closed.load()) {
+      log_waiting.fetch_add(1);
+      while (log_closed.load() && !release_one.exchange(false)) sys::sleep_ns(100'000);
     }
     const MutexLock guard(lock_);
     return MemoryDevice::transfer(command);
@@ -60,6 +67,7 @@ struct Stage {
   }
   ~Stage() {
     device.closed = false;
+    device.log_closed = false;
     for (std::thread& thread : threads) thread.join();
     kv_test::check_store(store);
     store->close();
@@ -104,6 +112,33 @@ TEST_CASE("kv-stalls: large pairs are set while a state is saved") {
     stage.write(1, 5, 300'000, 20, &done);
     CHECK(Stage::comes([&] { return done == 20; }));
   }
+}
+
+// A set is being made durable when a save takes its moment, and the device stands still: no shard is locked that long.
+TEST_CASE("kv-stalls: what needs no commit goes on while a save waits for one") {
+  constexpr uint64_t kSetsAtAll = 2, kCalls = 500;
+  Stage stage(Durability::kEach);
+  std::atomic<uint64_t> set{0}, calls{0};
+  stage.write(1, 1, 100, 1, &set);
+  REQUIRE(Stage::comes([&] { return set == 1; }));
+  stage.device.log_closed = true;
+  stage.write(2, 1, 100, 1, &set);
+  REQUIRE(Stage::comes([&] { return stage.device.log_waiting == 1; }));
+  stage.threads.emplace_back([&] {  // waits for that commit, and then comes to its moment
+    if (stage.store->flush() < 0) kv_test::fail("flush");
+  });
+  stage.write(3, 1, 100, 1, &set);  // in the batch behind that commit, and held in the next
+  sys::sleep_ns(100'000'000);
+  stage.device.release_one = true;
+  stage.threads.emplace_back([&] {
+    const std::string none = "none";
+    for (uint64_t i = 0; i < kCalls; ++i, sys::sleep_ns(1'000'000)) {
+      if (stage.store->del(bytes_of(none)) != -ENOENT) kv_test::fail("del");
+      calls.fetch_add(1);
+    }
+  });
+  CHECK(Stage::comes([&] { return calls == kCalls; }));
+  CHECK(set <= kSetsAtAll);
 }
 
 // The writer that saves is one; what the others write until the log is as long as it may be has room.

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a set takes: uniform overwrites of a store in a file that is so full, by so many threads, while it may be
+// flushed every so often. Prints percentiles; a program to measure with, no test.
+//   kv_latency FILE [--percent N] [--threads N] [--seconds N] [--value N] [--log-mib N] [--dram-mib N]
+//     [--durability 0|1|2] [--flush-ms N]
+// Threading: writers and one that flushes.
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "sys/file.h"
+#include "tests/kv/kv_support.h"
+
+using namespace lunar;
+using namespace lunar::kv;
+using namespace kv_test;
+
+namespace {
+
+struct Load {
+  uint64_t percent, threads, seconds, value_bytes, flush_ms;
+};
+
+void overwrite(Store* store, const Load& load, uint64_t keys, uint64_t seed, std::vector<uint32_t>* micros) {
+  Random random(seed);
+  std::string value(load.value_bytes, 'v');
+  for (const uint64_t end = sys::now_ns() + load.seconds * 1'000'000'000; sys::now_ns() < end;) {
+    const uint64_t key = random.below(keys), begun = sys::now_ns();
+    if (store->set({&key, sizeof key}, bytes_of(value)) != 0) fail("set");
+    micros->push_back(static_cast<uint32_t>((sys::now_ns() - begun) / 1000));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto number = [&](const char* name, uint64_t otherwise) { return argument(argc, argv, name, otherwise); };
+  if (argc < 2) fail("which file?");
+  const Load load = {number("--percent", 80), number("--threads", 1), number("--seconds", 10), number("--value", 4000),
+                     number("--flush-ms", 0)};
+  make_file(argv[1], number("--log-mib", 512) * kMiB);
+  StoreOptions options;
+  options.device = open_device(argv[1], 0);
+  options.log_bytes = 0;
+  options.contents = Contents::kNew;
+  options.dram_bytes = number("--dram-mib", 64) * kMiB;
+  Store* store = open_store(options);
+  const uint64_t keys = store->bytes_allocated() / (load.value_bytes + 32) * load.percent / 100;
+  std::vector<std::thread> threads;
+  for (uint64_t i = 0; i < 8; ++i) {
+    threads.emplace_back([=] {
+      const std::string value(load.value_bytes, 'v');
+      for (uint64_t key = i; key < keys; key += 8)
+        if (store->set({&key, sizeof key}, bytes_of(value)) != 0) fail("fill");
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  threads.clear();
+  if (store->flush() != 0) fail("flush");
+  store->close();
+  options.device = open_device(argv[1], 0);
+  options.contents = Contents::kKept;
+  options.durability = static_cast<Durability>(number("--durability", 0));
+  store = open_store(options);
+  std::atomic<bool> over{false};
+  std::thread flusher([&] {
+    for (; load.flush_ms && !over; sys::sleep_ns(load.flush_ms * 1'000'000))
+      if (store->flush() != 0) fail("flush");
+  });
+  std::vector<std::vector<uint32_t>> micros(load.threads);
+  for (uint64_t i = 0; i < load.threads; ++i)
+    threads.emplace_back([&, i] { overwrite(store, load, keys, i, &micros[i]); });
+  for (std::thread& thread : threads) thread.join();
+  over = true;
+  flusher.join();
+  std::vector<uint32_t> all;
+  for (const std::vector<uint32_t>& one : micros) all.insert(all.end(), one.begin(), one.end());
+  std::sort(all.begin(), all.end());
+  const auto at = [&](double share) {
+    return all[static_cast<size_t>(share * static_cast<double>(all.size() - 1))] / 1000.0;
+  };
+  printf("%llu sets; ms: p50 %.3f, p99 %.3f, p99.9 %.3f, p99.99 %.3f, most %.3f; cleaned %llu MiB\n",
+         static_cast<unsigned long long>(all.size()), at(0.5), at(0.99), at(0.999), at(0.9999), at(1),
+         static_cast<unsigned long long>(store->cleaned_bytes() / kMiB));
+  store->close();
+  remove(argv[1]);
+  return 0;
+}
