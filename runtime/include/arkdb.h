@@ -137,7 +137,7 @@ int ark_exists_async_cb(ARK *ark, uint64_t klen, void *key, void (*cb)(int errco
 /* Begins to iterate, in no order: keys that are there throughout come once, also when they are set meanwhile; others
  * may or may not, and one that is deleted and set again may come twice. The first key goes to kbuf, cut at kbuflen (>
  * 0), its whole length to *klen. NULL with errno: ENOENT the store is empty, EINVAL, ENOMEM.
- * On a device up to three iterators at a time read ahead, in large pieces, and hold a thirty-second of the DRAM each
+ * On a device up to five iterators at a time read ahead, in large pieces, and hold a thirty-second of the DRAM each
  * until they have read the device's part; the others read it key by key. One that is not brought to its end keeps its
  * place. */
 ARI *ark_first(ARK *ark, uint64_t kbuflen, int64_t *klen, void *kbuf);
@@ -158,7 +158,7 @@ int ark_count(ARK *ark, int64_t *count);     /* pairs */
 /* Operations so far (also steps of iterators); reads and writes of the device so far. */
 int ark_stats(ARK *ark, uint64_t *ops, uint64_t *ios);
 /* Keeps what a store holds that persists: it is durable, and what ARK_KV_PERSIST_LOAD finds after any crash. Changes
- * wait meanwhile. (A full store keeps by itself, too, to make room.) ENOSPC, EIO and the like: what was kept before is
+ * go on meanwhile. (A full store keeps by itself, too, to make room.) ENOSPC, EIO and the like: what was kept before is
  * there, or this. 0 of other stores. */
 int ark_flush(ARK *ark);
 

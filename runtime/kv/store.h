@@ -86,8 +86,8 @@ class Store {
   // kKept also -ENOENT (no store is on the device), -EPROTONOSUPPORT, -EROFS (of a later version), -EBADMSG (damaged).
   [[nodiscard]] static int open(const StoreOptions& options, Store** out, ErrorText* why);
   void close();  // pre: not nullptr, no longer in use
-  // In a forked child that will not use the store: closes the device's descriptors and the rings of walks, as with them goes what keeps others
-  // from the device, and a deleted file its space. Nothing else may be called then.
+  // In a forked child that will not use the store: closes the device's descriptors and the rings of walks, as with them
+  // goes what keeps others from the device, and a deleted file its space. Nothing else may be called then.
   void abandon_in_child();
 
   // kGroup, kEach: a get may give a value that is not durable yet. -EIO of set, del or flush: the device refused to
@@ -120,7 +120,7 @@ class Store {
   Device* device() const { return device_; }
   iovec read_window() const { return {log_.blocks(), log_.blocks_bytes()}; }
   // Makes what the store holds durable: it is what a later open with kKept finds, after any crash, until another flush
-  // has come to its end. Writers wait meanwhile, readers do not; it takes one write of what is not on the device yet,
+  // has come to its end. Writers go on, but for a moment; it takes one write of what is not on the device yet,
   // one of the index (some 10 bytes a key) and two flushes of the device, of which one that fails is the last: -EIO
   // from then on. A writer that needs space to which the durable state still refers flushes by itself. 0 (also when
   // contents is kScratch); -ENOSPC, -EIO and the like: the durable state is the one before, or this one.

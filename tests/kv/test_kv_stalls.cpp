@@ -24,7 +24,7 @@ namespace {
 
 constexpr uint64_t kPatienceNs = 20'000'000'000;  // beyond it a writer counts as held up
 
-// Holds the writes of roots while `closed`, and those of the log while `log_closed`, but for one that release_one lets go.
+// Holds the writes of roots while `closed`, those of the log while `log_closed`, but for one that release_one lets go.
 class Gate final : public lunar_test::MemoryDevice {
  public:
   using MemoryDevice::MemoryDevice;

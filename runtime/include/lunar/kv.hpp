@@ -567,8 +567,8 @@ class Store {
     if (status != 0) return detail::error_of(status);
     return out;
   }
-  // Makes durable what a store holds whose contents are kept: what an open finds after any crash. Writers wait
-  // meanwhile.
+  // Makes durable what a store holds whose contents are kept: what an open finds after any crash. Writers go
+  // on meanwhile.
   Result<void> flush() noexcept { return result_of(ark_flush(ark_)); }
 
  private:
