@@ -180,6 +180,35 @@ static int rings() {
   return count;
 }
 
+// Threads that read have rings, which hold the files.
+static void read_by_callbacks(const Store& store) {
+  Finished done;
+  std::string keys[2000], buffers[2000];
+  for (size_t i = 0; i < 2000; ++i) {
+    keys[i] = "key " + std::to_string(i), buffers[i].resize(2000);
+    while (ark_get_async_cb(store.ark, keys[i].size(), data_of(keys[i]), 2000, buffers[i].data(), 0, Finished::callback,
+                            done.tag()) == EAGAIN)
+      sched_yield();
+  }
+  done.wait_for(2000);
+  CHECK(done.errcode == 0);
+}
+
+// The child: says that it runs, and ends when `end` does.
+[[noreturn]] static void keep_nothing(int end, int runs, bool stripe) {
+  char byte = 'r';
+  IN_CHILD(stripe || rings() == 0);  // a stripe has more: of its blocking calls
+  IN_CHILD(write(runs, &byte, 1) == 1);
+  int own[16];  // numbers that were the store's among them: no business of a later fork
+  for (int& fd : own) fd = dup(end);
+  const pid_t grandchild = fork();
+  IN_CHILD(grandchild >= 0);
+  for (const int fd : own) IN_CHILD(fcntl(fd, F_GETFD) >= 0);
+  if (grandchild == 0) _exit(0);
+  IN_CHILD(status_of(grandchild) == 0);
+  _exit(read(end, &byte, 1) == 0 ? 0 : 1);
+}
+
 TEST_CASE("ark-fork: a child of a plain fork keeps no store's place in use") {
   setenv("LUNAR_KV_DRAM", "6m", 1);
   setenv("LUNAR_KV_SIZE", "16m", 1);
@@ -204,16 +233,7 @@ TEST_CASE("ark-fork: a child of a plain fork keeps no store's place in use") {
       Store store(path.c_str(), 2, 0, 0, place.flags);
       REQUIRE((store.status == 0 && store.set("a", "b") == 0));
       for (int i = 0; i < 6000; ++i) REQUIRE(store.set("key " + std::to_string(i % 2000), std::string(2000, 'v')) == 0);
-      Finished done;  // threads that read have rings, which hold the files
-      std::string keys[2000], buffers[2000];
-      for (size_t i = 0; i < 2000; ++i) {
-        keys[i] = "key " + std::to_string(i), buffers[i].resize(2000);
-        while (ark_get_async_cb(store.ark, keys[i].size(), data_of(keys[i]), 2000, buffers[i].data(), 0,
-                                Finished::callback, done.tag()) == EAGAIN)
-          sched_yield();
-      }
-      done.wait_for(2000);
-      CHECK(done.errcode == 0);
+      read_by_callbacks(store);
       uint64_t ops = 0, ios = 0;
       REQUIRE((ark_stats(store.ark, &ops, &ios) == 0 && ios > 500));
       char key[32];
@@ -222,18 +242,8 @@ TEST_CASE("ark-fork: a child of a plain fork keeps no store's place in use") {
       pid = fork();
       REQUIRE(pid >= 0);
       if (pid == 0) {  // until the parent's end of the pipe is closed
-        char byte = 'r';
         close(fds[1]);
-        IN_CHILD(place.stripe || rings() == 0);  // a stripe has more: of its blocking calls
-        IN_CHILD(write(runs[1], &byte, 1) == 1);
-        int own[16];  // numbers that were the store's among them: no business of a later fork
-        for (int& fd : own) fd = dup(fds[0]);
-        const pid_t grandchild = fork();
-        IN_CHILD(grandchild >= 0);
-        for (const int fd : own) IN_CHILD(fcntl(fd, F_GETFD) >= 0);
-        if (grandchild == 0) _exit(0);
-        IN_CHILD(status_of(grandchild) == 0);
-        _exit(read(fds[0], &byte, 1) == 0 ? 0 : 1);
+        keep_nothing(fds[0], runs[1], place.stripe);
       }
       char byte;
       close(runs[1]);
