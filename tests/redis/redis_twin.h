@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "e2e.h"
+#include "tests/e2e/e2e.h"
 
 namespace e2e {
 

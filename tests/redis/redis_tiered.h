@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "e2e.h"
 #include "redis_values.h"
+#include "tests/e2e/e2e.h"
 #include "tools/support/redis_server.h"
 
 namespace e2e {

@@ -15,7 +15,7 @@
 
 #include <algorithm>
 
-#include "e2e.h"
+#include "tests/e2e/e2e.h"
 
 namespace e2e {
 

@@ -13,8 +13,8 @@
 #include <cstdarg>
 #include <stdexcept>
 
-#include "e2e.h"
 #include "redis_values.h"
+#include "tests/e2e/e2e.h"
 #include "tools/support/redis_server.h"
 
 namespace {

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-#include "e2e.h"
+#include "tests/e2e/e2e.h"
 #include "tools/support/redis_server.h"
 
 namespace e2e {
