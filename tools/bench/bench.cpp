@@ -28,6 +28,7 @@ constexpr const char* kHelp =
     "  kv         Lunar's key/value store (libarkdb) against RocksDB, LMDB and the bare disk\n"
     "  superpipe  random block I/O: a superpipe context and the block library against blocking threads, Linux AIO and "
     "fio\n"
+    "  stripe     several files of one disk as one device, against each for itself\n"
     "  lio        lists of I/Os on pmem: handed to delegate threads, against one after the other and lio_listio\n"
     "  window     block I/O with buffers registered once against buffers mapped for each I/O\n"
     "`lunar bench NAME --help` lists the options. Swap and memory limits need root (sudo).\n";
@@ -39,6 +40,7 @@ int cmd_bench(int argc, char** argv) {
   if (name == "redis") return redis_bench_main(argc - 1, argv + 1);
   if (name == "kv") return kv_bench_main(argc - 1, argv + 1);
   if (name == "superpipe") return superpipe_bench_main(argc - 1, argv + 1);
+  if (name == "stripe") return stripe_bench_main(argc - 1, argv + 1);
   if (name == "window") return window_bench_main(argc - 1, argv + 1);
   if (name == "lio") return lio_bench_main(argc - 1, argv + 1);
   if (name == "fits") return fits_bench_main(argc - 1, argv + 1);
@@ -52,9 +54,7 @@ int cmd_bench(int argc, char** argv) {
   if (name.empty())
     fmt::print(stderr, "{}", kHelp);
   else
-    fmt::print(stderr,
-               "lunar: bench: no bench named '{}' (there are: fault, fits, redis, kv, superpipe, lio, window)\n",
-               printable(name));
+    fmt::print(stderr, "lunar: bench: no bench named '{}'; see lunar bench --help\n", printable(name));
   return kExitUsage;
 }
 

@@ -179,10 +179,13 @@ TEST_CASE("block benches: ratios have the contract's keys") {
   report.results = {row("lunar", "read", 1, 1, 20000),        row("fio", "read", 1, 1, 16000),
                     row("lunar", "read", 1, 128, 90000, 0.5), row("legacy", "read", 16, 1, 60000, 2),
                     row("fio", "read", 1, 128, 100000),       row("libaio", "read", 1, 128, 90000),
-                    row("nospin", "read", 1, 1, 12800)};
+                    row("nospin", "read", 1, 1, 12800),       row("cblk", "read", 1, 128, 80000)};
   auto ratios = io_ratios(report);
   CHECK(near(ratios["fio"]["read_qd1_nospin_mean"], 1.25));  // both asleep
   CHECK(ratios["fio"].count("read_qd128_nospin_mean") == 0);
+  CHECK(near(ratios["fio"]["read_qd128_cblk_ops"], 0.8));
+  CHECK(ratios["fio"].count("read_qd1_cblk_ops") == 0);
+  CHECK(near(ratios["legacy"]["read_t16_fio_ops"], 100000.0 / 60000));
   CHECK(near(ratios["legacy"]["read_t16_kiops_per_cpu"], 6));  // 90000 / 0.5 by 60000 / 2
   CHECK(near(ratios["legacy"]["read_t16_kiops_per_cpu_kernel"], 6));
   CHECK(near(ratios["legacy"]["read_t16_ops"], 1.5));
@@ -201,10 +204,10 @@ TEST_CASE("block benches: ratios have the contract's keys") {
   REQUIRE(parsed);
   CHECK(parsed->find({"cblk_read", "beside"})->text == "pread");
   CHECK(parsed->find({"bench"})->text == "superpipe");
-  CHECK(parsed->find({"results"})->items.size() == 7);
+  CHECK(parsed->find({"results"})->items.size() == 8);
   CHECK(std::fabs(parsed->number_at({"ratios", "legacy", "read_t16_kiops_per_cpu"}) - 6) < 1e-4);
   CHECK(report_table(report).find("lunar/legacy") != std::string::npos);
-  CHECK(report_table(report).find("fio sleeps: without spinning 1.25x (1.25 to 1.25) mean") != std::string::npos);
+  CHECK(report_table(report).find("lunar spins here and fio sleeps: see nospin") != std::string::npos);
 }
 
 TEST_CASE("the window bench: its names stand for 4 KiB reads, deep and shallow") {

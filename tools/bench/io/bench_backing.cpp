@@ -13,7 +13,9 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
+#include "lun/compose.h"
 #include "superpipe/registry.h"
 #include "superpipe/signature.h"
 #include "tools/bench/bench_host.h"
@@ -24,16 +26,6 @@ namespace lunar::tools {
 
 namespace {
 constexpr size_t kChunkBytes = 1 << 20;
-
-int64_t move_chunk(Device& device, Op op, uint64_t at, char* data, size_t bytes) {
-  const iovec part{data, bytes};
-  Command command;
-  command.op = op;
-  command.offset = DeviceOffset{at};
-  command.iov = &part;
-  command.iov_count = 1;
-  return device.transfer(command);
-}
 }  // namespace
 
 NoiseBuffer::NoiseBuffer(size_t bytes, uint64_t seed) : bytes_(bytes) {
@@ -46,34 +38,45 @@ NoiseBuffer::NoiseBuffer(size_t bytes, uint64_t seed) : bytes_(bytes) {
 
 NoiseBuffer::~NoiseBuffer() { munmap(data_, bytes_); }
 
+BenchFile::BenchFile(std::string path, uint64_t bytes, SetupJournal& journal)
+    : path_(std::move(path)), journal_(journal) {
+  journal_.record("file " + path_);
+  const int fd = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) throw std::runtime_error(fmt::format("{} cannot be made: {}", path_, strerror(errno)));
+  const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes + kLunOverheadBytes));
+  ::close(fd);
+  if (error == 0) return;
+  unlink(path_.c_str());
+  throw std::runtime_error(fmt::format("reserving space for {} failed: {}", path_, strerror(error)));
+}
+
+BenchFile::~BenchFile() {
+  unlink(path_.c_str());
+  journal_.forget("file " + path_);
+}
+
+BenchBacking::BenchBacking(uint64_t bytes, uint64_t seed, SetupJournal& journal, std::string disk_stat)
+    : disk_stat_(std::move(disk_stat)), bytes_(bytes / kChunkBytes * kChunkBytes), seed_(seed), journal_(journal) {}
+
 BenchBacking::BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed, SetupJournal& journal)
-    : bytes_(bytes / kChunkBytes * kChunkBytes), seed_(seed), journal_(journal) {
+    : BenchBacking(bytes, seed, journal, "") {
   std::string& uri = uri_ = lun;
   struct stat info{};
-  try {
-    if (stat(lun.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
-      uri = made_ = fmt::format("{}/lunar-bench-{}.lun", lun, getpid());
-      journal_.record("file " + made_);
-      const int fd = open(made_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-      if (fd < 0) throw std::runtime_error(fmt::format("{} cannot be made: {}", made_, strerror(errno)));
-      const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes_ + kLunOverheadBytes));
-      ::close(fd);
-      if (error != 0)
-        throw std::runtime_error(fmt::format("reserving space for {} failed: {}", made_, strerror(error)));
-    }
-    ErrorText why;
-    DeviceOptions options;
-    options.want_bytes = bytes_;
-    if (device_open(uri.c_str(), options, &device_, &why) < 0) throw std::runtime_error(why.text);
-    if (const int status = device_->reserve(DeviceOffset{0}, bytes_); status < 0) {
-      throw std::runtime_error(
-          fmt::format("{}: space for {} MiB cannot be reserved: {}", uri, bytes_ >> 20, errno_text(status)));
-    }
-    find_path();
-  } catch (...) {
-    close();
-    throw;
+  if (stat(lun.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
+    made_ = std::make_unique<BenchFile>(fmt::format("{}/lunar-bench-{}.lun", lun, getpid()), bytes_, journal_);
+    uri = made_->path();
   }
+  ErrorText why;
+  DeviceOptions options;
+  options.want_bytes = bytes_;
+  const int opened = uri.compare(0, 7, "stripe:") == 0 ? scratch_open(uri.c_str(), options, &device_, &why)
+                                                       : device_open(uri.c_str(), options, &device_, &why);
+  if (opened < 0) throw std::runtime_error(why.text);
+  if (const int status = device_->reserve(DeviceOffset{0}, bytes_); status < 0) {
+    throw std::runtime_error(
+        fmt::format("{}: space for {} MiB cannot be reserved: {}", uri, bytes_ >> 20, errno_text(status)));
+  }
+  find_path();
 }
 
 // Only a file, block device or mapped file of the kernel's holds the same bytes at a path.
@@ -94,30 +97,34 @@ void BenchBacking::find_path() {
   if (!read_disk(disk_stat_)) disk_stat_.clear();
 }
 
-void BenchBacking::close() {
-  device_close(device_);
-  device_ = nullptr;
-  if (made_.empty()) return;
-  unlink(made_.c_str());
-  journal_.forget("file " + made_);
-}
+BenchBacking::~BenchBacking() { device_close(device_); }
 
-BenchBacking::~BenchBacking() { close(); }
+int64_t BenchBacking::move(bool write, uint64_t at, char* data, size_t bytes) const {
+  const iovec part{data, bytes};
+  Command command;
+  command.op = write ? Op::kWrite : Op::kRead;
+  command.offset = DeviceOffset{at};
+  command.iov = &part;
+  command.iov_count = 1;
+  return device_->transfer(command);
+}
 
 void BenchBacking::fill(size_t unit_bytes, const std::function<void()>& pause) {
   stamps_ = std::make_unique<BlockStamps>(seed_, bytes_ / unit_bytes, unit_bytes);
-  const NoiseBuffer chunk(kChunkBytes, seed_);
-  for (uint64_t at = 0; at < bytes_; at += kChunkBytes) {
+  const size_t chunk_bytes = std::max(kChunkBytes, unit_bytes);
+  const NoiseBuffer chunk(chunk_bytes, seed_);
+  for (uint64_t at = 0; at + chunk_bytes <= bytes_; at += chunk_bytes) {
     pause();
-    for (size_t inside = 0; inside < kChunkBytes; inside += unit_bytes) {
+    for (size_t inside = 0; inside < chunk_bytes; inside += unit_bytes) {
       stamps_->stamp((at + inside) / unit_bytes, chunk.data() + inside);
     }
-    const int64_t moved = move_chunk(*device_, Op::kWrite, at, chunk.data(), kChunkBytes);
-    if (moved != static_cast<int64_t>(kChunkBytes)) {
-      throw std::runtime_error(fmt::format("{}: writing it whole failed: {}", device_->name(),
+    const int64_t moved = move(true, at, chunk.data(), chunk_bytes);
+    if (moved != static_cast<int64_t>(chunk_bytes)) {
+      throw std::runtime_error(fmt::format("{}: writing it whole failed: {}", uri_,
                                            moved < 0 ? errno_text(static_cast<int>(moved)) : "a short write"));
     }
   }
+  if (!device_) return;
   Command flush;
   flush.op = Op::kFlush;
   if (const int64_t status = device_->transfer(flush); status < 0) {
@@ -126,14 +133,13 @@ void BenchBacking::fill(size_t unit_bytes, const std::function<void()>& pause) {
 }
 
 uint64_t BenchBacking::verify(const std::function<void()>& pause) const {
-  const NoiseBuffer chunk(kChunkBytes, seed_);
-  const size_t unit_bytes = stamps_->unit_bytes();
+  const size_t unit_bytes = stamps_->unit_bytes(), chunk_bytes = std::max(kChunkBytes, unit_bytes);
+  const NoiseBuffer chunk(chunk_bytes, seed_);
   uint64_t wrong = 0;
-  for (uint64_t at = 0; at < bytes_; at += kChunkBytes) {
+  for (uint64_t at = 0; at + chunk_bytes <= bytes_; at += chunk_bytes) {
     pause();
-    const bool read =
-        move_chunk(*device_, Op::kRead, at, chunk.data(), kChunkBytes) == static_cast<int64_t>(kChunkBytes);
-    for (size_t inside = 0; inside < kChunkBytes; inside += unit_bytes) {
+    const bool read = move(false, at, chunk.data(), chunk_bytes) == static_cast<int64_t>(chunk_bytes);
+    for (size_t inside = 0; inside < chunk_bytes; inside += unit_bytes) {
       if (!read || !stamps_->check((at + inside) / unit_bytes, chunk.data() + inside)) ++wrong;
     }
   }

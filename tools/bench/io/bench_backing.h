@@ -15,12 +15,27 @@
 
 namespace lunar::tools {
 
+// A file for one run, its space reserved (with what a scratch LUN takes for itself). The journal has it for a run that
+// is killed.
+class BenchFile {
+ public:
+  BenchFile(std::string path, uint64_t bytes, SetupJournal& journal);  // throws std::runtime_error
+  ~BenchFile();
+  BenchFile(const BenchFile&) = delete;
+  BenchFile& operator=(const BenchFile&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  SetupJournal& journal_;
+};
+
 class BenchBacking {
  public:
-  // lun: a directory (a file is made there, and goes with the BenchBacking) or whatever device_open takes. Throws
+  // lun: a directory (a file is made there, and goes with the BenchBacking), what device_open takes, or stripe:A;B. Throws
   // std::runtime_error.
   BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed, SetupJournal& journal);
-  ~BenchBacking();
+  virtual ~BenchBacking();
   BenchBacking(const BenchBacking&) = delete;
   BenchBacking& operator=(const BenchBacking&) = delete;
 
@@ -33,15 +48,21 @@ class BenchBacking {
   bool in_memory() const { return in_memory_; }  // pmem: what lies at the path is read and written by copies
   uint64_t path_offset() const { return path_offset_; }
   const std::string& disk_stat() const { return disk_stat_; }  // "": not known
-  // Writes all of it, in units of `unit_bytes` from now on. `pause` may throw.
+  // Writes all of it (to the last whole unit), in units of `unit_bytes` from now on. `pause` may throw.
   void fill(size_t unit_bytes, const std::function<void()>& pause);
   // Reads all of it: units that do not hold what was last written.
   uint64_t verify(const std::function<void()>& pause) const;
 
+ protected:
+  // Of a derived class that moves the blocks itself: without a device.
+  BenchBacking(uint64_t bytes, uint64_t seed, SetupJournal& journal, std::string disk_stat);
+  // Moves a part, at most the greater of 1 MiB and a unit. Bytes, or -errno.
+  virtual int64_t move(bool write, uint64_t at, char* data, size_t bytes) const;
+
  private:
   void find_path();
-  void close();
-  std::string made_, uri_, path_, disk_stat_;
+  std::unique_ptr<BenchFile> made_;
+  std::string uri_, path_, disk_stat_;
   bool in_memory_ = false;
   uint64_t bytes_, seed_, path_offset_ = 0;
   SetupJournal& journal_;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tools/bench/io/cblk_chunk.h"
+#include "tools/bench/io/raid0_group.h"
 
 namespace lunar::tools {
 
@@ -166,6 +167,7 @@ std::unique_ptr<IoEngine> make_engine(const std::string& system, const EngineSet
   if (system == "perio") return std::make_unique<SuperpipeEngine>(setup, false);
   if (system == "libaio") return std::make_unique<AioEngine>(setup);
   if (system == "cblk") return std::make_unique<CblkEngine>(setup);
+  if (system == "raid0") return dynamic_cast<const Raid0Group&>(*setup.backing).engine(setup);
   throw std::runtime_error("no engine is named " + system);
 }
 

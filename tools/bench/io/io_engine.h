@@ -37,7 +37,8 @@ struct EngineSetup {
   size_t unit_bytes = 4096;
 };
 // "lunar" (buffers registered as the window), "perio" (the same without a window), "libaio", "cblk" (cblk_read and
-// cblk_write where there is one slot, else cblk_aread, cblk_awrite and cblk_aresult). Throws std::runtime_error.
+// cblk_write where there is one slot, else cblk_aread, cblk_awrite and cblk_aresult), "raid0" (the same of a RAID 0:
+// the backing is a Raid0Group). Throws std::runtime_error.
 std::unique_ptr<IoEngine> make_engine(const std::string& system, const EngineSetup& setup);
 
 }  // namespace lunar::tools

@@ -18,33 +18,52 @@ namespace {
 
 bool blocking(const std::string& system) { return system == "legacy" || system == "buffered"; }
 
-const IoResult* row_of(const IoReport& report, const std::string& system, const IoResult& beside) {
-  for (const IoResult& one : report.results) {
-    if (one.system == system && one.workload == beside.workload && one.depth == beside.depth) return &one;
-  }
-  return nullptr;
-}
-
-// Both sleep while they wait, where Lunar spins.
-const IoResult* nospin_of(const IoReport& report, const IoResult& baseline) {
-  return baseline.system == "fio" ? row_of(report, "nospin", baseline) : nullptr;
-}
-
-// Lunar's row that a baseline's row is compared with.
-const IoResult* counterpart(const IoReport& report, const IoResult& baseline) {
+// The row of `system` that a baseline's is compared with: of the same depth, or of its deepest where threads block.
+const IoResult* counterpart(const IoReport& report, const std::string& system, const IoResult& baseline) {
   const IoResult* found = nullptr;
   for (const IoResult& one : report.results) {
-    if (one.system != "lunar" || one.workload != baseline.workload) continue;
+    if (one.system != system || one.workload != baseline.workload) continue;
     if (blocking(baseline.system) ? !found || one.depth > found->depth : one.depth == baseline.depth) found = &one;
   }
   return found;
 }
+
+// What else is compared besides "lunar": who, with which baseline.
+struct Pair {
+  const char *system, *baseline;
+  bool costs;  // what the CPU gave, too
+};
+constexpr Pair kPairs[] = {
+    {"nospin", "fio", false},                              // both sleep while they wait, where Lunar spins
+    {"cblk", "fio", true},       {"fio", "legacy", true},  // what Lunar's figure over the legacy path is held against
+    {"stripe", "members", true}, {"raid0", "members", true}, {"stripe", "one", true}, {"raid0", "one", true},
+};
 
 void put_ratios(const std::string& stem, const std::vector<IoRun>& us, const std::vector<IoRun>& them, Ratios* ratios) {
   put_run_ratios(ratios, stem, us, them);
   put_round_ratios(ratios, stem + "kiops_per_cpu", us, them, &IoRun::kiops_per_cpu);
   put_round_ratios(ratios, stem + "kiops_per_cpu_kernel", us, them, &IoRun::kiops_per_cpu_kernel);
   put_round_ratios(ratios, stem + "kiops_per_cpu_kernel_ticks", us, them, &IoRun::kiops_per_cpu_kernel_ticks);
+}
+
+std::string stem_of(const IoResult& baseline) {
+  return blocking(baseline.system) ? fmt::format("{}_t{}_", baseline.workload, baseline.threads)
+                                   : fmt::format("{}_qd{}_", baseline.workload, baseline.depth);
+}
+
+void put_pairs(const IoReport& report, std::map<std::string, Ratios>* all) {
+  for (const Pair& pair : kPairs) {
+    for (const IoResult& them : report.results) {
+      const IoResult* us = them.system == pair.baseline ? counterpart(report, pair.system, them) : nullptr;
+      if (!us) continue;
+      const std::string stem = fmt::format("{}{}_", stem_of(them), pair.system);
+      Ratios& ratios = (*all)[them.system];
+      if (pair.costs)
+        put_ratios(stem, us->runs, them.runs, &ratios);
+      else
+        put_run_ratios(&ratios, stem, us->runs, them.runs);
+    }
+  }
 }
 
 // The names of the contract, for 4 KiB reads.
@@ -137,10 +156,9 @@ IoResult io_result(const std::string& system, const std::string& workload, const
 std::map<std::string, Ratios> io_ratios(const IoReport& report) {
   std::map<std::string, Ratios> all;
   for (const IoResult& them : report.results) {
-    const IoResult* us = them.system == "lunar" ? nullptr : counterpart(report, them);
+    const IoResult* us = them.system == "lunar" ? nullptr : counterpart(report, "lunar", them);
     if (!us) continue;
-    const std::string stem = blocking(them.system) ? fmt::format("{}_t{}_", them.workload, them.threads)
-                                                   : fmt::format("{}_qd{}_", them.workload, them.depth);
+    const std::string stem = stem_of(them);
     Ratios& ratios = all[them.system];
     put_ratios(stem, us->runs, them.runs, &ratios);
     // Without interrupts and kernel threads, but blind to what others do. (fio's would hold its start and end.)
@@ -149,10 +167,9 @@ std::map<std::string, Ratios> io_ratios(const IoReport& report) {
       for (const IoRun& run : runs) out.push_back(run.ops > 0 ? run.cpu_s / run.ops : 0);
       return out;
     };
-    if (const IoResult* nospin = nospin_of(report, them))
-      put_run_ratios(&ratios, stem + "nospin_", nospin->runs, them.runs);
     if (them.system != "fio") put_round_ratios(&ratios, stem + "process_cpu", own(us->runs), own(them.runs));
   }
+  put_pairs(report, &all);
   if (!report.cblk.raw.empty()) {
     all["raw"]["cblk_read_us_over"] = report.cblk.over_p50_ns / 1e3;
     all["raw"]["cblk_read_us_over_mean"] = report.cblk.over_mean_ns / 1e3;
@@ -185,6 +202,23 @@ std::string report_json(const IoReport& report) {
   return json.text();
 }
 
+namespace {
+std::string ratio_line(const IoResult& us, const IoResult& them) {
+  Ratios ratios;
+  put_ratios("", us.runs, them.runs, &ratios);
+  std::string out =
+      fmt::format("{:<14} {:<9} qd{} to {}: {} IOPS, {} mean", us.system + "/" + them.system, them.workload, us.depth,
+                  blocking(them.system) ? fmt::format("{} threads", them.threads) : fmt::format("qd{}", them.depth),
+                  ratio_text(ratios, "ops"), ratio_text(ratios, "mean"));
+  if (ratios.count("kiops_per_cpu"))
+    out += fmt::format(", {} IOPS/CPU ({} in the kernel)", ratio_text(ratios, "kiops_per_cpu"),
+                       ratio_text(ratios, "kiops_per_cpu_kernel"));
+  if (us.system == "lunar" && them.system == "fio" && us.depth == 1)
+    out += "; lunar spins here and fio sleeps: see nospin";
+  return out + '\n';
+}
+}  // namespace
+
 std::string report_table(const IoReport& report) {
   std::string out =
       fmt::format("{:<9} {:<8} {:>3} {:>4} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}\n", "workload", "system",
@@ -199,22 +233,14 @@ std::string report_table(const IoReport& report) {
                        run.kiops_per_cpu, run.kiops_per_cpu_kernel, 100 * one.spread);
   }
   for (const IoResult& one : report.results) {
-    const IoResult* us = one.system == "lunar" ? nullptr : counterpart(report, one);
-    if (!us) continue;
-    Ratios ratios;
-    put_ratios("", us->runs, one.runs, &ratios);
-    out += fmt::format("lunar/{:<8} {:<9} qd{} to {}: {} IOPS, {} mean", one.system, one.workload, us->depth,
-                       blocking(one.system) ? fmt::format("{} threads", one.threads) : fmt::format("qd{}", one.depth),
-                       ratio_text(ratios, "ops"), ratio_text(ratios, "mean"));
-    if (ratios.count("kiops_per_cpu"))
-      out += fmt::format(", {} IOPS/CPU ({} in the kernel)", ratio_text(ratios, "kiops_per_cpu"),
-                         ratio_text(ratios, "kiops_per_cpu_kernel"));
-    if (const IoResult* nospin = nospin_of(report, one)) {
-      Ratios asleep;
-      put_ratios("", nospin->runs, one.runs, &asleep);
-      out += fmt::format("; lunar spins here and fio sleeps: without spinning {} mean", ratio_text(asleep, "mean"));
+    const IoResult* us = one.system == "lunar" ? nullptr : counterpart(report, "lunar", one);
+    if (us) out += ratio_line(*us, one);
+  }
+  for (const Pair& pair : kPairs) {
+    for (const IoResult& one : report.results) {
+      const IoResult* us = one.system == pair.baseline ? counterpart(report, pair.system, one) : nullptr;
+      if (us) out += ratio_line(*us, one);
     }
-    out += '\n';
   }
   if (const CblkCost& cblk = report.cblk; !cblk.raw.empty()) {
     out += fmt::format(

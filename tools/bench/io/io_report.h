@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The results of `lunar bench superpipe` and `lunar bench window`: medians over rounds, ratios, the JSON object and the
+// The results of `lunar bench superpipe`, `stripe` and `window`: medians over rounds, ratios, the JSON object and the
 // table.
 // Threading: plain data. May not be used by runtime/ (it allocates).
 #pragma once
@@ -14,7 +14,7 @@
 namespace lunar::tools {
 
 struct IoOptions : CommonOptions {
-  std::string bench;  // "superpipe", "window"
+  std::string bench;  // "superpipe", "stripe", "window"
   uint64_t size_bytes = 1 << 30;
   std::vector<unsigned> depths{1, 16, 128};
   std::vector<std::string> workloads{"read", "mixed", "write"};
@@ -67,7 +67,10 @@ IoResult io_result(const std::string& system, const std::string& workload, const
 // Of each baseline: "lunar" divided by it. Against one that is measured at the same depth WORKLOAD_qdDEPTH_QUANTITY;
 // against blocking threads WORKLOAD_tTHREADS_QUANTITY, with Lunar's greatest depth; of the window bench
 // WORKLOAD_qdDEPTH_QUANTITY and the names of the contract (window_ops, window_cpu: greatest depth; window_mean: least).
-// "fio" has at depth 1 WORKLOAD_qd1_nospin_QUANTITY: Lunar's without spinning.
+// Others are compared as well, their names before the quantity: "fio" has WORKLOAD_qd1_nospin_QUANTITY (Lunar's
+// without spinning) and WORKLOAD_qdDEPTH_cblk_QUANTITY (the block library's), "legacy" WORKLOAD_tTHREADS_fio_QUANTITY
+// (fio's own, at its greatest depth), "members" and "one" of the stripe bench WORKLOAD_qdDEPTH_stripe_QUANTITY and
+// WORKLOAD_qdDEPTH_raid0_QUANTITY.
 // "raw" has two that are no quotients: cblk_read_us_over (of the p50s) and cblk_read_us_over_mean, microseconds.
 std::map<std::string, Ratios> io_ratios(const IoReport& report);
 std::string report_json(const IoReport& report);
