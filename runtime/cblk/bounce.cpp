@@ -14,7 +14,8 @@ namespace lunar::cblk {
 namespace {
 
 constexpr size_t kSmallBytes = 4096;
-constexpr uint32_t kMiddleMost = 192;  // 12 MiB
+constexpr uint32_t kMiddleMost = 192;        // 12 MiB
+constexpr size_t kWindowBytes = 1024 * kKiB;  // registered memory is pinned: for 256 at a time
 
 unsigned size_class(size_t bytes) {
   return bytes <= BouncePool::kMiddleBytes
@@ -47,6 +48,11 @@ char* BouncePool::memory() {
   if (!fresh || memory_.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) return fresh;
   unmap_private(fresh, bytes);  // another thread was quicker
   return known;
+}
+
+char* BouncePool::window(size_t* bytes) {
+  *bytes = small_ * kSmallBytes < kWindowBytes ? small_ * kSmallBytes : kWindowBytes;
+  return memory();
 }
 
 // A piece of [from, to), or -1.

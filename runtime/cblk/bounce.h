@@ -28,6 +28,8 @@ class BouncePool {
   // Page-aligned memory for `bytes` (16 MiB at most). 0 or -ENOMEM.
   [[nodiscard]] int take(size_t bytes, Bounce* out);
   void give(Bounce* bounce);  // nothing to give is fine
+  // The pieces of a block that are taken first, for a ring to register: their memory, nullptr where there is none.
+  char* window(size_t* bytes);
   void forget_in_child();
 
  private:

@@ -125,6 +125,8 @@ int Chunk::attach() {
   options.depth = depth_;
   options.spin = false;
   options.shared = options.delegate = true;
+  // Under a limit all I/O goes through buffers of ours: registered, the kernel need not pin them for each.
+  if (timeout_ns_ != 0) options.buffer = bounces_.window(&options.buffer_bytes);
   return device_->attach(options, &context_);
 }
 

@@ -54,7 +54,7 @@ int Lanes::attach_one() {
   options.buffer = lane_[count_].own;
   options.buffer_bytes = kBlockBytes;
   options.depth = 1;
-  options.spin = false;
+  options.spin = count_ == 0;
   options.shared = options.in_turns = options.delegate = true;
   const int status = device_->attach(options, &lane_[count_].context);
   if (status < 0) return count_ ? -EAGAIN : status;  // no descriptor, no memory: there are others to wait for, or none

@@ -78,7 +78,7 @@ int RingContext::start(char* memory, size_t head, const DeviceFiles* const* file
   mapping_bytes_ = mapping_bytes(head, options.depth);
   depth_ = options.depth;
   spin_ = options.spin;
-  shared_ = options.shared;
+  samples_ = !options.shared || options.in_turns;
   cpus_ = sys::cpu_count();
   entries_ = reinterpret_cast<InFlight*>(memory + head);
   free_ = reinterpret_cast<uint16_t*>(memory + head + options.depth * sizeof(InFlight));
@@ -129,7 +129,7 @@ unsigned RingContext::queue_all(const Command* commands, unsigned n) {
     const Command& command = commands[taken];
     const uint32_t index = free_[depth_ - in_flight_ - 1];
     if (!queue(command, index) && (!flush() || !queue(command, index))) break;
-    const bool sample = !shared_ && command.op == Op::kRead && command.iov_count <= kSampleVectorMax;  // for spinning
+    const bool sample = samples_ && command.op == Op::kRead && command.iov_count <= kSampleVectorMax;
     if (sample && now == 0) now = sys::now_ns();
     entries_[index] = {command.tag, sample ? now : 0};
     ++in_flight_;
