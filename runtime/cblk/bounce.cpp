@@ -14,7 +14,7 @@ namespace lunar::cblk {
 namespace {
 
 constexpr size_t kSmallBytes = 4096;
-constexpr uint32_t kMiddleMost = 192;        // 12 MiB
+constexpr uint32_t kMiddleMost = 192;         // 12 MiB
 constexpr size_t kWindowBytes = 1024 * kKiB;  // registered memory is pinned: for 256 at a time
 
 unsigned size_class(size_t bytes) {

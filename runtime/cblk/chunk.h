@@ -54,6 +54,23 @@ constexpr int kRequestsDefault = 64, kRequestsMax = 8192;
 constexpr uint64_t kTransferBlocksMax = 4096;  // of a physical chunk; a virtual one moves 1
 constexpr uint64_t kCloseWaitNs = 5'000'000'000;
 
+// A blocking I/O that was begun and is to be ended, by the same thread. `io` stays.
+struct Blocking {
+  explicit Blocking(Io& of) : io(of) {}
+  Io& io;
+  enum State : uint8_t { kAnswered, kStarted } state = kAnswered;
+  unsigned phase = 0;
+  int64_t blocks = 0;  // answered: what it comes to
+  int64_t bytes = 0;   // started, without a lane: moved, or -errno
+  Bounce bounce;
+  Underway underway;  // started, with a lane
+  void reset() {
+    state = kAnswered;
+    blocks = bytes = 0;
+    underway = {};
+  }
+};
+
 class Chunk;
 
 // The chunks of a group on one LUN: a late write of one may change blocks that another one accesses.
@@ -97,6 +114,10 @@ class Chunk final : public Handle {
   [[nodiscard]] int clone_after_fork(int mode) override;
 
   [[nodiscard]] int64_t transfer(Io* io) override;
+  // The same in two steps, for several at a time. False: not begun, as it may not wait for a lane and none is free.
+  // Each that was begun is ended.
+  [[nodiscard]] bool begin(Blocking* one);
+  [[nodiscard]] int64_t end(Blocking* one);
   [[nodiscard]] int64_t issue(Io* io, cflsh_cg_tag_t* tag) override;
   [[nodiscard]] int64_t result(cflsh_cg_tag_t* tag, int flags) override { return result(&tag->tag, flags, kForever); }
   // > 0 blocks; 0 not done; -errno: it failed (-ETIMEDOUT: in time), or there is none. Blocking: until it is over, or
@@ -178,9 +199,12 @@ class Chunk final : public Handle {
   int64_t fetch(uint32_t index, int* tag);
   int64_t next_result(int* tag, int flags, uint64_t deadline_ns);
   // sync.cpp
-  int64_t move(const Io& io, char* buffer);
-  int64_t move_by_lane(const Io& io, Bounce* bounce, bool* lost);
-  int64_t move_bounced(const Io& io, bool* lost);
+  void enter(Blocking* one);
+  void leave(Blocking* one);
+  int start(Blocking* one);
+  int begin_by_lane(Blocking* one);
+  int64_t move(const Blocking& one);
+  int64_t finish_blocking(Blocking* one);
   // listio.cpp
   friend class ListRun;
 

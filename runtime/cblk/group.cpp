@@ -15,7 +15,7 @@
 namespace lunar::cblk {
 namespace {
 
-constexpr uint32_t kPartsMax = 128;  // of one vector; each chunk of a RAID 0 has one on the stack
+constexpr uint32_t kPartsMax = 128;  // of one vector; a RAID 0 has one a chunk on the stack
 
 // RAID0, RAID0:*, RAID0:N stand for the devices that LUNAR_RAID0_DEVICES names, which must be N. Any other path names
 // its own.
@@ -179,36 +179,70 @@ int64_t Group::transfer(Io* io) {
   return chunk ? chunk->transfer(io) : -EINVAL;
 }
 
-// A chunk's share of some blocks, and while its device is at it the next chunk's: all of them are under way before one
-// is waited for.
-struct Group::Shares final : Meanwhile {
-  Shares(Group& of, const Io& whole, uint64_t until_ns, uint64_t from, uint64_t to)
-      : group(of), io(whole), deadline_ns(until_ns), first(from), end(to) {}
-  void run() override {
-    const uint64_t count = group.count_;
-    iovec parts[kPartsMax];
-    Io share;
-    share.op = io.op;
-    share.deadline_ns = deadline_ns;
-    share.lba = static_cast<int64_t>((static_cast<uint64_t>(io.lba) + first) / count);
-    share.buffer = io.buffer + first * kBlockBytes;
-    Chunk& chunk = *group.chunk_[(static_cast<uint64_t>(io.lba) + first) % count];
-    for (uint64_t at = first; at < end; at += count, ++share.blocks) {
-      if (io.op != Op::kDiscard) parts[share.blocks] = {io.buffer + at * kBlockBytes, kBlockBytes};
+// The chunks' shares of some blocks: all are handed over before the first one is waited for, and each is copied while
+// the others are under way.
+struct Group::Shares {
+  Shares(Group& of, const Io& whole, uint64_t until_ns) : group(of), io(whole), deadline_ns(until_ns) {}
+
+  // Blocks [from, to) of it: at most kPartsMax a chunk.
+  void run(uint64_t from, uint64_t to) {
+    for (uint64_t first = from; first < to && first < from + group.count_; ++first) {
+      Share& share = shares[begun];
+      Chunk& chunk = fill(&share, first, to);
+      if (begun > ended) share.io.may_wait = false;
+      if (!chunk.begin(&share.blocking)) {
+        end_all();
+        share.io.may_wait = true;
+        (void)chunk.begin(&share.blocking);
+      }
+      share.chunk = &chunk;
+      ++begun;
     }
-    share.parts = io.op == Op::kDiscard ? nullptr : parts;
-    share.part_count = static_cast<uint32_t>(share.blocks);
-    if (++shares < count && ++first < end) share.meanwhile = this;
-    const int64_t moved = chunk.transfer(&share);
-    if (moved != static_cast<int64_t>(share.blocks) && error == 0) error = moved < 0 ? moved : -EIO;
+    end_all();
+    begun = ended = 0;
   }
 
   Group& group;
   const Io& io;
   const uint64_t deadline_ns;
-  uint64_t first, end;  // blocks of io: of the next share the first, and behind the last of all
-  uint64_t shares = 0;  // begun
-  int64_t error = 0;
+  int64_t error = 0;  // the first
+
+ private:
+  struct Share {
+    Io io;
+    Blocking blocking{io};
+    Chunk* chunk = nullptr;
+    iovec parts[kPartsMax];
+  };
+
+  Chunk& fill(Share* share, uint64_t first, uint64_t to) {
+    const uint64_t count = group.count_;
+    Io& own = share->io;
+    own = Io();
+    share->blocking.reset();
+    own.op = io.op;
+    own.deadline_ns = deadline_ns;
+    own.lba = static_cast<int64_t>((static_cast<uint64_t>(io.lba) + first) / count);
+    own.buffer = io.buffer + first * kBlockBytes;
+    own.overlaps = true;
+    for (uint64_t at = first; at < to; at += count, ++own.blocks) {
+      if (io.op != Op::kDiscard) share->parts[own.blocks] = {io.buffer + at * kBlockBytes, kBlockBytes};
+    }
+    own.parts = io.op == Op::kDiscard ? nullptr : share->parts;
+    own.part_count = static_cast<uint32_t>(own.blocks);
+    return *group.chunk_[(static_cast<uint64_t>(io.lba) + first) % count];
+  }
+
+  void end_all() {
+    for (; ended < begun; ++ended) {
+      Share& share = shares[ended];
+      const int64_t moved = share.chunk->end(&share.blocking);
+      if (moved != static_cast<int64_t>(share.io.blocks) && error == 0) error = moved < 0 ? moved : -EIO;
+    }
+  }
+
+  unsigned begun = 0, ended = 0;
+  Share shares[kDevicesMax];
 };
 
 // All blocks, or -errno: some may have moved.
@@ -224,12 +258,10 @@ int64_t Group::transfer_striped(const Io& io) {
     if (const uint64_t own = chunk_[i]->deadline_of_a_new_one(); own < deadline) deadline = own;
   }
   const uint64_t most = io.op == Op::kDiscard ? io.blocks : uint64_t{kPartsMax} * count_;
-  for (uint64_t at = 0; at < io.blocks; at += most) {
-    Shares shares(*this, io, deadline, at, io.blocks - at < most ? io.blocks : at + most);
-    shares.run();
-    if (shares.error) return shares.error;
-  }
-  return static_cast<int64_t>(io.blocks);
+  Shares shares(*this, io, deadline);
+  for (uint64_t at = 0; at < io.blocks && shares.error == 0; at += most)
+    shares.run(at, io.blocks - at < most ? io.blocks : at + most);
+  return shares.error ? shares.error : static_cast<int64_t>(io.blocks);
 }
 
 int64_t Group::issue(Io* io, cflsh_cg_tag_t* tag) {

@@ -31,15 +31,6 @@ struct Stamps {
   uint64_t of[Cache::kFillBlocksMax];  // set where known
 };
 
-// What a caller has to do while a blocking I/O is under way: run once the device has it, before it is waited for. Not
-// where it never got so far.
-struct Meanwhile {
-  virtual void run() = 0;
-
- protected:
-  ~Meanwhile() = default;
-};
-
 struct Io {
   Op op = Op::kRead;
   char* buffer = nullptr;
@@ -53,7 +44,9 @@ struct Io {
   // of a blocking read or write: where the blocks lie, instead of from `buffer` on
   const iovec* parts = nullptr;
   uint32_t part_count = 0;
-  Meanwhile* meanwhile = nullptr;       // of a blocking one
+  // of a blocking one that is a part of a call: the device has it before it is waited for, and it waits for no place to
+  // do so in, as others are under way
+  bool overlaps = false, may_wait = true;
   cblk_arw_status_t* status = nullptr;  // to be filled in the background
   // Made by prepare().
   Bounce bounce;

@@ -15,6 +15,7 @@ namespace lunar::cblk {
 namespace {
 
 constexpr uint64_t kBrokenNs = 50'000;  // between two looks at a ring that is out of order
+constexpr uint64_t kSpins = 1;          // the bit of the lane that spins
 
 uint64_t bit_of(unsigned index) { return uint64_t{1} << index; }
 
@@ -30,6 +31,7 @@ void Lanes::open(Device* device, BouncePool* bounces, Cache* cache, LateWrites* 
 void Lanes::close() {
   for (unsigned i = 0; i < count_; ++i) device_->detach(lane_[i].context);
   count_ = 0;
+  attached_.store(0, std::memory_order_relaxed);
   if (memory_) unmap_private(memory_, kMost * kBlockBytes);
   memory_ = nullptr;
 }
@@ -37,7 +39,9 @@ void Lanes::close() {
 int Lanes::take_free() {
   uint64_t free = free_.load(std::memory_order_relaxed);
   while (free) {
-    const int index = std::countr_zero(free);  // the lowest: its memory is warm
+    // The lowest: its memory is warm. The first one spins: not while others are at work, if another is free.
+    const bool alone = static_cast<unsigned>(std::popcount(free)) == attached_.load(std::memory_order_relaxed);
+    const int index = std::countr_zero(alone || free == kSpins ? free : free & ~kSpins);
     if (free_.compare_exchange_weak(free, free & ~bit_of(static_cast<unsigned>(index)), std::memory_order_seq_cst))
       return index;
   }
@@ -54,10 +58,11 @@ int Lanes::attach_one() {
   options.buffer = lane_[count_].own;
   options.buffer_bytes = kBlockBytes;
   options.depth = 1;
-  options.spin = count_ == 0;
+  options.spin = bit_of(count_) == kSpins;
   options.shared = options.in_turns = options.delegate = true;
   const int status = device_->attach(options, &lane_[count_].context);
   if (status < 0) return count_ ? -EAGAIN : status;  // no descriptor, no memory: there are others to wait for, or none
+  attached_.store(count_ + 1, std::memory_order_relaxed);
   return static_cast<int>(count_++);
 }
 
@@ -96,38 +101,50 @@ void Lanes::park(unsigned index, Bounce* bounce) {
   lost_count_.fetch_add(1, std::memory_order_relaxed);
 }
 
-int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, bool* lost) {
-  const uint64_t deadline_ns = transfer.deadline_ns;
-  auto left = static_cast<int64_t>(transfer.left_ns);
-  *lost = false;
+int Lanes::begin(const Transfer& transfer, Bounce* bounce, bool may_wait, bool submit, Underway* out) {
+  out->left_ns = transfer.left_ns;
   int taken_lane = take_free();
   if (taken_lane < 0) {
-    taken_lane = await_one(deadline_ns);
+    taken_lane = may_wait ? await_one(transfer.deadline_ns) : attach_one();
     if (taken_lane < 0) return taken_lane;
-    left = 0;  // some of it is over
+    out->left_ns = 0;  // some of it is over
   }
+  out->lane = static_cast<unsigned>(taken_lane);
+  Lane& lane = lane_[out->lane];
+  lane.transfer = transfer;
+  lane.part = {transfer.buffer ? lane.own : bounce->memory, transfer.blocks * kBlockBytes};
+  if (transfer.buffer && transfer.op == Op::kWrite) memcpy(lane.own, transfer.buffer, kBlockBytes);
+  out->submitted = false;
+  if (submit) {
+    const ::lunar::Command command = command_of(lane);
+    out->submitted = lane.context->submit(&command, 1) == 1;
+    out->left_ns = 0;
+  }
+  return 0;
+}
+
+::lunar::Command Lanes::command_of(const Lane& lane) {
+  ::lunar::Command command;
+  command.op = lane.transfer.op;
+  command.offset = DeviceOffset{lane.transfer.block * kBlockBytes};
+  command.iov = lane.transfer.parts ? lane.transfer.parts : &lane.part;
+  command.iov_count = lane.transfer.parts ? lane.transfer.part_count : 1;
+  command.length = lane.part.iov_len;
+  return command;
+}
+
+int64_t Lanes::end(Underway* underway, Bounce* bounce, bool* lost) {
+  const unsigned index = underway->lane;
+  Lane& lane = lane_[index];
+  const uint64_t deadline_ns = lane.transfer.deadline_ns;
+  const ::lunar::Command command = command_of(lane);
+  auto left = static_cast<int64_t>(underway->left_ns);
   if (left == 0) {
     const uint64_t now = sys::now_ns();
     left = now < deadline_ns ? static_cast<int64_t>(deadline_ns - now) : 0;
   }
-  const auto index = static_cast<unsigned>(taken_lane);
-  Lane& lane = lane_[index];
-  lane.transfer = transfer;
-  lane.part = {transfer.buffer ? lane.own : bounce->memory, transfer.blocks * kBlockBytes};
-  if (transfer.buffer && transfer.op == Op::kWrite) memcpy(lane.own, transfer.buffer, kBlockBytes);
-  ::lunar::Command command;
-  command.op = transfer.op;
-  command.offset = DeviceOffset{transfer.block * kBlockBytes};
-  command.iov = transfer.parts ? transfer.parts : &lane.part;
-  command.iov_count = transfer.parts ? transfer.part_count : 1;
-  command.length = lane.part.iov_len;
-  unsigned taken = 0;
-  if (transfer.meanwhile) {
-    taken = lane.context->submit(&command, 1) == 1;
-    transfer.meanwhile->run();
-    const uint64_t now = sys::now_ns();
-    left = now < deadline_ns ? static_cast<int64_t>(deadline_ns - now) : 0;
-  }
+  *lost = false;
+  unsigned taken = underway->submitted ? 1 : 0;
   Response response;
   for (int got = 0;;) {
     if (!taken)
@@ -151,6 +168,7 @@ int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, bool* lost) {
     left = static_cast<int64_t>(deadline_ns - now);
     if (got < 0 && got != -EINTR) sys::sleep_ns(kBrokenNs);
   }
+  const Transfer& transfer = lane.transfer;
   if (transfer.buffer && transfer.op == Op::kRead && response.result > 0) {
     memcpy(transfer.buffer, lane.own, static_cast<size_t>(response.result));
     if (transfer.stamps && response.result == static_cast<int64_t>(kBlockBytes))

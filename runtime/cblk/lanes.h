@@ -6,8 +6,9 @@
 // buffer that the device may still read or write, is parked until the device releases it (sweep), and carries no other
 // I/O meanwhile.
 //
-// Lanes are attached on demand, as many as there are threads at one time, and kept.
-// Threading: any. Takes a lock only to attach and to park. run() allocates nothing once there are lanes enough.
+// Lanes are attached on demand, as many as there are threads at one time, and kept. The first one spins for a moment
+// before it sleeps (as every context may): a thread that is alone takes it, several take the others while they last.
+// Threading: any. Takes a lock only to attach and to park. begin() allocates nothing once there are lanes enough.
 #pragma once
 #include <sys/uio.h>
 
@@ -22,8 +23,6 @@
 
 namespace lunar::cblk {
 
-struct Meanwhile;
-
 struct Transfer {
   Op op = Op::kRead;
   uint64_t block = 0;
@@ -36,7 +35,14 @@ struct Transfer {
   const uint64_t* stamps = nullptr;  // and what was read goes into the cache, if set
   const iovec* parts = nullptr;      // without a time limit: where the blocks lie, if not in the bounce buffer
   uint32_t part_count = 0;
-  Meanwhile* meanwhile = nullptr;  // run when the device has it (chunk.h)
+};
+
+// A transfer that has a lane.
+struct Underway {
+  static constexpr unsigned kNone = ~0u;
+  unsigned lane = kNone;
+  bool submitted = false;  // else end() hands it over, in one system call with the wait
+  uint64_t left_ns = 0;
 };
 
 // between two looks at whether a device that hangs has released something
@@ -49,10 +55,14 @@ class Lanes {
   // None is attached yet.
   void open(Device* device, BouncePool* bounces, Cache* cache, LateWrites* late);
   void close();  // pre: nothing runs, none is lost
-  // Carries it out: bytes moved (discard: 0) or -errno; -ETIMEDOUT: not done in time. The data of more than a block lie
+  // Takes a lane for it; waits for one until the deadline where it `may_wait`, else -EAGAIN when none is free. With
+  // `submit` the device has it at once. 0 or -errno: not begun. A thread that has begun one must not wait for a lane:
+  // two could wait for each other's.
+  [[nodiscard]] int begin(const Transfer& transfer, Bounce* bounce, bool may_wait, bool submit, Underway* out);
+  // Waits for it: bytes moved (discard: 0) or -errno; -ETIMEDOUT: not done in time. The data of more than a block lie
   // in `bounce`, which stays the caller's unless the command is *lost: then it is taken over, and of a write the cache
   // is reported when it ends.
-  [[nodiscard]] int64_t run(const Transfer& transfer, Bounce* bounce, bool* lost);
+  [[nodiscard]] int64_t end(Underway* transfer, Bounce* bounce, bool* lost);
   // Lost commands that may have ended are released. How many are left.
   unsigned sweep();
   bool some_lost() const { return lost_count_.load(std::memory_order_relaxed) != 0; }
@@ -67,6 +77,7 @@ class Lanes {
     Bounce bounce;   // lost: its memory,
     LateWrite late;  //   and, of a write, that it is
   };
+  static ::lunar::Command command_of(const Lane& lane);
   int await_one(uint64_t deadline_ns);  // a lane, or -errno
   int take_free();                      // or -1
   int attach_one();                     // or -errno
@@ -77,9 +88,10 @@ class Lanes {
   BouncePool* bounces_ = nullptr;
   Cache* cache_ = nullptr;
   LateWrites* late_ = nullptr;
-  std::atomic<uint64_t> free_{0};     // a bit a lane
-  std::atomic<uint32_t> waiting_{0};  // threads that wait for one,
-  std::atomic<uint32_t> word_{0};     //   on this, bumped when one comes free
+  std::atomic<uint64_t> free_{0};      // a bit a lane
+  std::atomic<uint32_t> attached_{0};  // count_, for those without the lock
+  std::atomic<uint32_t> waiting_{0};   // threads that wait for one,
+  std::atomic<uint32_t> word_{0};      //   on this, bumped when one comes free
   std::atomic<uint32_t> lost_count_{0};
   sys::Mutex lock_;         // of what follows
   char* memory_ = nullptr;  // a block a lane; touched where used

@@ -24,23 +24,49 @@ void copy(const Io& io, char* ours, size_t bytes, bool out) {
 
 }  // namespace
 
-// Without a limit: bytes moved, or -errno. buffer: the caller's, or one of ours in its place.
-int64_t Chunk::move(const Io& io, char* buffer) {
-  const bool vector = io.parts && buffer == io.buffer;
-  if (io.meanwhile) {  // the device's blocking call leaves no time for it
-    Bounce direct;
-    direct.memory = buffer;
-    bool lost = false;
-    Transfer transfer;
-    transfer.op = io.op;
-    transfer.block = static_cast<uint64_t>(io.lba);
-    transfer.blocks = io.blocks;
+// From the size's check on an I/O is seen as under way: a shrinking set_size lowers the size first and then waits for
+// these. Only a virtual chunk shrinks.
+void Chunk::enter(Blocking* one) {
+  one->phase = virtual_ ? phases_.enter(&phase_count_) : 0;
+  (one->io.op == Op::kRead ? counters_.act_reads : counters_.act_writes).enter();
+}
+
+void Chunk::leave(Blocking* one) {
+  (one->io.op == Op::kRead ? counters_.act_reads : counters_.act_writes).leave();
+  if (virtual_) sys::Phases::leave(&phase_count_, one->phase);
+}
+
+// With a lane: through its own memory where `bounce` has none. 0 or -errno.
+int Chunk::begin_by_lane(Blocking* one) {
+  const Io& io = one->io;
+  Transfer transfer;
+  transfer.op = io.op;
+  transfer.block = static_cast<uint64_t>(io.lba);
+  transfer.blocks = io.blocks;
+  if (timeout_ns_ == 0) {  // the caller's memory
     transfer.deadline_ns = kForever;
-    transfer.parts = vector ? io.parts : nullptr;
-    transfer.part_count = io.part_count;
-    transfer.meanwhile = io.meanwhile;
-    return lanes_.run(transfer, &direct, &lost);
+    if (!one->bounce.memory) transfer.parts = io.parts, transfer.part_count = io.part_count;
+    Bounce direct = one->bounce;
+    if (!direct.memory) direct.memory = io.buffer;
+    return lanes_.begin(transfer, &direct, io.may_wait, io.overlaps, &one->underway);
   }
+  transfer.deadline_ns = io.deadline_ns;
+  if (!io.deadline_ns) transfer.deadline_ns = deadline_of_a_new_one(&transfer.left_ns);
+  if (io.op != Op::kDiscard && !one->bounce.memory) {
+    transfer.buffer = io.parts ? static_cast<char*>(io.parts->iov_base) : io.buffer;
+    transfer.stamps = io.stamps.known ? io.stamps.of : nullptr;
+  }
+  int status = blocked_by_late(io) ? wait_for_lost(io, &transfer) : 0;
+  if (status == 0) status = lanes_.begin(transfer, &one->bounce, io.may_wait, io.overlaps, &one->underway);
+  if (status == -ETIMEDOUT) add(counters_.timeouts);
+  return status;
+}
+
+// Without a limit, and nothing to overlap with: bytes moved, or -errno.
+int64_t Chunk::move(const Blocking& one) {
+  const Io& io = one.io;
+  char* buffer = one.bounce.memory ? one.bounce.memory : io.buffer;
+  const bool vector = io.parts && !one.bounce.memory;
   iovec part = {buffer, io.blocks * kBlockBytes};
   ::lunar::Command command;
   command.op = io.op;
@@ -51,92 +77,99 @@ int64_t Chunk::move(const Io& io, char* buffer) {
   return device_->transfer(command);
 }
 
-// Under a limit, by a lane; through its own memory where `bounce` is none.
-int64_t Chunk::move_by_lane(const Io& io, Bounce* bounce, bool* lost) {
-  Transfer transfer;
-  transfer.op = io.op;
-  transfer.block = static_cast<uint64_t>(io.lba);
-  transfer.blocks = io.blocks;
-  transfer.deadline_ns = io.deadline_ns;
-  transfer.meanwhile = io.meanwhile;
-  if (!io.deadline_ns) transfer.deadline_ns = deadline_of_a_new_one(&transfer.left_ns);
-  if (io.op != Op::kDiscard && !bounce->memory) {
-    transfer.buffer = io.parts ? static_cast<char*>(io.parts->iov_base) : io.buffer;
-    transfer.stamps = io.stamps.known ? io.stamps.of : nullptr;
-  }
-  int64_t moved = -ETIMEDOUT;
-  if (!blocked_by_late(io) || wait_for_lost(io, &transfer) == 0) moved = lanes_.run(transfer, bounce, lost);
-  if (moved == -ETIMEDOUT) add(counters_.timeouts);
-  return moved;
-}
-
-// Through a buffer of ours.
-int64_t Chunk::move_bounced(const Io& io, bool* lost) {
-  Bounce bounce;
+// Sets one->bytes unless a lane is at it.
+int Chunk::start(Blocking* one) {
+  Io& io = one->io;
   const size_t bytes = io.blocks * kBlockBytes;
-  if (timeout_ns_ != 0 && (io.blocks == 1 || io.op == Op::kDiscard)) return move_by_lane(io, &bounce, lost);
-  if (const int status = bounces_.take(bytes, &bounce); status < 0) return status;
-  if (io.op == Op::kWrite) copy(io, bounce.memory, bytes, false);
-  const int64_t moved = timeout_ns_ != 0 ? move_by_lane(io, &bounce, lost) : move(io, bounce.memory);
-  if (io.op == Op::kRead && moved > 0) copy(io, bounce.memory, static_cast<size_t>(moved), true);
-  if (io.stamps.known && moved == static_cast<int64_t>(bytes))
-    cache_.fill(static_cast<uint64_t>(io.lba), io.blocks, bounce.memory, io.stamps.of);
-  bounces_.give(&bounce);
-  return moved;
+  // The cache is filled from a buffer of ours: the caller may change its own at any time.
+  const bool bounced = timeout_ns_ != 0 || io.stamps.known ||
+                       (io.op != Op::kDiscard && reinterpret_cast<uintptr_t>(io.buffer) % buffer_align_ != 0);
+  const bool by_own_block = timeout_ns_ != 0 && (io.blocks == 1 || io.op == Op::kDiscard);
+  if (bounced && !by_own_block) {
+    if (const int status = bounces_.take(bytes, &one->bounce); status < 0) return status;
+    if (io.op == Op::kWrite) copy(io, one->bounce.memory, bytes, false);
+  }
+  if (timeout_ns_ != 0 || io.overlaps) return begin_by_lane(one);
+  one->bytes = move(*one);
+  return 0;
 }
 
-int64_t Chunk::transfer(Io* io) {
-  const bool read = io->op == Op::kRead;
-  // Seen as under way before the size is looked at: a shrinking set_size lowers it first and then waits for these. Only
-  // a virtual chunk shrinks.
-  struct Under {
-    Under(Chunk& c, Gauge& g) : chunk(c), gauge(g), phase(c.virtual_ ? c.phases_.enter(&c.phase_count_) : 0) {
-      gauge.enter();
-    }
-    ~Under() {
-      gauge.leave();
-      if (chunk.virtual_) sys::Phases::leave(&chunk.phase_count_, phase);
-    }
-    Chunk& chunk;
-    Gauge& gauge;
-    const unsigned phase;
-  } under(*this, read ? counters_.act_reads : counters_.act_writes);
-  if (const int status = check(*io); status < 0) return status;
-  if (io->blocks == 0) return 0;
-  const auto block = static_cast<uint64_t>(io->lba);
+bool Chunk::begin(Blocking* one) {
+  Io& io = one->io;
+  const bool read = io.op == Op::kRead;
+  enter(one);
+  one->state = Blocking::kAnswered;
+  one->blocks = check(io);
+  if (one->blocks < 0 || io.blocks == 0) return true;
+  const auto block = static_cast<uint64_t>(io.lba);
   if (cache_.active()) {
-    if (read && cache_.read(block, io->blocks, io->buffer)) {
+    if (read && cache_.read(block, io.blocks, io.buffer)) {
       add(counters_.cache_hits);
       add(counters_.reads);
-      add(counters_.blocks_read, io->blocks);
-      return static_cast<int64_t>(io->blocks);
+      add(counters_.blocks_read, io.blocks);
+      one->blocks = static_cast<int64_t>(io.blocks);
+      return true;
     }
-    io->stamps.known = read && io->blocks <= Cache::kFillBlocksMax;
-    if (io->stamps.known)
-      cache_.begin_read(block, io->blocks, io->stamps.of);
+    io.stamps.known = read && io.blocks <= Cache::kFillBlocksMax;
+    if (io.stamps.known)
+      cache_.begin_read(block, io.blocks, io.stamps.of);
     else if (!read)
-      cache_.begin_write(block, io->blocks);
+      cache_.begin_write(block, io.blocks);
   }
-  // The cache is filled from a buffer of ours: the caller may change its own at any time.
-  const bool bounced = timeout_ns_ != 0 || io->stamps.known ||
-                       (io->op != Op::kDiscard && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ != 0);
+  one->state = Blocking::kStarted;
+  const int status = start(one);
+  if (status < 0) one->bytes = status;
+  if (status != -EAGAIN || io.may_wait) return true;
+  bounces_.give(&one->bounce);
+  if (cache_.active() && !read) cache_.end_write(block, io.blocks);
+  leave(one);
+  return false;
+}
+
+int64_t Chunk::end(Blocking* one) {
+  const int64_t blocks = one->state == Blocking::kStarted ? finish_blocking(one) : one->blocks;
+  leave(one);
+  return blocks;
+}
+
+int64_t Chunk::finish_blocking(Blocking* one) {
+  const Io& io = one->io;
+  const bool read = io.op == Op::kRead, by_lane = one->underway.lane != Underway::kNone;
+  const auto block = static_cast<uint64_t>(io.lba);
   bool lost = false;
-  const int64_t bytes = bounced ? move_bounced(*io, &lost) : move(*io, io->buffer);
-  if (cache_.active() && !read && !lost) cache_.end_write(block, io->blocks);
+  int64_t bytes = one->bytes;
+  if (by_lane) {
+    Bounce direct;
+    bytes = lanes_.end(&one->underway, timeout_ns_ != 0 ? &one->bounce : &direct, &lost);
+    if (bytes == -ETIMEDOUT) add(counters_.timeouts);
+  }
+  if (one->bounce.memory) {
+    if (read && bytes > 0) copy(io, one->bounce.memory, static_cast<size_t>(bytes), true);
+    if (io.stamps.known && bytes == static_cast<int64_t>(io.blocks * kBlockBytes))
+      cache_.fill(block, io.blocks, one->bounce.memory, io.stamps.of);
+    bounces_.give(&one->bounce);
+  }
+  if (cache_.active() && !read && !lost) cache_.end_write(block, io.blocks);
 
   int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);
-  if (io->op == Op::kDiscard && bytes == 0) blocks = static_cast<int64_t>(io->blocks);
-  if (io->op == Op::kDiscard && bytes == -EOPNOTSUPP) blocks = -EPROTONOSUPPORT;
-  // 0: the device ends before its size
-  if (blocks == 0 || (is_our_answer(blocks) && !(bounced && blocks == -ETIMEDOUT))) blocks = -EIO;
+  if (io.op == Op::kDiscard && bytes == 0) blocks = static_cast<int64_t>(io.blocks);
+  if (io.op == Op::kDiscard && bytes == -EOPNOTSUPP) blocks = -EPROTONOSUPPORT;
+  // 0: the device ends before its size. Under a limit ETIMEDOUT is the library's own.
+  if (blocks == 0 || (is_our_answer(blocks) && !(timeout_ns_ != 0 && blocks == -ETIMEDOUT))) blocks = -EIO;
   if (blocks < 0) {
     add(counters_.errors);
     return blocks;
   }
   add(read ? counters_.reads : counters_.writes);
-  if (io->op != Op::kDiscard)
+  if (io.op != Op::kDiscard)
     add(read ? counters_.blocks_read : counters_.blocks_written, static_cast<uint64_t>(blocks));
   return blocks;
+}
+
+int64_t Chunk::transfer(Io* io) {
+  Blocking one(*io);
+  (void)begin(&one);
+  return end(&one);
 }
 
 }  // namespace lunar::cblk

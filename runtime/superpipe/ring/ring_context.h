@@ -109,7 +109,7 @@ class RingContext : public OwnedContext {
   size_t mapping_bytes_ = 0;
   int cpus_ = 1;
   bool spin_ = true;
-  bool samples_ = false;  // reads are timed, for spinning: by one thread at a time
+  bool samples_ = false;       // reads are timed, for spinning: by one thread at a time
   unsigned spin_skip_ = 0;     // waits that go to sleep at once, because a spin was preempted
   unsigned spin_penalty_ = 8;  // how many the next preempted spin costs
 };

@@ -32,8 +32,8 @@ class BenchFile {
 
 class BenchBacking {
  public:
-  // lun: a directory (a file is made there, and goes with the BenchBacking), what device_open takes, or stripe:A;B. Throws
-  // std::runtime_error.
+  // lun: a directory (a file is made there, and goes with the BenchBacking), what device_open takes, or stripe:A;B.
+  // Throws std::runtime_error.
   BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed, SetupJournal& journal);
   virtual ~BenchBacking();
   BenchBacking(const BenchBacking&) = delete;

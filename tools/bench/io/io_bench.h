@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench superpipe`, `stripe` and `window`. 0: measured; 1: failed (and said why); 2: bad usage; 130: interrupted.
+// `lunar bench superpipe`, `stripe` and `window`. 0: measured; 1: failed (and said why); 2: bad usage; 130:
+// interrupted.
 #pragma once
 
 namespace lunar::tools {
