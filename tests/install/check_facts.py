@@ -167,7 +167,7 @@ def check_measurements():
 # A row of README's figures, the page's section with its source, and the rows there: their ratios, in this order.
 FIGURES = [
     ("Redis GET, uniform; zipfian", "## Redis", ("GET, uniform", "GET, zipfian 0.99")),
-    ("Redis GET with 10% SET", "## Redis", ("GET and 10% SET",)),
+    ("Redis GET with 10% SET; SET", "## Redis", ("GET and 10% SET", "SET of keys that are there")),
     ("Redis GET of a hot set that stays in DRAM", "## Redis", ("GET of a hot set that stays in DRAM",)),
     ("Redis with data that fits, against plain Redis", "## Redis", ("data that fits (",)),
     ("sequential reads; first fill (1 thread)", "## By hand", ("sequential", "first fill")),
