@@ -36,16 +36,17 @@ void Lanes::close() {
   memory_ = nullptr;
 }
 
-int Lanes::take_free() {
+// The lowest: its memory is warm. The one that spins serves a thread that is alone; others only where `any` will do.
+int Lanes::take_free(bool any) {
   uint64_t free = free_.load(std::memory_order_relaxed);
-  while (free) {
-    // The lowest: its memory is warm. The first one spins: not while others are at work, if another is free.
+  for (;;) {
     const bool alone = static_cast<unsigned>(std::popcount(free)) == attached_.load(std::memory_order_relaxed);
-    const int index = std::countr_zero(alone || free == kSpins ? free : free & ~kSpins);
+    const uint64_t fit = any || alone ? free : free & ~kSpins;
+    if (!fit) return -1;
+    const int index = std::countr_zero(fit);
     if (free_.compare_exchange_weak(free, free & ~bit_of(static_cast<unsigned>(index)), std::memory_order_seq_cst))
       return index;
   }
-  return -1;
 }
 
 int Lanes::attach_one() {
@@ -67,13 +68,12 @@ int Lanes::attach_one() {
 }
 
 int Lanes::await_one(uint64_t deadline_ns) {
-  int index = attach_one();
-  if (index < 0 && index != -EAGAIN) return index;
+  int index = -1;
   while (index < 0) {
     waiting_.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t word = word_.load(std::memory_order_seq_cst);
     const bool some_late = sweep() != 0;  // no wake-up when the device releases one
-    index = take_free();
+    index = take_free(true);
     const uint64_t now = sys::now_ns();
     uint64_t left = now < deadline_ns ? deadline_ns - now : 0;
     if (some_late && left > kLostRetryNs) left = kLostRetryNs;
@@ -103,9 +103,11 @@ void Lanes::park(unsigned index, Bounce* bounce) {
 
 int Lanes::begin(const Transfer& transfer, Bounce* bounce, bool may_wait, bool submit, Underway* out) {
   out->left_ns = transfer.left_ns;
-  int taken_lane = take_free();
+  int taken_lane = take_free(false);
   if (taken_lane < 0) {
-    taken_lane = may_wait ? await_one(transfer.deadline_ns) : attach_one();
+    taken_lane = attach_one();
+    if (taken_lane == -EAGAIN && may_wait) taken_lane = await_one(transfer.deadline_ns);
+    if (taken_lane == -EAGAIN && (taken_lane = take_free(true)) < 0) return -EAGAIN;
     if (taken_lane < 0) return taken_lane;
     out->left_ns = 0;  // some of it is over
   }

@@ -78,9 +78,9 @@ class Lanes {
     LateWrite late;  //   and, of a write, that it is
   };
   static ::lunar::Command command_of(const Lane& lane);
-  int await_one(uint64_t deadline_ns);  // a lane, or -errno
-  int take_free();                      // or -1
-  int attach_one();                     // or -errno
+  int await_one(uint64_t deadline_ns);  // or -ETIMEDOUT
+  int take_free(bool any);              // or -1
+  int attach_one();                     // -EAGAIN: no more; or -errno
   void give(unsigned index);
   void park(unsigned index, Bounce* bounce);
 
