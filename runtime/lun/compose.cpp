@@ -126,8 +126,10 @@ int open_members(const char* uri, const Scheme& scheme, const Members& members, 
     fds += set->device[i] ? set->device[i]->fd_count() : 0;
   }
   if (fds > kDeviceFdsMax)
-    return why->set(-E2BIG, "LUN %s: %u descriptors (two a device node), %u is the limit; give fewer devices", uri, fds,
-                    kDeviceFdsMax);
+    return why->set(-E2BIG,
+                    "LUN %s: %u descriptors (two a device node, and one for each further node of an NVMe namespace), "
+                    "%u is the limit; give fewer devices",
+                    uri, fds, kDeviceFdsMax);
   return 0;
 }
 

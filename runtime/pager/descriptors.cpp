@@ -99,7 +99,9 @@ int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, E
   if (device->fd_count() > kDeviceFdsMax) {
     const unsigned count = device->fd_count();
     device_close(device);
-    return why->set(-E2BIG, "LUN %s: %u descriptors (two a device node), %u is the limit; give fewer devices",
+    return why->set(-E2BIG,
+                    "LUN %s: %u descriptors (two a device node, and one for each further node of an NVMe namespace), "
+                    "%u is the limit; give fewer devices",
                     state.options.lun, count, kDeviceFdsMax);
   }
   for (unsigned i = 0; i < device->fd_count(); ++i) {

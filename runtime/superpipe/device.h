@@ -221,7 +221,7 @@ class Device {
   // Releases everything; the object is gone. pre: no context attached. Called through device_close().
   virtual void close() = 0;
 };
-constexpr unsigned kDeviceFdsMax = 32;  // of one device: two a node, one a file
+constexpr unsigned kDeviceFdsMax = 32;  // of one device: one a file, two a node, and the namespace's other nodes
 
 struct DeviceOptions {
   uint64_t want_bytes = 0;  // what the caller intends to use; 0: whatever is there

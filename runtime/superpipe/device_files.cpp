@@ -196,6 +196,7 @@ int DeviceFiles::open_lock(const char* path, ErrorText* why) {
   // they may have changed, or its maker was killed
   if (lock.st_uid == geteuid() || geteuid() == 0) copy_rights(fd, node, file(), lock.st_mode);
   set(1, fd);
+  lock_count_ = 2;
   return 0;
 }
 
@@ -204,6 +205,8 @@ void DeviceFiles::close() {
     if (fd(i) >= 0) sys::close_file(fd(i));
     set(i, -1);
   }
+  lock_count_ = 1;
+  claim_count_ = 0;
 }
 
 bool locks_know_backing_device(int fd) {

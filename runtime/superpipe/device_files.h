@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The descriptors of a device: number 0 its file or node, and where that is a node, number 1 its *lock file*. Locks
-// (F_OFD_SETLK byte ranges) lie on all of them, so that opens through either see them.
+// (F_OFD_SETLK byte ranges) lie on these, so that opens through either see them. Behind them: the other block devices
+// of an NVMe namespace, each open with O_EXCL for the kernel's claim alone (ownership.h).
 //
 // Why a lock file: locks lie on inodes, and one backing device has several nodes: /dev/ng0n1 and /dev/nvme0n1, the
 // second controller's /dev/ng1n1, what mknod or a container made. So there is an empty file in /dev/shm that is named
@@ -25,6 +26,7 @@
 #include <cstdint>
 
 #include "base/error.h"
+#include "superpipe/device_in_use.h"
 #include "superpipe/ownership.h"
 #include "sys/file.h"
 
@@ -32,17 +34,19 @@ namespace lunar {
 
 class Device;
 
+constexpr unsigned kLockFilesMax = 2;  // of one device: Device::lock_count()
+
 class DeviceFiles {
  public:
   DeviceFiles() = default;
   DeviceFiles(int file) { set(0, file); }  // implicit: a plain file's
   int file() const { return fd(0); }
-  unsigned count() const { return fd(1) >= 0 ? 2 : 1; }
-  int lock_file() const { return fd(1); }  // -1: none
+  unsigned count() const { return lock_count_ + claim_count_; }
+  unsigned lock_count() const { return lock_count_; }
   int fd(unsigned i) const { return fd_[i].load(std::memory_order_relaxed); }
   void set(unsigned i, int fd) { fd_[i].store(fd, std::memory_order_relaxed); }
   // Takes the device for `claim`, as ownership.h has it: opens the lock file of a node, locks, asks whether the system
-  // uses it and, of a block device, takes the kernel's claim. (read_only and kLook: no more than the locks, or
+  // uses it, and takes the kernel's claim of the block devices. (read_only and kLook: no more than the locks, or
   // nothing.) Waits up to a second. Pre: file() is open. 0, -EBUSY, -errno; all but 0 with *why. What it took goes with
   // close().
   [[nodiscard]] int claim(Claim claim, bool read_only, const char* path, ErrorText* why);
@@ -57,10 +61,14 @@ class DeviceFiles {
   int lock_alone();
   int lock_among();
   int lock_beside(uint64_t own, uint64_t other);
-  int claim_from_kernel(const char* path, ErrorText* why);
+  int claim_from_kernel(const struct stat& node, const NamespaceNodes& others, const char* path, ErrorText* why);
+  int take_claims(bool block, const NamespaceNodes& others, unsigned* failed);
+  void drop_claims();
   int refuse(const char* path, ErrorText* why) const;
+  bool others_have_claim() const;
 
-  std::atomic<int> fd_[2] = {-1, -1};
+  std::atomic<int> fd_[kLockFilesMax + NamespaceNodes::kMax] = {-1, -1, -1, -1, -1, -1};
+  unsigned lock_count_ = 1, claim_count_ = 0;
   Claim claim_ = Claim::kLook;  // what it holds: never kForced or kFurther
 };
 
@@ -96,7 +104,6 @@ bool locks_know_backing_device(int fd);
 // Whether another description holds, on any of them, what an exclusive lock would run into: 1, 0, or -errno.
 [[nodiscard]] int files_locked(const int* fds, unsigned count, uint64_t offset, uint64_t length);
 
-constexpr unsigned kLockFilesMax = 2;  // of one device: Device::lock_count()
 // The same on everything that locks of `device` lie on. None are needed where it has no descriptor.
 // kShared after kExclusive downgrades; what could not be made exclusive is not held any more.
 [[nodiscard]] int device_lock(const Device* device, sys::RangeLock kind, uint64_t offset, uint64_t length);

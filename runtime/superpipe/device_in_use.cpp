@@ -133,16 +133,6 @@ bool node_locked(uint64_t rdev, uint64_t first = 0, uint64_t bytes = 0) {
   return locked;
 }
 
-// Whether a program that is none of ours has the block device open with O_EXCL, as mkfs does. `alone`: none of ours
-// has.
-bool claimed_by_others(const char* name, uint64_t rdev, bool alone) {
-  char path[96];
-  format_to(path, sizeof path, "/dev/%s", name);
-  const int fd = sys::open_file(path, O_RDONLY | O_EXCL | O_NONBLOCK);
-  if (fd >= 0) sys::close_file(fd);
-  return fd == -EBUSY && (alone || !node_locked(rdev, owner_bytes::kClaimedByte, 1));
-}
-
 struct Backing {
   sys::LoopStatus of;
   char path[4096];  // of the file; "": not known
@@ -306,28 +296,37 @@ bool block_in_use(uint64_t rdev, char* who, size_t size) {
          whole_in_use(folder, who, size);
 }
 
-bool namespace_in_use(const struct stat& node, bool alone, char* who, size_t size) {
-  char own[64], wanted[64], key[64], path[96], reason[192];
+void namespace_nodes(const struct stat& node, NamespaceNodes* out) {
+  char own[64], wanted[64], key[64], path[96];
   if (!device_node_name(S_ISBLK(node.st_mode), node.st_rdev, own, sizeof own) ||
       !namespace_key(own, wanted, sizeof wanted))
-    return false;
-  bool used = false;
+    return;
   (void)sys::each_entry("/sys/class/block", [&](const char* name) {
     uint64_t rdev = 0;
     format_to(path, sizeof path, "/sys/class/block/%s/dev", name);
     if (!namespace_key(name, key, sizeof key) || strcmp(key, wanted) != 0 || strcmp(name, own) == 0 ||
         !read_rdev(path, &rdev))
       return true;
-    used = block_in_use(rdev, reason, sizeof reason);
-    if (!used && claimed_by_others(name, rdev, alone)) {
-      format_to(reason, sizeof reason, "open in another program, for itself alone");
-      used = true;
-    }
-    if (used) format_to(who, size, "the same namespace as /dev/%s, which is %s", name, reason);
-    return !used;
+    out->more = out->count == NamespaceNodes::kMax;
+    if (out->more) return false;
+    NamespaceNodes::Node& other = out->node[out->count++];
+    format_to(other.path, sizeof other.path, "/dev/%s", name);
+    other.rdev = rdev;
+    return true;
   });
-  return used;
 }
+
+bool namespace_in_use(const NamespaceNodes& nodes, char* who, size_t size) {
+  char reason[192];
+  for (unsigned i = 0; i < nodes.count; ++i) {
+    if (!block_in_use(nodes.node[i].rdev, reason, sizeof reason)) continue;
+    format_to(who, size, "the same namespace as %s, which is %s", nodes.node[i].path, reason);
+    return true;
+  }
+  return false;
+}
+
+bool claimed_by_ours(uint64_t rdev) { return node_locked(rdev, owner_bytes::kClaimedByte, 1); }
 
 bool file_in_use(const struct stat& node, char* who, size_t size) {
   if (used_as_swap(node)) {

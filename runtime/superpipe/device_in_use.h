@@ -14,11 +14,22 @@ namespace lunar {
 // device what it lies on, down to the last file, and other loop devices on the same bytes. True with a short
 // description in `who`, e.g. "mounted on /data".
 bool block_in_use(uint64_t rdev, char* who, size_t size);
-// The same of the other block devices of the NVMe namespace (or partition) of `node`: that of a character device, and
-// those of further controllers where the kernel does not join them. They are also in use while a program other than
-// ours has one open with O_EXCL. `alone`: the caller has locked the namespace for itself alone (whose locks would look
-// like those of another of ours).
-bool namespace_in_use(const struct stat& node, bool alone, char* who, size_t size);
+// The other block devices of the NVMe namespace (or partition) of `node`: that of a character device, and those of
+// further controllers where the kernel does not join them. None of a device that is no such node.
+struct NamespaceNodes {
+  static constexpr unsigned kMax = 4;
+  struct Node {
+    char path[64];  // "/dev/nvme0n1"; there need not be such a node
+    uint64_t rdev;
+  } node[kMax];
+  unsigned count = 0;
+  bool more = false;  // there are more than kMax
+};
+void namespace_nodes(const struct stat& node, NamespaceNodes* out);
+// block_in_use() of these.
+bool namespace_in_use(const NamespaceNodes& nodes, char* who, size_t size);
+// Whether one of ours has the kernel's claim of the block device, by the lock that says so (ownership.h).
+bool claimed_by_ours(uint64_t rdev);
 // The same of a regular file: swap space, or the file of a loop device.
 bool file_in_use(const struct stat& file, char* who, size_t size);
 // Name under /dev of a device ("nvme0n1", "ng0n1"), as the kernel calls it. False when sysfs does not tell.

@@ -39,9 +39,33 @@ const char* use_of(const int* fds, unsigned count) {
   return "it has locked a part of it";
 }
 
-bool in_use(const struct stat& node, bool alone, char* who, size_t size) {
+bool in_use(const struct stat& node, const NamespaceNodes& others, char* who, size_t size) {
   if (S_ISREG(node.st_mode)) return file_in_use(node, who, size);
-  return (S_ISBLK(node.st_mode) && block_in_use(node.st_rdev, who, size)) || namespace_in_use(node, alone, who, size);
+  return (S_ISBLK(node.st_mode) && block_in_use(node.st_rdev, who, size)) || namespace_in_use(others, who, size);
+}
+
+// `other`: the namespace's further block device that could not be claimed; nullptr: it is the device itself.
+int explain_claim(int err, const char* path, const char* other, ErrorText* why) {
+  if (err == -EBUSY && other)
+    return why->set(
+        err,
+        "LUN %s: the device is the same namespace as %s, which is open in another program, for itself alone "
+        "(lsblk, fuser %s); give one that is not in use",
+        path, other, other);
+  if (err == -EBUSY)
+    return why->set(err,
+                    "LUN %s: the block device is in use (mounted, swap, or another program has it: lsblk, fuser %s); "
+                    "give one that is not in use",
+                    path, path);
+  if (other && (err == -EACCES || err == -EPERM))
+    return why->set(err,
+                    "LUN %s: the same namespace is %s, and mkfs and mount cannot be kept from it without the right to "
+                    "read it (%s); grant that (chgrp, setfacl -m u:USER:r, a container's --device), or run as root",
+                    path, other, errno_text(err));
+  if (err == -EMFILE || err == -ENFILE)
+    return why->set(err, "LUN %s: no file descriptor left; raise the limit (ulimit -n)", path);
+  return why->set(err, "LUN %s: %s cannot be claimed from the kernel: %s (%s); look at dmesg, or give another LUN",
+                  path, other ? other : "it", errno_text(err), errno_name(err));
 }
 
 }  // namespace
@@ -50,23 +74,23 @@ bool in_use(const struct stat& node, bool alone, char* who, size_t size) {
 // takes no exclusive lock, and asks for other holders when it has the shared one.
 int DeviceFiles::lock_alone() {
   const int fds[] = {fd(0), fd(1)};
-  int status = files_lock(fds, count(), RangeLock::kExclusive, 0, 0);
+  int status = files_lock(fds, lock_count(), RangeLock::kExclusive, 0, 0);
   if (status < 0 && status != -EBADF) return status;
   const bool reads = status == -EBADF;
-  status = files_lock(fds, count(), RangeLock::kShared, 0, 0);
+  status = files_lock(fds, lock_count(), RangeLock::kShared, 0, 0);
   if (status < 0 || !reads) return status;
-  status = files_locked(fds, count(), 0, 0);
-  if (status != 0) (void)files_lock(fds, count(), RangeLock::kNone, 0, 0);
+  status = files_locked(fds, lock_count(), 0, 0);
+  if (status != 0) (void)files_lock(fds, lock_count(), RangeLock::kNone, 0, 0);
   return status > 0 ? -EAGAIN : status;
 }
 
 int DeviceFiles::lock_beside(uint64_t own, uint64_t other) {
   const int fds[] = {fd(0), fd(1)};
-  int status = files_lock(fds, count(), RangeLock::kShared, own, 1);
+  int status = files_lock(fds, lock_count(), RangeLock::kShared, own, 1);
   if (status < 0) return status;
-  status = files_locked(fds, count(), 0, 1);
-  if (status == 0) status = files_locked(fds, count(), other, 1);
-  if (status != 0) (void)files_lock(fds, count(), RangeLock::kNone, own, 1);
+  status = files_locked(fds, lock_count(), 0, 1);
+  if (status == 0) status = files_locked(fds, lock_count(), other, 1);
+  if (status != 0) (void)files_lock(fds, lock_count(), RangeLock::kNone, own, 1);
   return status > 0 ? -EAGAIN : status;
 }
 
@@ -93,7 +117,7 @@ int DeviceFiles::lock_among() {
   claim_ = Claim::kWhole;
   const uint64_t start = sys::now_ns();
   int status;
-  do status = files_lock(fds, count(), RangeLock::kShared, kWholeByte, 1);
+  do status = files_lock(fds, lock_count(), RangeLock::kShared, kWholeByte, 1);
   while ((status == -EAGAIN || status == -EINTR) && pause(start));
   return status;
 }
@@ -102,39 +126,71 @@ int DeviceFiles::refuse(const char* path, ErrorText* why) const {
   const int fds[] = {fd(0), fd(1)};
   return why->set(-EBUSY,
                   "LUN %s: in use by another process: %s; wait for its end (fuser %s names it), or give another LUN",
-                  path, use_of(fds, count()), path);
+                  path, use_of(fds, lock_count()), path);
 }
 
+bool DeviceFiles::others_have_claim() const {
+  const int fds[] = {fd(0), fd(1)};
+  return files_locked(fds, lock_count(), kClaimedByte, 1) == 1;
+}
+
+void DeviceFiles::drop_claims() {
+  for (; claim_count_ > 0; --claim_count_) {
+    sys::close_file(fd(count() - 1));
+    set(count() - 1, -1);
+  }
+}
+
+// The kernel's claim of the device's own node (if `block`) and of the namespace's other block devices: all or none. 0
+// or -errno, with the number of the other that failed in *failed (others.count: the own node).
 // O_EXCL belongs to the description that was opened with it: that one takes the place of the first, with what it holds.
-int DeviceFiles::claim_from_kernel(const char* path, ErrorText* why) {
+int DeviceFiles::take_claims(bool block, const NamespaceNodes& others, unsigned* failed) {
+  *failed = others.count;
+  const int own = block ? sys::open_again(file(), O_EXCL) : -1;
+  int status = block && own < 0 ? own : 0;
+  for (unsigned i = 0; i < others.count && status == 0; ++i) {
+    const int claimed = sys::open_file(others.node[i].path, O_RDONLY | O_EXCL | O_NONBLOCK);
+    struct stat node;
+    const bool missing = claimed == -ENOENT || claimed == -ENXIO || claimed == -ENODEV;
+    const bool same = claimed >= 0 && sys::file_status(claimed, &node) == 0 && node.st_rdev == others.node[i].rdev;
+    if (same) set(lock_count_ + claim_count_++, claimed);
+    if (claimed >= 0 && !same) sys::close_file(claimed);
+    if (claimed >= 0 || missing) continue;
+    status = claimed;
+    *failed = i;
+  }
+  if (status == 0 && own >= 0) status = share_lock(0, own);
+  if (status < 0) {
+    if (own >= 0) sys::close_file(own);
+    drop_claims();
+    return status;
+  }
+  if (own >= 0) {
+    sys::close_file(file());
+    set(0, own);
+  }
+  const int fds[] = {fd(0), fd(1)};  // opens that need the claim wait for it
+  if (own >= 0 || claim_count_) (void)files_lock(fds, lock_count(), RangeLock::kShared, kClaimedByte, 1);
+  return 0;
+}
+
+// Two opens by two nodes that met step back from each other: none keeps a part of the claims while it waits.
+int DeviceFiles::claim_from_kernel(const struct stat& node, const NamespaceNodes& others, const char* path,
+                                   ErrorText* why) {
+  if (others.more)
+    return why->set(-E2BIG,
+                    "LUN %s: its namespace has more than %u further block devices; have the kernel join them "
+                    "(nvme_core.multipath=Y), and give that node",
+                    path, NamespaceNodes::kMax);
   const uint64_t start = sys::now_ns();
+  unsigned failed;
   int status;
   do {
-    const int claimed = sys::open_again(file(), O_EXCL);
-    if (claimed >= 0) {
-      status = share_lock(0, claimed);
-      if (status < 0) {
-        sys::close_file(claimed);
-        break;
-      }
-      sys::close_file(file());
-      set(0, claimed);
-      const int fds[] = {fd(0), fd(1)};
-      (void)files_lock(fds, count(), RangeLock::kShared, kClaimedByte, 1);  // opens that need it wait for it
-      return 0;
-    }
-    status = claimed;
-    const int fds[] = {fd(0), fd(1)};
-    const bool ours = status == -EBUSY && claim_ != Claim::kAlone && files_locked(fds, count(), kClaimedByte, 1) == 1;
-    if (ours && sys::now_ns() - start > kClaimLeftNs) return 0;
+    status = take_claims(S_ISBLK(node.st_mode), others, &failed);
+    const bool ours = status == -EBUSY && claim_ != Claim::kAlone && others_have_claim();
+    if (status == 0 || (ours && sys::now_ns() - start > kClaimLeftNs)) return 0;
   } while (status == -EBUSY && pause(start));
-  if (status == -EBUSY)
-    return why->set(status,
-                    "LUN %s: the block device is in use (mounted, swap, or another program has it: lsblk, fuser %s); "
-                    "give one that is not in use",
-                    path, path);
-  return why->set(status, "LUN %s: cannot be claimed from the kernel: %s (%s)", path, errno_text(status),
-                  errno_name(status));
+  return explain_claim(status, path, failed < others.count ? others.node[failed].path : nullptr, why);
 }
 
 int DeviceFiles::claim(Claim claim, bool read_only, const char* path, ErrorText* why) {
@@ -151,22 +207,31 @@ int DeviceFiles::claim(Claim claim, bool read_only, const char* path, ErrorText*
                       errno_name(status));
   }
   if (claim == Claim::kFurther || (read_only && claim != Claim::kAlone)) return 0;
+  NamespaceNodes others;
+  if (!S_ISREG(node.st_mode)) namespace_nodes(node, &others);
   // A loop device that is being detached stays until its last open ends, such as one that reads its backing file's
   // name.
   char who[256];
   const uint64_t start = sys::now_ns();
-  while (in_use(node, claim_ == Claim::kAlone, who, sizeof who)) {
+  while (in_use(node, others, who, sizeof who)) {
     if (claim == Claim::kLook || !pause(start))
       return why->set(-EBUSY, "LUN %s: the %s is %s; give one that is not in use", path,
                       S_ISREG(node.st_mode) ? "file" : "device", who);
   }
-  if (claim == Claim::kLook || !S_ISBLK(node.st_mode)) return 0;
-  status = claim_from_kernel(path, why);
+  if (S_ISREG(node.st_mode)) return 0;
+  unsigned failed;
+  if (claim == Claim::kLook) {
+    status = take_claims(false, others, &failed);
+    drop_claims();
+    const bool foreign = status == -EBUSY && !claimed_by_ours(others.node[failed].rdev);
+    return foreign ? explain_claim(status, path, others.node[failed].path, why) : 0;
+  }
+  status = claim_from_kernel(node, others, path, why);
   return claim == Claim::kForced && status == -EBUSY ? 0 : status;
 }
 
 int DeviceFiles::share_lock(unsigned i, int fd) const {
-  if (i >= count() || claim_ == Claim::kLook) return 0;
+  if (i >= lock_count() || claim_ == Claim::kLook) return 0;
   const int status = claim_ == Claim::kAlone ? sys::lock_range(fd, RangeLock::kShared, 0, 0)
                                              : sys::lock_range(fd, RangeLock::kShared,
                                                                claim_ == Claim::kWhole ? kWholeByte : kPartsByte, 1);

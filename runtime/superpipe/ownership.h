@@ -23,8 +23,9 @@
 // swapon, mkfs and mdadm out. Only one description can have that claim: a second open that may share goes on without
 // it, when a lock says that the claim is one of ours. Known gap: when the claim's owner ends first, the others go on
 // without it until the next open, and mkfs could come in. Opens through a partition, the whole disk or a loop device
-// are detected by locks (device_in_use.h). An NVMe character device has no such claim. The other block devices of a
-// namespace are only checked.
+// are detected by locks (device_in_use.h). An NVMe namespace has further block devices: that of a character device,
+// and one a controller where the kernel does not join them. These are claimed with it and kept claimed (DeviceFiles); a
+// node that cannot be opened is not taken for a free one: the open fails, unless there is no such node.
 //
 // Claims are locks of the open file description (F_OFD_SETLK), on the node and on its lock file (device_files.h): a
 // forked child shares them, and they end with the last descriptor, also after kill -9. Byte ranges far beyond any data:

@@ -313,6 +313,10 @@ def jobs_of_files_and_loops(folder, loops):
         print("files alone: loop devices need root and losetup")
 
 
+def is_block(name):
+    return os.path.exists(name) and stat.S_ISBLK(os.stat(name).st_mode)
+
+
 def jobs_of_names(folder):
     """One after the other on one device: each way to have it, by its block device and by another name, and each way to
     come by each name."""
@@ -320,13 +324,13 @@ def jobs_of_names(folder):
     for first, use in USE.items():
         yield blank_pair, (folder, first, block, block, True)
         if use != "system" and others:
-            yield blank_pair, (folder, first, others[0], others[-1], False)
+            yield blank_pair, (folder, first, others[0], others[-1], is_block(others[-1]))
         if first in ("physical", "virtual", "mounted", "claimed"):
             for other in others:
-                yield blank_pair, (folder, first, block, other, False)
+                yield blank_pair, (folder, first, block, other, is_block(other))
     for first in ("physical", "virtual"):
         for other in others:
-            yield blank_pair, (folder, first, other, block, False)
+            yield blank_pair, (folder, first, other, block, True)
 
 
 def blank_pair(folder, first, one, other, block):

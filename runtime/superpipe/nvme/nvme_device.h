@@ -11,7 +11,7 @@
 //   release()       DATASET MANAGEMENT, deallocate
 //
 // A writable open first checks for users of the same namespace through the block layer (mounted, swap, a partition in
-// use). Polled completions (IOPOLL) are not used here.
+// use), and claims its block devices (ownership.h). Polled completions (IOPOLL) are not used here.
 // Threading: immutable after open but for the descriptor (reopen), which is atomic.
 #pragma once
 #include <atomic>
@@ -43,7 +43,7 @@ class NvmeDevice final : public Device {
   unsigned fd_count() const override { return files_.count(); }
   int fd(unsigned i) const override { return files_.fd(i); }
   void reopen(unsigned i, int fd) override { files_.set(i, fd); }
-  unsigned lock_count() const override { return files_.count(); }
+  unsigned lock_count() const override { return files_.lock_count(); }
   [[nodiscard]] int share_lock(unsigned i, int fd) override { return files_.share_lock(i, fd); }
   void close() override;
 

@@ -59,7 +59,7 @@ class PmemDevice final : public Device {
   unsigned fd_count() const override { return files_.count(); }
   int fd(unsigned i) const override { return files_.fd(i); }
   void reopen(unsigned i, int fd) override { files_.set(i, fd); }
-  unsigned lock_count() const override { return files_.count(); }
+  unsigned lock_count() const override { return files_.lock_count(); }
   [[nodiscard]] int share_lock(unsigned i, int fd) override { return files_.share_lock(i, fd); }
   void close() override;
 

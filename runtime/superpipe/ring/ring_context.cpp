@@ -32,12 +32,12 @@ constexpr unsigned kSpinSkipMin = 8, kSpinSkipMax = 512;
 constexpr int64_t kUnsentNs = 100'000;     // how long await sleeps while the kernel would not take something
 constexpr size_t kWindowMaxBytes = kGiB;   // io_uring's limit for one registered buffer
 constexpr unsigned kSampleVectorMax = 16;  // longer reads say little about a page's latency
-constexpr unsigned kRegisteredMax = 32;
+constexpr unsigned kRegisteredMax = 64;
 
 std::atomic<int> spinners{0};
 
-// A killed process' ring lives on until its I/O has ended, and with it the files it knows: those that locks lie on are
-// not released before.
+// A killed process' ring lives on until its I/O has ended, and with it the files it knows: those that locks and the
+// kernel's claims lie on are not released before.
 int open_ring(sys::Uring* ring, const DeviceFiles* const* files, unsigned count, int keep_fd,
               const sys::UringSetup& setup) {
   int status = ring->init(setup);
@@ -46,7 +46,7 @@ int open_ring(sys::Uring* ring, const DeviceFiles* const* files, unsigned count,
   unsigned registered = 0;
   for (unsigned i = 0; i < count; ++i) fds[registered++] = files[i]->file();
   for (unsigned i = 0; i < count; ++i) {
-    if (files[i]->lock_file() >= 0) fds[registered++] = files[i]->lock_file();
+    for (unsigned j = 1; j < files[i]->count(); ++j) fds[registered++] = files[i]->fd(j);
   }
   if (keep_fd >= 0) fds[registered++] = keep_fd;
   status = ring->register_files(fds, registered);
@@ -74,7 +74,7 @@ bool window_can_be_registered() {
 
 int RingContext::start(char* memory, size_t head, const DeviceFiles* const* files, unsigned count,
                        const ContextOptions& options, bool large, bool iopoll) {
-  static_assert(2 * kFilesMax + 1 <= kRegisteredMax);
+  static_assert((kLockFilesMax + NamespaceNodes::kMax) * kFilesMax + 1 <= kRegisteredMax);
   mapping_bytes_ = mapping_bytes(head, options.depth);
   depth_ = options.depth;
   spin_ = options.spin;
