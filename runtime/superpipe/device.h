@@ -116,7 +116,6 @@ struct Capabilities {
   bool discard = false;    // kDiscard is carried out; what was discarded reads as zeros (else it is -EOPNOTSUPP)
   bool window = false;     // ContextOptions::buffer is registered once, where RLIMIT_MEMLOCK allows
   bool sqpoll = false;     // a kernel thread may poll the command ring
-  bool iopoll = false;     // completions are polled for, without an interrupt
   bool instant = false;    // an I/O is a copy by the CPU and over when its call returns: it cannot hang (pmem)
   bool polled = false;     // wait() never sleeps for I/O: a copy is the I/O (pmem, sim)
   bool persistent = true;  // contents outlive the last close

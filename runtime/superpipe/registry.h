@@ -7,7 +7,7 @@
 namespace lunar {
 
 // Opens `uri`. SCHEME:PATH may be followed by settings, ",key=value"; a bare PATH may not.
-//   PATH or file:PATH[,iopoll=auto|on|off][,sqpoll=auto|on|off]
+//   PATH or file:PATH[,sqpoll=auto|on|off]
 //                       regular file (must exist; empty, all-zero header, or a former Lunar scratch LUN) or block
 //                       device
 //   DIR                 an unlinked file is made in it (O_TMPFILE, else mkstemp+unlink); refused on tmpfs/ramfs

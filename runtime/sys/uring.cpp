@@ -85,8 +85,7 @@ int Uring::init(const UringSetup& setup) {
       IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
   constexpr unsigned kCooperative = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
   const unsigned attempts[] = {IORING_SETUP_SQPOLL, kDeferred, kCooperative, 0};
-  const unsigned must =
-      (setup.iopoll ? IORING_SETUP_IOPOLL : 0u) | (setup.large ? IORING_SETUP_SQE128 | IORING_SETUP_CQE32 : 0u);
+  const unsigned must = setup.large ? IORING_SETUP_SQE128 | IORING_SETUP_CQE32 : 0u;
   const MakingDescriptor making;
   int status = -EINVAL;
   for (unsigned flags : attempts) {
@@ -307,8 +306,7 @@ unsigned Uring::reap(Cqe* out, unsigned max, bool drive) {
     if (seen) io_uring_cq_advance(&ring_, seen);
     if (taken || !drive || round) break;
     const unsigned flags = __atomic_load_n(ring_.sq.kflags, __ATOMIC_RELAXED);
-    // A ring that polls finds completions only when it is asked.
-    if (!(flags & (IORING_SQ_CQ_OVERFLOW | IORING_SQ_TASKRUN)) && !iopoll()) break;
+    if (!(flags & (IORING_SQ_CQ_OVERFLOW | IORING_SQ_TASKRUN))) break;
     (void)io_uring_get_events(&ring_);
   }
   return taken;
@@ -346,27 +344,6 @@ int uring_probe_window(void* buffer, size_t bytes) {
   const int given_back = status < 0 ? 0 : io_uring_unregister_buffers(&ring);  // see Uring::unregister_buffers
   io_uring_queue_exit(&ring);
   if (given_back == 0) note_own_pinned(-static_cast<int64_t>(bytes));
-  return status;
-}
-
-int uring_probe_iopoll(int fd, void* buffer, unsigned bytes, int64_t timeout_ns) {
-  const MakingDescriptor making;
-  io_uring ring = {};
-  int status = try_init(&ring, 2, IORING_SETUP_IOPOLL);
-  if (status < 0) return status;
-  io_uring_prep_read(io_uring_get_sqe(&ring), fd, buffer, bytes, 0);
-  status = io_uring_submit(&ring);
-  const uint64_t end = now_ns() + static_cast<uint64_t>(timeout_ns);
-  while (status >= 0) {
-    io_uring_cqe* cqe = nullptr;
-    (void)io_uring_get_events(&ring);  // looks once, never waits
-    if (io_uring_peek_cqe(&ring, &cqe) == 0) {
-      status = cqe->res == static_cast<int>(bytes) ? 0 : cqe->res < 0 ? cqe->res : -EIO;
-      break;
-    }
-    if (now_ns() > end) status = -ETIME;
-  }
-  io_uring_queue_exit(&ring);
   return status;
 }
 

@@ -20,7 +20,6 @@ struct UringSetup {
   bool sqpoll = false;    // a kernel thread takes what is queued; where the host refuses that, the ring is a plain one
   bool shared = false;    // any thread may use it, one at a time (await() at any time): a plain ring,
   bool in_turns = false;  //   or, where the one that submitted waits, one whose completions do not interrupt it
-  bool iopoll = false;    // completions are polled for. Such a ring carries reads, writes and NVMe commands only
   bool large = false;     // 128-byte entries and 32-byte completions, for queue_nvme
 };
 
@@ -67,7 +66,6 @@ class Uring {
   unsigned queued() const { return ready_ ? io_uring_sq_ready(&ring_) : 0; }  // not yet taken by the kernel
   bool deferred() const { return deferred_; }
   bool sqpoll() const { return (ring_.flags & IORING_SETUP_SQPOLL) != 0; }
-  bool iopoll() const { return (ring_.flags & IORING_SETUP_IOPOLL) != 0; }
   bool fixed_vectors() const { return fixed_vectors_; }  // the kernel takes vectors in a registered buffer (6.15)
   bool ready() const { return ready_; }
   // poll() wakes when reap(drive) finds something, but for deferred()
@@ -90,9 +88,5 @@ class Uring {
 [[nodiscard]] int uring_probe_sqpoll();  // a ring with a kernel thread
 // registers a buffer (RLIMIT_MEMLOCK) and unregisters it
 [[nodiscard]] int uring_probe_window(void* buffer, size_t bytes);
-// One polled read of `bytes` at offset 0 of `fd` (O_DIRECT). 0; -ETIME when it did not come back in time (it is
-// abandoned with its ring: the kernel holds the pages till it ends); or the -errno it ended with. Blocks for timeout_ns
-// at most.
-[[nodiscard]] int uring_probe_iopoll(int fd, void* buffer, unsigned bytes, int64_t timeout_ns);
 
 }  // namespace lunar::sys

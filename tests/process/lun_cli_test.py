@@ -347,7 +347,7 @@ def life(directory):
     info = as_json("info", path)
     check(info["formatted"] and info["raw"]["kind"] == "file" and info["uuid"] == device["uuid"], f"info: {info}")
     check(as_json("info", f"{path}#two")["lun"]["size_bytes"] == 3 * MIB // 2, "info #two")
-    for word in (path, "extents", "uuid", "discard", "window", "iopoll", "sqpoll"):
+    for word in (path, "extents", "uuid", "discard", "window", "sqpoll"):
         check(word in done("info", path), f"info: lacks {word}")
     code, shown, answered = at_terminal("y", "remove", f"{path}#one")
     check(code == 0 and answered, f"remove at the terminal: {code} {shown}")

@@ -39,7 +39,6 @@ void show_facts(const DeviceFacts& facts) {
                      size_text(facts.can.transfer_bytes_max).c_str()));
   row("discard", yes_no(facts.can.discard));
   row("window", text_of("%s%s", yes_no(facts.can.window), facts.can.window ? " (buffers registered once)" : ""));
-  row("iopoll", yes_no(facts.can.iopoll));
   row("sqpoll", yes_no(facts.can.sqpoll));
   row("polled", text_of("%s%s", yes_no(facts.can.polled), facts.can.polled ? " (a copy is the I/O)" : ""));
   row("persistent", yes_no(facts.can.persistent));
@@ -56,7 +55,7 @@ void show_facts(const DeviceFacts& facts) {
 void json_facts(JsonWriter& json, const DeviceFacts& facts) {
   json.key("raw").open('{').field("kind", facts.kind).field("bytes", facts.bytes).field("io_align", facts.align);
   json.field("memory_align", facts.can.memory_align).field("transfer_bytes_max", facts.can.transfer_bytes_max);
-  json.field("discard", facts.can.discard).field("window", facts.can.window).field("iopoll", facts.can.iopoll);
+  json.field("discard", facts.can.discard).field("window", facts.can.window);
   json.field("sqpoll", facts.can.sqpoll).field("polled", facts.can.polled).field("persistent", facts.can.persistent);
   json.field("atomic_write_bytes", facts.can.atomic_write_bytes);
   json.field("fua", fua_text(facts.can.fua));

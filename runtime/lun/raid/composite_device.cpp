@@ -73,7 +73,7 @@ void CompositeDevice::close() {
 
 Capabilities CompositeDevice::capabilities() const {
   Capabilities out;
-  out.discard = out.window = out.sqpoll = out.iopoll = out.polled = out.instant = true;
+  out.discard = out.window = out.sqpoll = out.polled = out.instant = true;
   out.transfer_bytes_max = kCompositeCommandMax;
   out.fua = Fua::kFree;
   out.atomic_write_bytes = UINT64_MAX;
@@ -83,7 +83,6 @@ Capabilities CompositeDevice::capabilities() const {
     out.discard &= one.discard;
     out.window &= one.window;
     out.sqpoll &= one.sqpoll;
-    out.iopoll &= one.iopoll;
     out.polled &= one.polled;
     out.instant &= one.instant;
     out.persistent &= one.persistent;

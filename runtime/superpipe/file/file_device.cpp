@@ -27,9 +27,7 @@
 namespace lunar {
 namespace {
 
-constexpr size_t kProbePage = 64 * 1024;      // a page of any kernel
-constexpr int64_t kPollProbeNs = 20'000'000;  // a disk that polls answers within a millisecond
-constexpr uint64_t kProbeBytes = kMiB;        // reserved at open to see whether the file system can reserve at all
+constexpr uint64_t kProbeBytes = kMiB;  // reserved at open to see whether the file system can reserve at all
 
 const char* memory_file_system(uint64_t magic) {
   switch (magic) {
@@ -105,14 +103,14 @@ int refuse_memory(const char* path, int flags, ErrorText* why) {
 }  // namespace
 
 int FileDevice::open_uri(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
-  Choice iopoll = Choice::kUnset, sqpoll = Choice::kUnset;
-  const SettingSpec specs[] = {{"iopoll", &iopoll, nullptr, 0}, {"sqpoll", &sqpoll, nullptr, 0}};
+  Choice sqpoll = Choice::kUnset;
+  const SettingSpec specs[] = {{"sqpoll", &sqpoll, nullptr, 0}};
   char path[4096];
-  int err = settings_parse(uri, uri + strlen("file:"), specs, 2, path, sizeof path, why);
+  int err = settings_parse(uri, uri + strlen("file:"), specs, 1, path, sizeof path, why);
   Device* device = nullptr;
   if (err == 0) err = FileDevice::open(uri, path, options, &device, why);
   if (err < 0) return err;
-  err = static_cast<FileDevice*>(device)->choose_polling(iopoll, sqpoll, why);
+  err = static_cast<FileDevice*>(device)->choose_polling(sqpoll, why);
   if (err < 0)
     device->close();
   else
@@ -225,44 +223,18 @@ int FileDevice::open_raw(const char* path, const struct stat& seen, const Device
   return check_size(options.want_bytes, why);
 }
 
-int FileDevice::choose_polling(Choice iopoll, Choice sqpoll, ErrorText* why) {
-  if (sqpoll == Choice::kOff) sqpoll_ = false;
-  if (sqpoll == Choice::kOn || sqpoll == Choice::kAuto) {
-    const int err = sys::uring_probe_sqpoll();
-    if (err < 0 && sqpoll == Choice::kOn)
-      return why->set(err,
-                      "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, boot Linux 5.11 or "
-                      "later, or write sqpoll=auto",
-                      name_, errno_name(err), errno_text(err));
-    sqpoll_ = err == 0;
-  }
-  if (iopoll == Choice::kOn || iopoll == Choice::kAuto) {
-    const int err = probe_iopoll();
-    if (err < 0 && iopoll == Choice::kOn)
-      return why->set(
-          err,
-          "LUN %s: iopoll=on: a polled read does not come back (%s: %s); give the disk's driver poll queues "
-          "(boot with nvme.poll_queues=4), or write iopoll=auto",
-          name_, errno_name(err), errno_text(err));
-    iopoll_ = err == 0;
-  }
+int FileDevice::choose_polling(Choice sqpoll, ErrorText* why) {
+  if (sqpoll == Choice::kUnset) return 0;
+  sqpoll_ = false;
+  if (sqpoll == Choice::kOff) return 0;
+  const int err = sys::uring_probe_sqpoll();
+  if (err < 0 && sqpoll == Choice::kOn)
+    return why->set(err,
+                    "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, boot Linux 5.11 or "
+                    "later, or write sqpoll=auto",
+                    name_, errno_name(err), errno_text(err));
+  sqpoll_ = err == 0;
   return 0;
-}
-
-// Whether the disk completes polled reads. sysfs is asked first: without poll queues the read may never come back, and
-// its abandoned ring would stay in the kernel.
-int FileDevice::probe_iopoll() const {
-  struct stat status;
-  int err = sys::file_status(fd(), &status);
-  if (err < 0) return err;
-  const int64_t queues = block_queue_value(block_ ? status.st_rdev : status.st_dev, "io_poll");
-  if (queues <= 0) return -EOPNOTSUPP;
-  if (!block_ && status.st_size < static_cast<off_t>(io_align_)) return -ENODATA;  // nothing to read
-  void* page = map_private(kProbePage, ForkPolicy::kDontFork);
-  if (!page) return -ENOMEM;
-  err = sys::uring_probe_iopoll(fd(), page, io_align_, kPollProbeNs);
-  unmap_private(page, kProbePage);
-  return err;
 }
 
 // Of a file: whether its file system zeros a range and keeps its space. Not probed: ext4 does not take back what a
@@ -299,19 +271,10 @@ void FileDevice::ask_sector() {
 
 // Probed at the first query: opening a LUN does not pay for it. What depends on limits (RLIMIT_MEMLOCK) is as of then.
 Capabilities FileDevice::capabilities() const {
-  enum : uint32_t {
-    kKnown = 1,
-    kDiscard = 2,
-    kWindow = 4,
-    kSqpoll = 8,
-    kIopoll = 16,
-    kFuaShift = 8,
-    kAtomicShift = 16
-  };
+  enum : uint32_t { kKnown = 1, kDiscard = 2, kWindow = 4, kSqpoll = 8, kFuaShift = 8, kAtomicShift = 16 };
   uint32_t bits = probed_.load(std::memory_order_relaxed);
   if (!(bits & kKnown)) {
-    bits = kKnown | (can_discard() ? kDiscard : 0u) | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u) |
-           (iopoll_ || probe_iopoll() == 0 ? kIopoll : 0u);
+    bits = kKnown | (can_discard() ? kDiscard : 0u) | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u);
     if (window_can_be_registered()) bits |= kWindow;
     bits |= static_cast<uint32_t>(fua()) << kFuaShift;
     const uint32_t asked = sys::atomic_write_max(fd()), most = asked > sector_        ? asked
@@ -324,7 +287,6 @@ Capabilities FileDevice::capabilities() const {
   out.discard = (bits & kDiscard) != 0;
   out.window = (bits & kWindow) != 0;
   out.sqpoll = (bits & kSqpoll) != 0;
-  out.iopoll = (bits & kIopoll) != 0;
   out.persistent = !growable_;
   out.fua = static_cast<Fua>(bits >> kFuaShift & 3);
   out.atomic_write_bytes = atomic_within(uint64_t{1} << (bits >> kAtomicShift) >> 1, data_offset_);
@@ -470,7 +432,7 @@ int FileDevice::attach_joined(const JoinedFiles& files, const ContextOptions& op
   ContextOptions wanted = options;
   wanted.sqpoll |= sqpoll_;
   OwnedContext* context = nullptr;
-  int status = UringContext::create(files, wanted, &context, iopoll_);
+  int status = UringContext::create(files, wanted, &context);
   if (status == -EINVAL || status == -EBADF) return status;  // EBADF: the program closes all descriptors just now
   if (status < 0) {
     if (!told_.exchange(true, std::memory_order_relaxed))
@@ -486,9 +448,9 @@ int FileDevice::attach_joined(const JoinedFiles& files, const ContextOptions& op
   return 0;
 }
 
-// Polling, by whichever side, was asked for this device alone.
+// A polling thread was asked for this device alone.
 bool FileDevice::join(JoinedFiles* files) const {
-  return !iopoll_ && !sqpoll_ && files->add(files_, data_offset_, !block_, sector_);
+  return !sqpoll_ && files->add(files_, data_offset_, !block_, sector_);
 }
 
 void FileDevice::detach(Context* context) {

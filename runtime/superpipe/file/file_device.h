@@ -3,11 +3,8 @@
 // device.
 // All with O_DIRECT; contexts are io_uring rings, or those of call_context.h where the host refuses io_uring.
 //
-// Settings (only with the scheme: file:PATH,key=value), neither used unless asked for:
+// Setting (only with the scheme: file:PATH,key=value), not used unless asked for:
 //   sqpoll   a kernel thread takes commands: submit costs no system call, the thread a CPU while there is work
-//   iopoll   completions of single buffers up to 64 KiB are polled for, without an interrupt: wait() spends its CPU.
-//            Only where one polled read came back at open (virtio disks and NVMe without poll queues never deliver
-//            one). Not for contexts that are shared, nor from a context's first watch() on: those sleep
 //   auto: where the host can; on: or the open fails; off (as unset): never
 // fua is RWF_DSYNC, of a list of parts too. atomic is RWF_ATOMIC, where the kernel and the disk have it; else a sector
 // of the disk (its logical block), and of a file nothing more: its blocks may lie anywhere. What was discarded is zeros
@@ -32,7 +29,7 @@ class FileDevice final : public Device {
   // `path` may carry the "file:" prefix in `uri`, which is only kept for messages.
   [[nodiscard]] static int open(const char* uri, const char* path, const DeviceOptions& options, Device** out,
                                 ErrorText* why);
-  // "file:PATH[,iopoll=auto|on|off][,sqpoll=auto|on|off]"
+  // "file:PATH[,sqpoll=auto|on|off]"
   [[nodiscard]] static int open_uri(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
   void detach(Context* context) override;
@@ -66,8 +63,7 @@ class FileDevice final : public Device {
   int check_file_system(const char* path, uint64_t* free_bytes, ErrorText* why);
   int learn_alignment(const char* path, ErrorText* why);
   int check_size(uint64_t want_bytes, ErrorText* why) const;
-  int choose_polling(Choice iopoll, Choice sqpoll, ErrorText* why);
-  int probe_iopoll() const;
+  int choose_polling(Choice sqpoll, ErrorText* why);
   bool can_discard() const;
   Fua fua() const;
   void ask_sector();
@@ -84,7 +80,6 @@ class FileDevice final : public Device {
   bool growable_ = false;
   bool cut_at_close_ = false;  // a path that was empty when it came to us
   bool sqpoll_ = false;
-  bool iopoll_ = false;
   bool read_only_ = false;
   mutable std::atomic<uint32_t> probed_{0};  // capabilities(), once asked: see there
   std::atomic<bool> told_{false};            // the io_uring fall-back was logged

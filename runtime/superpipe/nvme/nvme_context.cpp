@@ -24,7 +24,7 @@ int NvmeContext::create(const DeviceFiles& files, const NvmeGeometry* geometry, 
   context->data_offset_ = data_offset;
   context->pieces_ = reinterpret_cast<Piece*>(memory + object);
   const DeviceFiles* const one = &files;
-  const int status = context->start(memory, head, &one, 1, options, true, false);
+  const int status = context->start(memory, head, &one, 1, options, true);
   if (status < 0) {
     unmap_private(memory, bytes);
     return status;

@@ -11,7 +11,7 @@
 //   release()       DATASET MANAGEMENT, deallocate
 //
 // A writable open first checks for users of the same namespace through the block layer (mounted, swap, a partition in
-// use), and claims its block devices (ownership.h). Polled completions (IOPOLL) are not used here.
+// use), and claims its block devices (ownership.h).
 // Threading: immutable after open but for the descriptor (reopen), which is atomic.
 #pragma once
 #include <atomic>

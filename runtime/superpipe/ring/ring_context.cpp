@@ -14,8 +14,6 @@
 #include <errno.h>
 #include <sys/resource.h>
 
-#include <initializer_list>
-
 #include "superpipe/wakeups.h"
 #include "sys/arena.h"
 #include "sys/thread.h"
@@ -73,7 +71,7 @@ bool window_can_be_registered() {
 }
 
 int RingContext::start(char* memory, size_t head, const DeviceFiles* const* files, unsigned count,
-                       const ContextOptions& options, bool large, bool iopoll) {
+                       const ContextOptions& options, bool large) {
   static_assert((kLockFilesMax + NamespaceNodes::kMax) * kFilesMax + 1 <= kRegisteredMax);
   mapping_bytes_ = mapping_bytes(head, options.depth);
   depth_ = options.depth;
@@ -91,21 +89,13 @@ int RingContext::start(char* memory, size_t head, const DeviceFiles* const* file
   setup.shared = options.shared;
   setup.in_turns = options.in_turns;
   setup.large = large;
-  int status = open_ring(&ring_, files, count, options.keep_fd, setup);
+  const int status = open_ring(&ring_, files, count, options.keep_fd, setup);
   if (status < 0) return status;
-  if (iopoll && !options.shared) {
-    setup.sqpoll = false;
-    setup.iopoll = true;
-    // without it the plain ring carries everything
-    poll_more_ = open_ring(&polled_, files, count, options.keep_fd, setup) == 0;
-  }
   if (options.buffer && options.buffer_bytes) {
     const iovec window = {options.buffer,
                           options.buffer_bytes < kWindowMaxBytes ? options.buffer_bytes : kWindowMaxBytes};
     // Where RLIMIT_MEMLOCK says no, pages are pinned per I/O.
-    polled_window_ = poll_more_ && polled_.register_buffers(&window, 1) == 0;
-    plain_window_ = ring_.register_buffers(&window, 1) == 0;
-    if (polled_window_ || plain_window_) {
+    if (ring_.register_buffers(&window, 1) == 0) {
       window_ = static_cast<const char*>(window.iov_base);
       window_bytes_ = window.iov_len;
     }
@@ -116,7 +106,6 @@ int RingContext::start(char* memory, size_t head, const DeviceFiles* const* file
 void RingContext::release() {
   drain();
   ring_.destroy();
-  polled_.destroy();
   unmap_private(this, mapping_bytes_);
 }
 
@@ -158,24 +147,22 @@ void RingContext::arm_watches() {
 // Hands everything queued to the kernel. False when nothing could be taken.
 bool RingContext::flush() {
   bool some = false;
-  for (sys::Uring* ring : {&ring_, &polled_}) {
-    while (ring->queued()) {
-      if (ring->submit() <= 0) break;
-      some = true;
-      if (ring->sqpoll()) break;  // its thread takes them when it comes to them
-    }
+  while (ring_.queued()) {
+    if (ring_.submit() <= 0) break;
+    some = true;
+    if (ring_.sqpoll()) break;  // its thread takes them when it comes to them
   }
   return some;
 }
 
-unsigned RingContext::take_from(sys::Uring* ring, Response* out, unsigned max, bool drive) {
+unsigned RingContext::take(Response* out, unsigned max, bool drive) {
   sys::Cqe done[64];
   unsigned taken = 0;
   uint64_t now = 0;
   bool goes_on = false;
   while (taken < max) {
     const unsigned room = max - taken < 64 ? max - taken : 64;
-    const unsigned n = ring->reap(done, room, drive && taken == 0);
+    const unsigned n = ring_.reap(done, room, drive && taken == 0);
     for (unsigned i = 0; i < n; ++i) {
       const auto index = static_cast<uint32_t>(done[i].user);
       if (done[i].user & kWatchFlag) {
@@ -184,7 +171,6 @@ unsigned RingContext::take_from(sys::Uring* ring, Response* out, unsigned max, b
         continue;
       }
       int64_t result;
-      if (ring == &polled_) --polled_in_flight_;
       if (!finish(index, done[i].result, &result)) {
         goes_on = true;
         continue;
@@ -200,19 +186,13 @@ unsigned RingContext::take_from(sys::Uring* ring, Response* out, unsigned max, b
     }
     if (n < room) break;
   }
-  if (goes_on) (void)ring->submit();
-  return taken;
-}
-
-unsigned RingContext::take(Response* out, unsigned max, bool drive) {
-  unsigned taken = polled_in_flight_ ? take_from(&polled_, out, max, drive) : 0;
-  if (taken < max) taken += take_from(&ring_, out + taken, max - taken, drive && taken == 0);
+  if (goes_on) (void)ring_.submit();
   return taken;
 }
 
 int RingContext::reap(Response* out, unsigned max) {
   if (watches_.wanted) arm_watches();
-  if (ring_.queued() || polled_.queued()) (void)flush();
+  if (ring_.queued()) (void)flush();
   note_unsent();
   return static_cast<int>(take(out, max, true));
 }
@@ -226,10 +206,7 @@ int RingContext::await(int64_t timeout_ns) {
 
 void RingContext::wakeups(Wakeups* out) {
   out->readable(ring_.descriptor());
-  if (polled_in_flight_)
-    out->look_at(0);
-  else if (unsent_.load(std::memory_order_relaxed))
-    out->look_at(sys::now_ns() + kUnsentNs);
+  if (unsent_.load(std::memory_order_relaxed)) out->look_at(sys::now_ns() + kUnsentNs);
 }
 
 unsigned RingContext::spin(Response* out, unsigned max, int64_t timeout_ns) {
@@ -267,18 +244,6 @@ unsigned RingContext::spin(Response* out, unsigned max, int64_t timeout_ns) {
   return taken;
 }
 
-// A polled ring has no sleep with a timeout: poll it again and again, together with the plain ring.
-int RingContext::wait_polled(Response* out, unsigned max, int64_t timeout_ns) {
-  const uint64_t start = timeout_ns >= 0 ? sys::now_ns() : 0;
-  for (;;) {
-    (void)flush();
-    const unsigned taken = take(out, max, true);
-    if (taken || in_flight_ == 0) return static_cast<int>(taken);
-    if (timeout_ns >= 0 && sys::now_ns() - start >= static_cast<uint64_t>(timeout_ns)) return 0;
-    if (ring_.queued() || polled_.queued()) sys::yield_cpu();  // the kernel is short of something for a moment
-  }
-}
-
 int RingContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
   if (max == 0) return 0;
   unsigned taken = take(out, max, true);
@@ -289,8 +254,6 @@ int RingContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
     (void)flush();
     return static_cast<int>(take(out, max, true));
   }
-  // Also after a watch has ended it, till the last polled one is in.
-  if (polled_in_flight_) return wait_polled(out, max, timeout_ns);
   const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
   if (spin_ && in_flight_) {
     (void)flush();
@@ -318,7 +281,7 @@ int RingContext::exchange(const Command* commands, unsigned n, unsigned* taken, 
                           unsigned least, int64_t timeout_ns) {
   *taken = queue_all(commands, n);
   if (least > max) least = max;
-  if (least <= 1 || timeout_ns == 0 || polled_in_flight_) {  // the first one counts: wait() knows when to spin for it
+  if (least <= 1 || timeout_ns == 0) {  // the first one counts: wait() knows when to spin for it
     // nothing else can come: wait() submits as it goes to sleep
     const bool alone = !spin_ && *taken && in_flight_ == *taken && max;
     if (!alone) (void)flush();

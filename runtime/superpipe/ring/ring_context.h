@@ -8,11 +8,6 @@
 //
 // A derived context says how a command becomes an entry of the ring (queue) and what a completion means (finish).
 //
-// Polled I/O (IOPOLL): a second, polled ring carries small reads and writes. Large ones (the kernel splits them, and
-// halves were seen never to come back), and discard, flush and watches, which a polled ring cannot carry, use the plain
-// ring. wait() then polls instead of sleeping. The first watch() ends this: from then on the plain ring carries
-// everything, as a sleep must serve both.
-//
 // Threading: the thread that attached; or, attached as shared, one at a time, await() at any time. submit, reap, wait,
 // watch do not allocate.
 #pragma once
@@ -34,10 +29,7 @@ class RingContext : public OwnedContext {
   [[nodiscard]] int wait(Response* out, unsigned max, int64_t timeout_ns) final;
   [[nodiscard]] int exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max,
                              unsigned least, int64_t timeout_ns) final;
-  [[nodiscard]] int watch(int fd, uint64_t tag) final {
-    poll_more_ = false;
-    return watches_.add(fd, tag);
-  }
+  [[nodiscard]] int watch(int fd, uint64_t tag) final { return watches_.add(fd, tag); }
   unsigned in_flight() const final { return in_flight_; }
   uint64_t usual_latency_ns() const final { return latency_.ns(); }
   [[nodiscard]] int await(int64_t timeout_ns) final;
@@ -45,7 +37,6 @@ class RingContext : public OwnedContext {
   void release() final;
 
   bool window_registered() const { return window_ != nullptr; }
-  bool polls() const { return poll_more_; }
 
  protected:
   static constexpr unsigned kDepthMax = 4096;
@@ -56,16 +47,16 @@ class RingContext : public OwnedContext {
     return head + depth * (sizeof(InFlight) + sizeof(uint16_t));
   }
   // Sets up everything that lies in this class, in `memory` (zeros) where the derived object is and mapping_bytes(head,
-  // depth) follow. The files of files[i] are registered as number i. large: a ring for NVMe commands. iopoll: reads and
-  // writes are polled for. 0 or -errno (nothing is left then, but the memory).
+  // depth) follow. The files of files[i] are registered as number i. large: a ring for NVMe commands. 0 or -errno
+  // (nothing is left then, but the memory).
   static constexpr unsigned kFilesMax = 8;
   [[nodiscard]] int start(char* memory, size_t head, const DeviceFiles* const* files, unsigned count,
-                          const ContextOptions& options, bool large, bool iopoll);
+                          const ContextOptions& options, bool large);
 
-  // Puts the command at in-flight entry `index` into a ring. False when the ring is full.
+  // Puts the command at in-flight entry `index` into the ring. False when the ring is full.
   virtual bool queue(const Command& command, uint32_t index) = 0;
   // A completion of in-flight entry `index`: its response's result in *result; or false when the command goes on (put
-  // into a ring again).
+  // into the ring again).
   virtual bool finish(uint32_t /*index*/, int32_t completed, int64_t* result) {
     *result = completed;
     return true;
@@ -77,11 +68,6 @@ class RingContext : public OwnedContext {
   void drop_window() { window_bytes_ = 0; }
 
   sys::Uring ring_;
-  sys::Uring polled_;              // reads and writes, when the device is polled
-  bool poll_more_ = false;         // new reads and writes go to polled_
-  unsigned polled_in_flight_ = 0;  // counted up by queue
-  bool plain_window_ = false;      // the window is registered with ring_,
-  bool polled_window_ = false;     //   with polled_
 
  private:
   struct InFlight {
@@ -91,11 +77,9 @@ class RingContext : public OwnedContext {
   unsigned queue_all(const Command* commands, unsigned n);
   void arm_watches();
   bool flush();
-  void note_unsent() { unsent_.store(ring_.queued() || polled_.queued(), std::memory_order_relaxed); }
+  void note_unsent() { unsent_.store(ring_.queued() != 0, std::memory_order_relaxed); }
   unsigned take(Response* out, unsigned max, bool drive);
-  unsigned take_from(sys::Uring* ring, Response* out, unsigned max, bool drive);
   unsigned spin(Response* out, unsigned max, int64_t timeout_ns);
-  int wait_polled(Response* out, unsigned max, int64_t timeout_ns);
 
   WatchSet watches_;
   LatencyAverage latency_;

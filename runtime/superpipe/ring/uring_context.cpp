@@ -11,14 +11,7 @@
 #include "sys/arena.h"
 
 namespace lunar {
-namespace {
-
-// Polled: what a disk takes as one request. Beyond it little is gained either.
-constexpr size_t kPollBytesMax = 64 * 1024;
-
-}  // namespace
-
-int UringContext::create(const JoinedFiles& files, const ContextOptions& options, OwnedContext** out, bool iopoll) {
+int UringContext::create(const JoinedFiles& files, const ContextOptions& options, OwnedContext** out) {
   static_assert(JoinedFiles::kMax <= kFilesMax);
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
   const size_t head = round_up(sizeof(UringContext), 64), bytes = mapping_bytes(head, options.depth);
@@ -26,7 +19,7 @@ int UringContext::create(const JoinedFiles& files, const ContextOptions& options
   if (!memory) return -ENOMEM;
   auto* context = new (memory) UringContext;
   for (unsigned i = 0; i < files.count; ++i) context->place_[i] = files.place[i];
-  const int status = context->start(memory, head, files.files, files.count, options, false, iopoll);
+  const int status = context->start(memory, head, files.files, files.count, options, false);
   if (status < 0) {
     unmap_private(memory, bytes);
     return status;
@@ -43,26 +36,19 @@ bool UringContext::queue(const Command& command, uint32_t index) {
     case Op::kWrite: {
       const bool read = command.op == Op::kRead;
       const int flags = read ? 0 : write_flags(command, place_[file].sector);
-      const bool poll = poll_more_ && !flags && command.iov_count == 1 && command.iov->iov_len <= kPollBytesMax;
-      sys::Uring& ring = poll ? polled_ : ring_;
-      // which the kernel takes from plain memory only
-      bool fixed = (poll ? polled_window_ : plain_window_) && !(flags & RWF_ATOMIC);
-      bool queued;
+      bool fixed = window_registered() && !(flags & RWF_ATOMIC);  // which the kernel takes from plain memory only
       if (command.iov_count == 1) {
         void* buffer = command.iov->iov_base;
         const auto bytes = static_cast<unsigned>(command.iov->iov_len);
         const int window = fixed && in_window(*command.iov) ? 0 : -1;
-        queued = read ? ring.queue_read(file, true, buffer, bytes, at, window, index)
-                      : ring.queue_write(file, true, buffer, bytes, at, window, index, flags);
-      } else {
-        fixed = fixed && ring.fixed_vectors();
-        for (uint32_t i = 0; fixed && i < command.iov_count; ++i) fixed = in_window(command.iov[i]);
-        const int window = fixed ? 0 : -1;
-        queued = read ? ring.queue_readv(file, true, command.iov, command.iov_count, at, window, index)
-                      : ring.queue_writev(file, true, command.iov, command.iov_count, at, window, index, flags);
+        return read ? ring_.queue_read(file, true, buffer, bytes, at, window, index)
+                    : ring_.queue_write(file, true, buffer, bytes, at, window, index, flags);
       }
-      polled_in_flight_ += queued && poll;
-      return queued;
+      fixed = fixed && ring_.fixed_vectors();
+      for (uint32_t i = 0; fixed && i < command.iov_count; ++i) fixed = in_window(command.iov[i]);
+      const int window = fixed ? 0 : -1;
+      return read ? ring_.queue_readv(file, true, command.iov, command.iov_count, at, window, index)
+                  : ring_.queue_writev(file, true, command.iov, command.iov_count, at, window, index, flags);
     }
     case Op::kDiscard:
       return ring_.queue_discard(file, true, at, command.length, place_[file].keep, index);

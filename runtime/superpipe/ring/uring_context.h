@@ -9,10 +9,8 @@ namespace lunar {
 
 class UringContext final : public RingContext {
  public:
-  // iopoll: the devices were probed to complete polled I/O (not for shared contexts: await could not sleep). 0 or
-  // -errno.
-  [[nodiscard]] static int create(const JoinedFiles& files, const ContextOptions& options, OwnedContext** out,
-                                  bool iopoll = false);
+  // 0 or -errno.
+  [[nodiscard]] static int create(const JoinedFiles& files, const ContextOptions& options, OwnedContext** out);
 
  private:
   UringContext() = default;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices by URI: settings, capabilities as the host has them, refusals in one line; contexts shared by threads, polled
-// ones, vectors in the window, many in flight.
+// Devices by URI: settings, capabilities as the host has them, refusals in one line; contexts shared by threads,
+// vectors in the window, many in flight.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -155,8 +155,9 @@ TEST_CASE("device uri: an unknown scheme names the known ones, bad settings name
   Directory directory;
   const std::string disk = directory.disk("disk", kMiB);
   CHECK(has(refused("floppy:/dev/fd0", raw(), -EINVAL), "known: file, nvme, pmem, capi, mem, sim"));
-  CHECK(has(refused("file:" + disk + ",speed=on", raw(), -EINVAL), "known: iopoll, sqpoll"));
-  CHECK(has(refused("file:" + disk + ",iopoll=perhaps", raw(), -EINVAL), "auto, on or off"));
+  CHECK(has(refused("file:" + disk + ",speed=on", raw(), -EINVAL), "known: sqpoll"));
+  CHECK(has(refused("file:" + disk + ",iopoll=on", raw(), -EINVAL), "iopoll"));  // of earlier versions
+  CHECK(has(refused("file:" + disk + ",sqpoll=perhaps", raw(), -EINVAL), "auto, on or off"));
   CHECK(has(refused("file:" + disk + "x", raw(), -ENOENT), "no such file"));
   CHECK(has(refused(disk + ",sqpoll=on", raw(), -ENOENT), "no such file"));  // a bare path has no settings
   CHECK(has(refused("file:" + std::string(5000, 'x'), raw(), -ENAMETOOLONG), "too long"));
@@ -169,7 +170,7 @@ TEST_CASE("device uri: capi without hardware says what is missing") {
 
 TEST_CASE("device uri: a file whose name looks like a setting is opened by its name") {
   Directory directory;
-  const std::string odd = directory.disk("disk,iopoll=on", kMiB);
+  const std::string odd = directory.disk("disk,sqpoll=on", kMiB);
   Device* device = opened("file:" + odd);
   CHECK(device->size_bytes() == kMiB);
   round_trip(device);
@@ -181,7 +182,7 @@ TEST_CASE("device uri: a file whose name looks like a setting is opened by its n
 TEST_CASE("device uri: auto settings never fail, and what they choose works") {
   Directory directory;
   const std::string disk = directory.disk("disk", kMiB);
-  for (const char* settings : {",iopoll=auto,sqpoll=auto", ",iopoll=off,sqpoll=off", ",sqpoll=auto", ""}) {
+  for (const char* settings : {",sqpoll=auto", ",sqpoll=off", ""}) {
     INFO(settings);
     Device* device = opened("file:" + disk + settings);
     round_trip(device);
@@ -189,7 +190,7 @@ TEST_CASE("device uri: auto settings never fail, and what they choose works") {
   }
 }
 
-TEST_CASE("file capabilities are those of the host, and iopoll=on and sqpoll=on hold or say why not") {
+TEST_CASE("file capabilities are those of the host, and sqpoll=on holds or says why not") {
   Directory directory;
   const std::string disk = directory.disk("disk", kMiB);
   Device* device = opened(disk);
@@ -201,16 +202,13 @@ TEST_CASE("file capabilities are those of the host, and iopoll=on and sqpoll=on 
   CHECK(status.st_size == kMiB);
   CHECK(static_cast<uint64_t>(status.st_blocks) * 512 >= kMiB);  // the probe made no hole
   device_close(device);
-  for (const char* name : {"sqpoll", "iopoll"}) {
-    const bool offered = strcmp(name, "sqpoll") == 0 ? can.sqpoll : can.iopoll;
-    const std::string uri = "file:" + disk + "," + name + "=on";
-    if (offered) {
-      device = opened(uri);
-      round_trip(device);
-      device_close(device);
-    } else {
-      CHECK(has(refused(uri, raw()), (std::string(name) + "=on").c_str()));
-    }
+  const std::string uri = "file:" + disk + ",sqpoll=on";
+  if (can.sqpoll) {
+    device = opened(uri);
+    round_trip(device);
+    device_close(device);
+  } else {
+    CHECK(has(refused(uri, raw()), "sqpoll=on"));
   }
   device = opened(disk, raw(true));
   CHECK_FALSE(device->capabilities().discard);  // read-only
@@ -323,55 +321,5 @@ TEST_CASE("rings: a vector in a registered buffer is taken where the kernel says
   CHECK(*window.page(1) == 'y');
   CHECK(run(true, bad) == -EFAULT);
   ring.destroy();
-  sys::close_file(fd);
-}
-
-TEST_CASE("polled contexts: flush, discard and watches go by the plain ring; a watch ends the polling") {
-  if (sys::uring_probe() < 0) LUNAR_SKIP("io_uring", "refused on this host");
-  Directory directory;
-  const int fd = sys::open_file(directory.disk("disk", kMiB).c_str(), O_RDWR | O_DIRECT);
-  REQUIRE(fd >= 0);
-  const DeviceFiles disk(fd);
-  JoinedFiles files;
-  files.add(disk, 0, true);
-  Pages pages(2);
-  const int polls = sys::uring_probe_iopoll(fd, pages.base, kPage, 50'000'000);
-  OwnedContext* context = nullptr;
-  ContextOptions options;
-  options.buffer = pages.base;
-  options.buffer_bytes = pages.bytes;
-  REQUIRE(UringContext::create(files, options, &context, true) == 0);
-  auto* ring = static_cast<UringContext*>(context);
-  CHECK(ring->polls());
-  Command discard = command_of(Op::kDiscard, 1, nullptr, 0, 1);
-  discard.length = kPage;
-  CHECK(one(context, discard) == 0);
-  CHECK(one(context, command_of(Op::kFlush, 0, nullptr, 0, 2)) == 0);
-  const iovec part = {pages.base, kPage};
-  // What the kernel may split goes by the plain ring, also where polling does not work.
-  const iovec two[] = {{pages.page(1), kPage}, {pages.page(0), kPage}};
-  CHECK(one(context, command_of(Op::kRead, 0, two, 2, 6)) == 2 * kPage);
-  Pages large(32);
-  const iovec whole = {large.base, large.bytes};
-  CHECK(one(context, command_of(Op::kRead, 0, &whole, 1, 7)) == static_cast<int64_t>(large.bytes));
-  // Never sent where it would not come back.
-  if (polls != -ETIME)
-    CHECK(one(context, command_of(Op::kRead, 0, &part, 1, 3)) == (polls == 0 ? int64_t{kPage} : polls));
-  int ends[2];
-  REQUIRE(pipe2(ends, O_NONBLOCK) == 0);
-  REQUIRE(context->watch(ends[0], 9) == 0);
-  CHECK_FALSE(ring->polls());
-  CHECK(one(context, command_of(Op::kRead, 0, &part, 1, 4)) == kPage);
-  REQUIRE(write(ends[1], "x", 1) == 1);
-  Response response;
-  CHECK(context->wait(&response, 1, -1) == 1);
-  CHECK(response.tag == 9);
-  context->release();
-  options.shared = true;  // await must be able to sleep
-  REQUIRE(UringContext::create(files, options, &context, true) == 0);
-  CHECK_FALSE(static_cast<UringContext*>(context)->polls());
-  context->release();
-  close(ends[0]);
-  close(ends[1]);
   sys::close_file(fd);
 }
