@@ -95,7 +95,8 @@ struct ContextOptions {
   bool shared = false;    // several threads will use it: see Context::await. Costs some: no deferred task work
   bool in_turns = false;  //   (with shared) one after the other, and each waits for its own command: cheaper
   // where commands are calls that block (the host refuses io_uring): threads of the device's make them, so that
-  // submit() does not wait for I/O. Not for the fault path
+  // submit() does not wait for I/O. Where a ring is only short of descriptors or memory, attach() fails, and may be
+  // tried again. Not for the fault path
   bool delegate = false;
   // a file more that stays open until the last I/O ended, also after a kill: one that locks lie on
   int keep_fd = -1;

@@ -434,14 +434,12 @@ int FileDevice::attach_joined(const JoinedFiles& files, const ContextOptions& op
   OwnedContext* context = nullptr;
   int status = UringContext::create(files, wanted, &context);
   if (status == -EINVAL || status == -EBADF) return status;  // EBADF: the program closes all descriptors just now
-  if (status < 0) {
-    if (!told_.exchange(true, std::memory_order_relaxed))
-      log_warning(
-          "LUN %s: io_uring is not available here (%s): reads and writes by system calls, slower; allow it (sysctl "
-          "kernel.io_uring_disabled=0, or the container's seccomp profile)",
-          name_, errno_name(status));
+  if (status == 0)
+    calls_.ring_made();
+  else if (calls_.replaces_ring(status, name_, wanted,
+                                "reads and writes by system calls, slower; allow it (sysctl "
+                                "kernel.io_uring_disabled=0, or the container's seccomp profile)"))
     status = calls_.attach(files, wanted, &context);
-  }
   if (status < 0) return status;
   contexts_.fetch_add(1, std::memory_order_relaxed);
   *out = context;

@@ -82,7 +82,6 @@ class FileDevice final : public Device {
   bool sqpoll_ = false;
   bool read_only_ = false;
   mutable std::atomic<uint32_t> probed_{0};  // capabilities(), once asked: see there
-  std::atomic<bool> told_{false};            // the io_uring fall-back was logged
   std::atomic<int> contexts_{0};
 };
 

@@ -218,14 +218,12 @@ int NvmeDevice::attach(const ContextOptions& options, Context** out) {
   OwnedContext* context = nullptr;
   int status = NvmeContext::create(files_, &geometry_, data_offset_, name_, wanted, &context);
   if (status == -ERANGE) return -EINVAL;
-  if (status < 0) {
-    if (!told_.exchange(true, std::memory_order_relaxed))
-      log_warning(
-          "LUN %s: io_uring carries no NVMe commands here (%s): one at a time, slower; boot Linux 5.19 or later, or "
-          "allow io_uring (sysctl kernel.io_uring_disabled=0)",
-          name_, errno_name(status));
+  if (status == 0)
+    calls_.ring_made();
+  else if (calls_.replaces_ring(status, name_, wanted,
+                                "NVMe commands by ioctl, slower; boot Linux 5.19 or later, or allow it (sysctl "
+                                "kernel.io_uring_disabled=0)"))
     status = calls_.attach(this, wanted, &context);
-  }
   if (status < 0) return status;
   contexts_.fetch_add(1, std::memory_order_relaxed);
   *out = context;

@@ -63,7 +63,6 @@ class NvmeDevice final : public Device {
   NvmeGeometry geometry_;
   char block_path_[64] = {};  // of the same namespace, "" when there is none
   bool sqpoll_ = false;
-  std::atomic<bool> told_{false};  // the fall-back was logged
   std::atomic<int> contexts_{0};
   mutable std::atomic<uint32_t> probed_{0};  // capabilities(), once asked: see there
 };

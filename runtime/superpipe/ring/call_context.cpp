@@ -10,6 +10,7 @@
 #include "superpipe/ring/delegate_context.h"
 #include "superpipe/ring/sync_context.h"
 #include "sys/arena.h"
+#include "sys/log.h"
 
 namespace lunar {
 namespace {
@@ -43,7 +44,33 @@ class CallContext final : public DelegateContext {
   Device* const device_;  // in place of files_
 };
 
+const char* remedy_of(int lack) {
+  switch (-lack) {
+    case EMFILE:
+      return "close descriptors, or raise the limit (ulimit -n)";
+    case ENFILE:
+      return "raise the host's limit on open files (sysctl fs.file-max)";
+    case ENOMEM:
+      return "free memory, or raise the limits on it (ulimit -l, ulimit -v, the cgroup's)";
+    default:
+      return "look at dmesg";
+  }
+}
+
 }  // namespace
+
+// -EINVAL: the kernel has no rings of this form.
+bool CallPool::replaces_ring(int status, const char* name, const ContextOptions& options, const char* refusal) {
+  if (status == -ENOSYS || status == -EPERM || status == -EACCES || status == -EINVAL || status == -EOPNOTSUPP) {
+    if (!refusal_told_.exchange(true, std::memory_order_relaxed))
+      log_warning("LUN %s: io_uring is not available here (%s): %s", name, errno_name(status), refusal);
+    return true;
+  }
+  if (!lack_told_.exchange(true, std::memory_order_relaxed))
+    log_warning("LUN %s: no ring for its commands: %s (%s): %s; %s", name, errno_text(status), errno_name(status),
+                options.delegate ? "they fail until there is" : "they go by system calls, slower", remedy_of(status));
+  return !options.delegate;
+}
 
 bool CallPool::runs(const ContextOptions& options) {
   return options.delegate && pool_.create() == 0 && pool_.start(kThreads, "lunar-io") == 0;

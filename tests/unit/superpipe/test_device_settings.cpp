@@ -4,11 +4,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <string>
@@ -22,6 +24,7 @@
 #include "sys/thread.h"
 #include "tests/catch.h"
 #include "tests/support/device_io.h"
+#include "tests/support/stderr_of.h"
 
 using namespace lunar;
 
@@ -82,6 +85,15 @@ Device* opened(const std::string& uri, const DeviceOptions& options = raw()) {
   INFO(why.text);
   REQUIRE(status == 0);
   return device;
+}
+
+int open_rings() {
+  int rings = 0;
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;  // the iterator's own
+    rings += std::filesystem::read_symlink(file.path(), gone).string().find("[io_uring]") != std::string::npos;
+  }
+  return rings;
 }
 
 void round_trip(Device* device, const ContextOptions& options = {}) {
@@ -322,4 +334,38 @@ TEST_CASE("rings: a vector in a registered buffer is taken where the kernel says
   CHECK(run(true, bad) == -EFAULT);
   ring.destroy();
   sys::close_file(fd);
+}
+
+TEST_CASE("a lack of descriptors is told as such; contexts that may fail do, and the next one has a ring") {
+  if (sys::uring_probe() < 0) LUNAR_SKIP("io_uring", "refused on this host");
+  Directory directory;
+  Device* device = opened(directory.disk("disk", kMiB));
+  const std::string said = lunar_test::stderr_of([&] {
+    rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0) _exit(1);
+    const rlim_t before = files.rlim_cur;
+    files.rlim_cur = 3;
+    if (setrlimit(RLIMIT_NOFILE, &files) != 0) _exit(2);
+    ContextOptions may_fail, may_not;
+    may_fail.delegate = may_fail.shared = true;
+    Context *first = nullptr, *second = nullptr;
+    for (int i = 0; i < 2; ++i)  // told once
+      if (device->attach(may_fail, &first) != -EMFILE) _exit(3);
+    if (device->attach(may_not, &second) != 0) _exit(4);
+    files.rlim_cur = before;
+    if (setrlimit(RLIMIT_NOFILE, &files) != 0 || device->attach(may_fail, &first) != 0) _exit(5);
+    if (open_rings() != 1) _exit(6);
+    Pages page(1);
+    const iovec part = {page.base, kPage};
+    for (Context* context : {first, second})
+      if (one(context, command_of(Op::kRead, 0, &part, 1, 1)) != int64_t{kPage}) _exit(7);
+    fprintf(stderr, "all is well\n");
+  });
+  INFO(said);
+  CHECK(has(said, "all is well"));
+  CHECK(has(said, "too many open files (EMFILE)"));
+  CHECK(has(said, "ulimit -n"));
+  CHECK(said.find("no ring") == said.rfind("no ring"));
+  CHECK(said.find("io_uring_disabled") == std::string::npos);
+  device_close(device);
 }
