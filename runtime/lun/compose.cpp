@@ -2,7 +2,7 @@
 // Opening by URI: see compose.h.
 //
 // A composite URI is taken apart at ';' outside of parentheses; a member in parentheses is a raw URI of its own.
-// Threading: any, blocking. Allocates from the arena. Not for the fault path.
+// Threading: any, blocking. Allocates through map_private. Not for the fault path.
 #include "lun/compose.h"
 
 #include <errno.h>
@@ -41,22 +41,21 @@ const Scheme* scheme_of(const char* uri) {
   return nullptr;
 }
 
-// Member URIs of a composite one, without their parentheses: slices of a copy in the arena.
+// Member URIs of a composite one, without their parentheses: slices of a copy.
 struct Members {
+  explicit Members(const char* text) : copy(text) {}
+  const TextCopy copy;
   unsigned count = 0;
   char* uri[kCompositeMembersMax] = {};
 };
 
 int split(const char* uri, const Scheme& scheme, Members* out, ErrorText* why) {
-  const char* text = uri + strlen(scheme.prefix);
-  const size_t length = strlen(text);
-  if (length > kUriBytesMax) return why->set(-ENAMETOOLONG, "LUN: the URI is longer than %zu bytes", kUriBytesMax);
-  auto* copy = static_cast<char*>(arena_alloc(length + 1, 8));
-  if (!copy) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
-  memcpy(copy, text, length + 1);
+  if (strlen(uri) - strlen(scheme.prefix) > kUriBytesMax)
+    return why->set(-ENAMETOOLONG, "LUN: the URI is longer than %zu bytes", kUriBytesMax);
+  if (!out->copy.text()) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
   int depth = 0;
-  char* start = copy;
-  for (char* at = copy;; ++at) {
+  char* start = out->copy.text();
+  for (char* at = start;; ++at) {
     if (*at == '(') ++depth;
     if (*at == ')' && --depth < 0) break;
     if (*at && (*at != ';' || depth > 0)) continue;
@@ -135,7 +134,7 @@ int open_members(const char* uri, const Scheme& scheme, const Members& members, 
 
 int open_composite(const char* uri, const Scheme& scheme, const DeviceOptions& options, Format format, unsigned level,
                    Device** out, ErrorText* why) {
-  Members members;
+  Members members(uri + strlen(scheme.prefix));
   int status = split(uri, scheme, &members, why);
   if (status < 0) return status;
   MemberSet set;

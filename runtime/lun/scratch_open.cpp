@@ -169,14 +169,12 @@ int scratch_open(const char* uris, const DeviceOptions& options, Device** out, E
   struct stat unused;
   if (!strchr(uris, ' ') || is_there(uris, &unused)) return open_one(uris, options, out, why);
 
-  const size_t length = strlen(uris);
-  auto* copy = static_cast<char*>(arena_alloc(length + 1, 8));
-  if (!copy) return why->set(-ENOMEM, "LUN: out of memory");
-  memcpy(copy, uris, length + 1);
+  const TextCopy copy(uris);
+  if (!copy.text()) return why->set(-ENOMEM, "LUN: out of memory");
   char* words[kLunsMax];
   unsigned count = 0;
   char* rest = nullptr;
-  for (char* word = strtok_r(copy, " ", &rest); word; word = strtok_r(nullptr, " ", &rest)) {
+  for (char* word = strtok_r(copy.text(), " ", &rest); word; word = strtok_r(nullptr, " ", &rest)) {
     if (count == kLunsMax) return why->set(-E2BIG, "LUN: more than %u of them; a stripe has so many at most", kLunsMax);
     words[count++] = word;
   }

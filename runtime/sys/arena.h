@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arena: the pager's own memory. Private anonymous mmap, never the host's heap and never tiered memory.
 // A bump allocator over 256 KiB chunks: nothing is freed one by one; objects that come and go keep free lists of their
-// own. Thread-safe and lock-free (usable in a child forked at any moment). Chunks are populated when mapped, so that an
-// object never costs a fault later. Returns zeroed memory, or nullptr when mmap fails.
+// own, or have a mapping each (superpipe/device_memory.h). Thread-safe and lock-free (usable in a child forked at any
+// moment). Chunks are populated when mapped, so that an object never costs a fault later. Returns zeroed memory, or
+// nullptr when mmap fails.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -22,6 +24,25 @@ size_t arena_bytes();  // mapped now, by arena_alloc and map_private, in bytes
 // failure. unmap_private: `address` and `bytes` as mapped, or whole pages of it.
 void* map_private(size_t bytes, ForkPolicy fork_policy);
 void unmap_private(void* address, size_t bytes);
+
+// A copy of a text in a mapping of its own, for as long as it lives. text(): nullptr without memory.
+class TextCopy {
+ public:
+  explicit TextCopy(const char* text) : bytes_(strlen(text) + 1) {
+    text_ = static_cast<char*>(map_private(bytes_, ForkPolicy::kInherit));
+    if (text_) memcpy(text_, text, bytes_);
+  }
+  ~TextCopy() {
+    if (text_) unmap_private(text_, bytes_);
+  }
+  TextCopy(const TextCopy&) = delete;
+  TextCopy& operator=(const TextCopy&) = delete;
+  char* text() const { return text_; }
+
+ private:
+  const size_t bytes_;
+  char* text_;
+};
 
 template <class T, class... Args>
 T* arena_new(Args&&... args) {

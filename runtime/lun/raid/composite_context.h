@@ -78,8 +78,8 @@ class CompositeDevice : public Device {
   virtual void finish(CompositeContext* context, CompositeParent* parent) = 0;
   virtual void probed(unsigned /*member*/, int64_t /*result*/) {}
 
-  // Takes the members over; name is copied. 0 or -errno.
-  [[nodiscard]] int adopt(const char* name, Device* const* members, unsigned count);
+  // Takes the members over. name: in the device's memory.
+  void adopt(const char* name, Device* const* members, unsigned count);
   // 0, or -EINVAL for what lies outside or is not aligned.
   [[nodiscard]] int check(const Command& command, uint64_t* bytes) const;
   // Which member and which of its descriptors number i is.

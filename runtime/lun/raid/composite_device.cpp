@@ -5,23 +5,18 @@
 #include <string.h>
 
 #include "lun/raid/composite_context.h"
-#include "sys/arena.h"
+#include "superpipe/device_memory.h"
 #include "sys/fatal.h"
 
 namespace lunar {
 
-int CompositeDevice::adopt(const char* name, Device* const* members, unsigned count) {
-  const size_t length = strlen(name) + 1;
-  auto* copy = static_cast<char*>(arena_alloc(length, 8));
-  if (!copy) return -ENOMEM;
-  memcpy(copy, name, length);
-  name_ = copy;
+void CompositeDevice::adopt(const char* name, Device* const* members, unsigned count) {
+  name_ = name;
   count_ = count;
   for (unsigned i = 0; i < count; ++i) {
     member_[i] = members[i];
     if (members[i] && members[i]->io_align() > io_align_) io_align_ = members[i]->io_align();
   }
-  return 0;
 }
 
 int CompositeDevice::check(const Command& command, uint64_t* bytes) const {
@@ -69,6 +64,7 @@ void CompositeDevice::close() {
     device_close(member_[i]);
     member_[i] = nullptr;
   }
+  device_free(this);
 }
 
 Capabilities CompositeDevice::capabilities() const {

@@ -8,7 +8,7 @@
 
 #include "base/format.h"
 #include "superpipe/device_files.h"
-#include "sys/arena.h"
+#include "superpipe/device_memory.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 
@@ -62,12 +62,20 @@ bool same_locks(Device* const* devices, unsigned count) {
 
 int PathDevice::create(const char* name, Device* const* paths, const char* const* uris, unsigned count, bool may_write,
                        Device** out, ErrorText* why) {
-  auto* device = arena_new<PathDevice>();
-  int status = device ? device->adopt(name, paths, count) : -ENOMEM;
-  if (status < 0) (void)why->set(status, "LUN %s: out of memory", name);
+  size_t bytes = strlen(name) + 1;
+  for (unsigned i = 0; i < count; ++i) bytes += strlen(uris[i]) + 1;
+  char* texts = nullptr;
+  auto* device = device_new<PathDevice>(bytes, &texts);
+  const auto keep = [&texts](const char* text) {
+    const char* kept = strcpy(texts, text);
+    texts += strlen(text) + 1;
+    return kept;
+  };
+  int status = device ? 0 : why->set(-ENOMEM, "LUN %s: out of memory", name);
   if (status == 0) {
+    device->adopt(keep(name), paths, count);
     for (unsigned i = 0; i < count; ++i) {
-      device->uri_[i] = uris[i];
+      device->uri_[i] = keep(uris[i]);
       if (!paths[i])
         device->missing_ |= 1u << i;
       else
@@ -78,6 +86,7 @@ int PathDevice::create(const char* name, Device* const* paths, const char* const
   }
   if (status < 0) {
     for (unsigned i = 0; i < count; ++i) device_close(paths[i]);
+    device_free(device);
     return status;
   }
   *out = device;

@@ -7,25 +7,28 @@
 
 #include "base/host_guard.h"
 #include "base/units.h"
-#include "sys/arena.h"
+#include "superpipe/device_memory.h"
 #include "sys/thread.h"
 
 namespace lunar {
 
 int StripeDevice::create(const char* name, Device* const* members, unsigned count, uint64_t data_offset,
                          uint64_t member_bytes, Device** out, ErrorText* why, uint64_t chunk_bytes) {
-  auto* device = arena_new<StripeDevice>();
+  const char* kept = nullptr;
+  auto* device = device_new<StripeDevice>(name, &kept);
   const uint64_t each = round_down(member_bytes, chunk_bytes);
-  int status = device ? device->adopt(name, members, count) : -ENOMEM;
-  if (status < 0)
-    (void)why->set(status, "LUN %s: out of memory", name);
+  int status = 0;
+  if (!device)
+    status = why->set(-ENOMEM, "LUN %s: out of memory", name);
   else if (each == 0)
     status = why->set(-ENOSPC, "LUN %s: the smallest member has no room for a chunk of %s; give larger ones", name,
                       format_size(chunk_bytes).text);
   if (status < 0) {
     for (unsigned i = 0; i < count; ++i) device_close(members[i]);
+    device_free(device);
     return status;
   }
+  device->adopt(kept, members, count);
   device->data_offset_ = data_offset;
   device->chunk_bytes_ = chunk_bytes;
   device->size_bytes_ = each * count;

@@ -10,6 +10,7 @@
 
 #include "base/host_guard.h"
 #include "superpipe/capi/capi_context.h"
+#include "superpipe/device_memory.h"
 #include "superpipe/device_settings.h"
 #include "superpipe/signature.h"
 #include "sys/arena.h"
@@ -44,10 +45,10 @@ int CapiDevice::open(const char* uri, const DeviceOptions& options, Device** out
     if (missing.load(uri, library, why) < 0) return -ENODEV;
     return why->set(err, "LUN %s: there is no %s; CAPI disks are /dev/sgN (IBM's cxlfd lists them)", uri, path);
   }
-  auto* device = arena_new<CapiDevice>();
   const size_t uri_bytes = strlen(uri) + 1, path_bytes = strlen(path) + 1;
-  auto* name = static_cast<char*>(arena_alloc(uri_bytes + path_bytes, 8));
-  if (!device || !name) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
+  char* name = nullptr;
+  auto* device = device_new<CapiDevice>(uri_bytes + path_bytes, &name);
+  if (!device) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
   memcpy(name, uri, uri_bytes);
   memcpy(name + uri_bytes, path, path_bytes);
   device->name_ = name;
@@ -55,15 +56,15 @@ int CapiDevice::open(const char* uri, const DeviceOptions& options, Device** out
   device->read_only_ = options.read_only && !options.scratch;
   CapiLibrary& ibm = device->library_;
   err = ibm.load(uri, library, why);
-  if (err < 0) return err;
-
-  err = device->open_node(uri, options, why);
+  if (err == 0) err = device->open_node(uri, options, why);
   if (err == 0) err = device->open_chunk(uri, options, why);
-  if (err < 0)
+  if (err < 0) {
     device->files_.close();
-  else
-    *out = device;
-  return err;
+    device_free(device);
+    return err;
+  }
+  *out = device;
+  return 0;
 }
 
 int CapiDevice::open_node(const char* uri, const DeviceOptions& options, ErrorText* why) {
@@ -145,6 +146,7 @@ void CapiDevice::close() {
   const uint64_t held = chunk_.exchange(0, std::memory_order_acq_rel);
   if (held >> 32 == static_cast<uint64_t>(getpid())) (void)library_.close(static_cast<int>(held), 0);
   files_.close();
+  device_free(this);
 }
 
 int CapiDevice::chunk() {

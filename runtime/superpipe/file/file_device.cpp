@@ -15,10 +15,10 @@
 #include <bit>
 
 #include "superpipe/block_queue.h"
+#include "superpipe/device_memory.h"
 #include "superpipe/ring/sync_context.h"
 #include "superpipe/ring/uring_context.h"
 #include "superpipe/signature.h"
-#include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/log.h"
@@ -128,11 +128,9 @@ int FileDevice::open(const char* uri, const char* path, const DeviceOptions& opt
                     path);
   if (err < 0) return explain_open(err, path, "look at it", why);
 
-  const size_t length = strlen(uri) + 1;
-  auto* device = arena_new<FileDevice>();
-  auto* name = static_cast<char*>(arena_alloc(length, 8));
-  if (!device || !name) return why->set(-ENOMEM, "LUN %s: out of memory", path);
-  memcpy(name, uri, length);
+  const char* name = nullptr;
+  auto* device = device_new<FileDevice>(uri, &name);
+  if (!device) return why->set(-ENOMEM, "LUN %s: out of memory", path);
   device->name_ = name;
   device->sqpoll_ = options.sqpoll;
   device->read_only_ = options.read_only;
@@ -147,12 +145,13 @@ int FileDevice::open(const char* uri, const char* path, const DeviceOptions& opt
   else if (S_ISBLK(status.st_mode))
     result = device->open_block(path, status.st_rdev, options, why);
   else
-    return why->set(-EINVAL,
-                    "LUN %s: neither a directory, a regular file nor a block device; "
-                    "give one of these",
-                    path);
+    result = why->set(-EINVAL,
+                      "LUN %s: neither a directory, a regular file nor a block device; "
+                      "give one of these",
+                      path);
   if (result < 0) {
     device->files_.close();
+    device_free(device);
     return result;
   }
   device->ask_sector();
@@ -420,6 +419,7 @@ void FileDevice::close() {
   if (cut_at_close_) (void)sys::set_file_size(fd(), sizeof(ScratchHeader));
   calls_.destroy();
   files_.close();
+  device_free(this);
 }
 
 int FileDevice::attach(const ContextOptions& options, Context** out) {

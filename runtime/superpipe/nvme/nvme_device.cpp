@@ -13,6 +13,7 @@
 #include "base/format.h"
 #include "superpipe/block_queue.h"
 #include "superpipe/device_in_use.h"
+#include "superpipe/device_memory.h"
 #include "superpipe/nvme/nvme_context.h"
 #include "superpipe/signature.h"
 #include "sys/arena.h"
@@ -76,15 +77,15 @@ int NvmeDevice::open(const char* uri, const DeviceOptions& options, Device** out
                     "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, boot Linux 5.11 or "
                     "later, or write sqpoll=auto",
                     uri, errno_name(err), errno_text(err));
-  auto* device = arena_new<NvmeDevice>();
-  auto* name = static_cast<char*>(arena_alloc(strlen(uri) + 1, 8));
-  if (!device || !name) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
-  memcpy(name, uri, strlen(uri) + 1);
+  const char* name = nullptr;
+  auto* device = device_new<NvmeDevice>(uri, &name);
+  if (!device) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
   device->name_ = name;
   device->sqpoll_ = sqpoll == Choice::kUnset ? options.sqpoll : sqpoll != Choice::kOff;
   err = device->open_path(path, options, why);
   if (err < 0) {
     device->files_.close();
+    device_free(device);
     return err;
   }
   *out = device;
@@ -210,6 +211,7 @@ void NvmeDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
   calls_.destroy();
   files_.close();
+  device_free(this);
 }
 
 int NvmeDevice::attach(const ContextOptions& options, Context** out) {

@@ -78,6 +78,7 @@ class PmemDevice final : public Device {
   int fd() const { return files_.file(); }
 
   // pmem_open.cpp
+  int open_uri(const char* uri, const char* path, const DeviceOptions& options, ErrorText* why);
   int parse_settings(const char* uri, const char* path, char* clean, size_t size, ErrorText* why);
   int open_regular(const char* path, const DeviceOptions& options, ErrorText* why);
   int open_block(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why);

@@ -17,6 +17,7 @@
 #include <new>
 
 #include "base/format.h"
+#include "superpipe/device_memory.h"
 #include "superpipe/pmem/pmem_device.h"
 #include "superpipe/signature.h"
 #include "sys/arena.h"
@@ -75,17 +76,24 @@ uint64_t sysfs_number(const char* kind, uint64_t rdev, const char* leaf) {
 }  // namespace
 
 int PmemDevice::open(const char* uri, const char* path, const DeviceOptions& options, Device** out, ErrorText* why) {
-  const size_t name_bytes = strlen(uri) + 1;
-  auto* device = arena_new<PmemDevice>();
-  auto* name = static_cast<char*>(arena_alloc(name_bytes, 8));
-  if (!device || !name) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
-  memcpy(name, uri, name_bytes);
+  const char* name = nullptr;
+  auto* device = device_new<PmemDevice>(uri, &name);
+  if (!device) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
   device->name_ = name;
+  const int err = device->open_uri(uri, path, options, why);
+  if (err < 0)
+    device->abandon();
+  else
+    *out = device;
+  return err;
+}
+
+int PmemDevice::open_uri(const char* uri, const char* path, const DeviceOptions& options, ErrorText* why) {
   char clean[4096];
-  int err = device->parse_settings(uri, path, clean, sizeof clean, why);
+  int err = parse_settings(uri, path, clean, sizeof clean, why);
   if (err < 0) return err;
-  device->raw_ = !options.scratch;
-  device->read_only_ = options.read_only && device->raw_;
+  raw_ = !options.scratch;
+  read_only_ = options.read_only && raw_;
 
   struct stat status;
   err = sys::path_status(clean, &status);
@@ -93,23 +101,18 @@ int PmemDevice::open(const char* uri, const char* path, const DeviceOptions& opt
     return why->set(err, "LUN %s: there is no such file; make one (truncate -s 1g /dev/shm/NAME)", uri);
   if (err < 0) return explain(err, clean, "look at it", why);
   if (S_ISREG(status.st_mode))
-    err = device->open_regular(clean, options, why);
+    err = open_regular(clean, options, why);
   else if (S_ISBLK(status.st_mode))
-    err = device->open_block(clean, status, options, why);
+    err = open_block(clean, status, options, why);
   else if (S_ISCHR(status.st_mode))
-    err = device->open_character(clean, status, options, why);
+    err = open_character(clean, status, options, why);
   else
     err = why->set(-EINVAL, "LUN %s: neither a file, a DAX device nor a pmem block device; give one of these", uri);
-  if (err == 0 && options.want_bytes > device->size_bytes_)
-    err = why->set(-ENOSPC, "LUN %s: %s %s, %s wanted; give a larger one", uri, format_size(device->size_bytes_).text,
-                   device->growable_ ? "free" : "large", format_size(options.want_bytes).text);
-  if (err == 0 && device->pool_.create() < 0) err = why->set(-ENOMEM, "LUN %s: out of memory", uri);
-  if (err < 0) {
-    device->abandon();
-    return err;
-  }
-  *out = device;
-  return 0;
+  if (err == 0 && options.want_bytes > size_bytes_)
+    err = why->set(-ENOSPC, "LUN %s: %s %s, %s wanted; give a larger one", uri, format_size(size_bytes_).text,
+                   growable_ ? "free" : "large", format_size(options.want_bytes).text);
+  if (err == 0 && pool_.create() < 0) err = why->set(-ENOMEM, "LUN %s: out of memory", uri);
+  return err;
 }
 
 int PmemDevice::parse_settings(const char* uri, const char* path, char* clean, size_t size, ErrorText* why) {
@@ -338,14 +341,13 @@ int PmemDevice::open_character(const char* path, const struct stat& status, cons
   return take_scratch(path, why);
 }
 
-// Everything that open or the life of the device took.
+// Everything that open or the life of the device took, and the object.
 void PmemDevice::abandon() {
   pool_.destroy();
   if (map_) (void)sys::unmap(map_, map_bytes_);
   if (backed_) unmap_private(backed_, backed_bytes_);
   files_.close();
-  map_ = data_ = nullptr;
-  backed_ = nullptr;
+  device_free(this);
 }
 
 }  // namespace lunar

@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "superpipe/device_memory.h"
 #include "superpipe/ring/sync_context.h"
-#include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/mem.h"
 #include "sys/memory_constants.h"
@@ -47,17 +47,17 @@ int MemDevice::open(const char* uri, const DeviceOptions& options, Device** out,
   if (limit == 0 || bytes > limit)
     return why->set(-ENOSPC, "LUN %s: may become %s large, %s wanted; give a larger limit=SIZE", uri,
                     format_size(limit).text, format_size(bytes).text);
-  const size_t name_bytes = strlen(uri) + 1;
-  auto* device = arena_new<MemDevice>();
-  auto* name = static_cast<char*>(arena_alloc(name_bytes, 8));
-  if (!device || !name) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
-  memcpy(name, uri, name_bytes);
+  const char* name = nullptr;
+  auto* device = device_new<MemDevice>(uri, &name);
+  if (!device) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
   void* base = nullptr;
   int err = sys::map(nullptr, limit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &base);
-  if (err < 0)
+  if (err < 0) {
+    device_free(device);
     return why->set(err,
                     "LUN %s: no address space of %s (%s); give a smaller limit=SIZE, or raise the limit (ulimit -v)",
                     uri, format_size(limit).text, errno_name(err));
+  }
   device->name_ = name;
   device->base_ = static_cast<char*>(base);
   device->limit_ = limit;
@@ -74,7 +74,7 @@ int MemDevice::open(const char* uri, const DeviceOptions& options, Device** out,
 void MemDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
   (void)sys::unmap(base_, limit_);
-  base_ = nullptr;
+  device_free(this);
 }
 
 int MemDevice::grow(uint64_t bytes) {

@@ -11,6 +11,7 @@
 #include <new>
 
 #include "superpipe/context_base.h"
+#include "superpipe/device_memory.h"
 #include "superpipe/ring/sync_context.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
@@ -360,13 +361,14 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
   if (options.want_bytes > size)
     return why->set(-ENOSPC, "LUN %s: %s large, %s wanted; give a larger one", uri, format_size(size).text,
                     format_size(options.want_bytes).text);
-  const size_t name_bytes = strlen(uri) + 1;
-  auto* device = arena_new<SimDevice>();
-  auto* name = static_cast<char*>(arena_alloc(name_bytes, 8));
-  if (!device || !name) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
+  const char* name = nullptr;
+  auto* device = device_new<SimDevice>(uri, &name);
+  if (!device) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
   const int err = SimBacking::find_or_make(uri, shared, size, round_up(cache, kPageBytes), &device->backing_, why);
-  if (err < 0) return err;
-  memcpy(name, uri, name_bytes);
+  if (err < 0) {
+    device_free(device);
+    return err;
+  }
   device->name_ = name;
   device->size_bytes_ = size;
   device->faults_ = faults;
@@ -377,7 +379,7 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
 void SimDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
   backing_->close();
-  backing_ = nullptr;
+  device_free(this);
 }
 
 int64_t SimDevice::transfer(const Command& command) {

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory of a device's object, with the texts that it keeps behind it: one private mapping, which goes when the
+// device closes. A program opens and closes devices as often as it likes; the arena never gets anything back.
+//
+//   { bytes of all | the object | texts }
+//
+// Threading: open and close, any thread. Not for the fault path.
+#pragma once
+#include <cstddef>
+#include <cstring>
+#include <new>
+
+#include "base/units.h"
+#include "sys/arena.h"
+
+namespace lunar {
+
+constexpr size_t kDeviceHead = 64;
+
+// *texts: room for so many bytes, zeros. nullptr without memory.
+template <class Kind>
+[[nodiscard]] Kind* device_new(size_t text_bytes, char** texts) {
+  const size_t object = kDeviceHead + round_up(sizeof(Kind), 64), bytes = object + text_bytes;
+  auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
+  if (!memory) return nullptr;
+  memcpy(memory, &bytes, sizeof bytes);
+  *texts = memory + object;
+  return new (memory + kDeviceHead) Kind;
+}
+
+// With a copy of its name.
+template <class Kind>
+[[nodiscard]] Kind* device_new(const char* name, const char** kept) {
+  char* texts = nullptr;
+  Kind* device = device_new<Kind>(strlen(name) + 1, &texts);
+  if (device) *kept = strcpy(texts, name);
+  return device;
+}
+
+// `device`: as device_new() gave it (close() of a kind gives `this`), or nullptr. What it holds is released before.
+inline void device_free(void* device) {
+  if (!device) return;
+  char* memory = static_cast<char*>(device) - kDeviceHead;
+  size_t bytes;
+  memcpy(&bytes, memory, sizeof bytes);
+  unmap_private(memory, bytes);
+}
+
+}  // namespace lunar
