@@ -48,7 +48,9 @@ int fork_handlers_install() {
 void Chunk::after_fork_in_child() {
   lock_.reset_in_child();
   resize_.reset_in_child();
-  active_at_fork_ = in_ring_ - lost_ + commands_.backlog() + commands_.fetchable() != 0;  // late ones are over
+  // In a grandchild whose parent has not cloned it: what was under way at the first fork counts.
+  if (!inherited_.load(std::memory_order_relaxed)) active_at_fork_ = false;
+  active_at_fork_ |= in_ring_ - lost_ + commands_.backlog() + commands_.fetchable() != 0;  // late ones are over
   forked_ = true;
   if (context_) device_->detach(context_);  // in a child: forgets it, the commands in it are the parent's
   context_ = nullptr;
