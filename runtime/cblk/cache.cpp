@@ -122,6 +122,17 @@ void Cache::end_write(uint64_t block, size_t count) {
   }
 }
 
+void Cache::drop(uint64_t block, uint64_t count) {
+  for (uint64_t i = 0; i < count_; ++i) {
+    sys::Locked guard(sets_[i].lock);
+    ++sets_[i].begun;  // a read that missed before fills nothing
+    ++sets_[i].ended;
+    for (uint64_t& cached : sets_[i].blocks) {
+      if (cached > block && cached <= block + count) cached = 0;
+    }
+  }
+}
+
 void Cache::forget_in_child() {
   for (uint64_t i = 0; i < count_; ++i) {
     sets_[i].lock.unlock();

@@ -29,7 +29,8 @@ class Cache {
   void fill(uint64_t block, size_t count, const char* from, const uint64_t* stamps);
   void begin_write(uint64_t block, size_t count);
   void end_write(uint64_t block, size_t count);
-  void forget_in_child();  // writes and locks of the parent's threads
+  void drop(uint64_t block, uint64_t count);  // of blocks without I/O under way: they leave the cache
+  void forget_in_child();                     // writes and locks of the parent's threads
 
  private:
   static constexpr unsigned kWays = 4;

@@ -14,6 +14,7 @@
 #include "cblk/fork_handlers.h"
 #include "cblk/open_device.h"
 #include "cblk/wait.h"
+#include "lun/raid/path_device.h"
 #include "sys/arena.h"
 
 namespace lunar::cblk {
@@ -222,12 +223,18 @@ int Chunk::scrub(uint64_t from, uint64_t to) {
   return status < 0 ? static_cast<int>(status) : 0;
 }
 
+uint64_t Chunk::most_blocks(unsigned sharers) {
+  return virtual_ ? (virtual_->used_bytes() + virtual_->remaining_bytes() / sharers) / kBlockBytes : 0;
+}
+
+bool Chunk::is_on_device_of(const Chunk& other) const { return same_backing_device(device_, other.device_); }
+
 int Chunk::set_size(uint64_t blocks, int flags) {
   if (!virtual_ || inherited_.load(std::memory_order_relaxed)) return -EINVAL;
   sys::Locked guard(resize_);
   const uint64_t now = size_blocks();
   ErrorText why;
-  if (blocks == UINT64_MAX) { blocks = (virtual_->used_bytes() + virtual_->remaining_bytes()) / kBlockBytes; }
+  if (blocks == UINT64_MAX) blocks = most_blocks(1);
   if (blocks > lun_blocks_) return -EINVAL;
   if (blocks < now) {
     if (!can_shrink()) return -EBUSY;
@@ -236,7 +243,7 @@ int Chunk::set_size(uint64_t blocks, int flags) {
       size_blocks_.store(now);
       return -EBUSY;
     }
-    if (cache_.active()) cache_.begin_write(blocks, now - blocks), cache_.end_write(blocks, now - blocks);
+    if (cache_.active()) cache_.drop(blocks, now - blocks);
     if ((flags | flags_) & CBLK_SCRUB_DATA_FLG) {  // before: afterwards it may be another's
       if (const int status = scrub(blocks, now); status < 0) {
         size_blocks_.store(now);

@@ -104,6 +104,9 @@ class Chunk final : public Handle {
   void end(int flags);
 
   [[nodiscard]] int set_size(uint64_t blocks, int flags) override;
+  // What a virtual chunk can grow to now, where `sharers` chunks share what remains of their device.
+  uint64_t most_blocks(unsigned sharers);
+  bool is_on_device_of(const Chunk& other) const;
   uint64_t size_blocks() const override { return size_blocks_.load(std::memory_order_acquire); }
   uint64_t lun_blocks() const override { return lun_blocks_; }
   uint64_t transfer_blocks_max() const { return transfer_blocks_max_; }

@@ -142,9 +142,12 @@ int Group::set_size(uint64_t blocks, int flags) {
   if (!raid0_ || blocks == 0) return -EINVAL;
   const uint64_t before = size_blocks() / count_;
   const bool all = blocks == UINT64_MAX;
-  const uint64_t each = all ? blocks : blocks / count_ + (blocks % count_ != 0);
+  uint64_t each = blocks / count_ + (blocks % count_ != 0);
   int status = 0;
   for (unsigned i = 0; i < count_ && status == 0; ++i) {
+    unsigned sharers = 1;  // of this one's device, that have no part yet: it may be there several times
+    for (unsigned j = i + 1; all && j < count_; ++j) sharers += chunk_[j]->is_on_device_of(*chunk_[i]);
+    if (all) each = chunk_[i]->most_blocks(sharers);
     status = chunk_[i]->set_size(each, flags);
     for (unsigned j = i; status < 0 && j-- > 0;) (void)chunk_[j]->set_size(before, flags);
   }

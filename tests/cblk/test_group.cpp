@@ -227,6 +227,25 @@ CASE(raid0_takes_uris_apart) {
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
+CASE(all_that_remains_of_a_device_that_is_there_twice_is_shared_out) {
+  if (!survives()) return;
+  const std::string one = device(8 * kBlocks), other = device(8 * kBlocks, 1);
+  const auto most = [](const std::string& path, int devices) {
+    const chunk_cg_id_t group = cblk_cg_open(path.c_str(), 0, O_RDWR, devices, 0, CBLK_GROUP_RAID0 | CBLK_OPN_VIRT_LUN);
+    REQUIRE(group != NULL_CHUNK_CG_ID);
+    REQUIRE(cblk_cg_set_size(group, static_cast<size_t>(-1), 0) == 0);
+    size_t size = 0;
+    REQUIRE(cblk_cg_get_size(group, &size, 0) == 0);
+    REQUIRE(cblk_cg_close(group, 0) == 0);
+    return size;
+  };
+  const size_t alone = most(one, 1);
+  REQUIRE(alone > 4 * kBlocks);
+  REQUIRE(most(one + ":" + one, 2) > alone * 9 / 10);
+  const size_t three = most(one + ":" + other + ":" + one, 3);  // each as large as a half of the first device
+  REQUIRE(three > alone * 13 / 10 && three <= alone * 3 / 2);
+}
+
 CASE(raid0_moves_as_much_as_it_says) {
   if (kind() != "sim") return;
   const chunk_cg_id_t group = cblk_cg_open("sim:16m:sim:16m", 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
