@@ -52,6 +52,7 @@ void CommandTable::reset() {
   backlog_first_ = backlog_last_ = kNone;
   active_line_ = done_line_ = background_line_ = {};
   backlog_ = fetchable_ = done_ = 0;
+  next_like_ = kNone;
 }
 
 uint32_t CommandTable::take_free() {
@@ -143,21 +144,34 @@ int CommandTable::find_tag(int tag, bool user, uint32_t* index) const {
   return -EINVAL;
 }
 
-int CommandTable::find_like(int tag, const Io& like, uint32_t* index) const {
+int CommandTable::find_like(int tag, const Io& like, uint32_t* index) {
   const auto is_like = [&](uint32_t i) {
     const Io& io = entries_[i].io;
     return io.op == like.op && io.buffer == like.buffer && io.lba == like.lba && io.blocks == like.blocks &&
            !io.status && io.has_user_tag == like.has_user_tag && (!io.has_user_tag || io.user_tag == like.user_tag);
   };
   if (find_tag(tag, like.has_user_tag, index) == 0 && is_like(*index)) return 0;
+  const auto is_there = [&](uint32_t i) {
+    return i != kNone && entries_[i].sequence == next_like_sequence_ && !entries_[i].is_over();
+  };
+  uint32_t found = is_there(next_like_) && is_like(next_like_) ? next_like_ : kNone;
+  if (found == kNone) found = oldest_of(is_like);
+  if (found == kNone) return -ENOMSG;
+  next_like_ = entries_[found].newer;
+  if (next_like_ != kNone) next_like_sequence_ = entries_[next_like_].sequence;
+  *index = found;
+  return 0;
+}
+
+template <class Is>
+uint32_t CommandTable::oldest_of(Is is) const {
   uint32_t found = kNone;
   for (const Line& line : {done_line_, active_line_}) {
     uint32_t i = line.oldest;
-    while (i != kNone && !is_like(i)) i = entries_[i].newer;
+    while (i != kNone && !is(i)) i = entries_[i].newer;
     if (i != kNone && (found == kNone || entries_[i].sequence < entries_[found].sequence)) found = i;
   }
-  if (found != kNone) *index = found;
-  return found == kNone ? -ENOMSG : 0;
+  return found;
 }
 
 void CommandTable::append_backlog(uint32_t index) {

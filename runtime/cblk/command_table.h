@@ -74,8 +74,9 @@ class CommandTable {
   // The command that a tag means: 0; -ENOMSG: it is free; -EINVAL: no such tag.
   [[nodiscard]] int find_tag(int tag, bool user, uint32_t* index) const;
   // The fetchable one with the operation, buffer, blocks and kind of tag of `like` (a user tag: with that tag, too):
-  // that of the tag, else the one issued first. 0 or -ENOMSG. Looks at all of them if it has to.
-  [[nodiscard]] int find_like(int tag, const Io& like, uint32_t* index) const;
+  // that of the tag; else the one issued behind the last that was found so, as lists mostly name them in that order;
+  // else the one issued first. 0 or -ENOMSG. Looks at all of them if it has to.
+  [[nodiscard]] int find_like(int tag, const Io& like, uint32_t* index);
 
   // The backlog: first in, first out, but what a late write holds up is passed by.
   void append_backlog(uint32_t index);
@@ -92,6 +93,8 @@ class CommandTable {
   };
   void enter(Line* line, uint32_t index);
   void leave(Line* line, uint32_t index);
+  template <class Is>  // bool(uint32_t index); the fetchable ones
+  uint32_t oldest_of(Is is) const;
 
   Entry* entries_ = nullptr;
   uint32_t count_ = 0;
@@ -99,7 +102,9 @@ class CommandTable {
   uint32_t backlog_first_ = kNone, backlog_last_ = kNone, backlog_ = 0;
   Line active_line_, done_line_, background_line_;
   uint32_t fetchable_ = 0, done_ = 0;
-  uint32_t* hash_ = nullptr;  // user tags: hash_mask_ + 1 chains
+  uint32_t next_like_ = kNone;       // behind the last that find_like found: it may be over since,
+  uint64_t next_like_sequence_ = 0;  //   and is another one then
+  uint32_t* hash_ = nullptr;         // user tags: hash_mask_ + 1 chains
   uint32_t hash_mask_ = 0;
 };
 

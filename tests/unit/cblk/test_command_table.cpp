@@ -2,6 +2,8 @@
 // The command table of a chunk against a model: random issues, completions, fetches, late ends and orphans.
 #include "cblk/command_table.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -227,4 +229,79 @@ TEST_CASE("a waiter leaves the list of its kind and of its command together") {
   CHECK(any.signal.load() == 1);
   queue.take_wakes().wake();
   queue.signal_one(Waiter::kAny);  // none is there
+}
+
+namespace {
+
+// A table full of reads of different blocks, in the order of their issue.
+struct Reads {
+  explicit Reads(uint32_t count) : of(count) {
+    for (uint32_t i = 0; i < count; ++i) issue_read(i);
+  }
+  void issue_read(uint32_t i) {
+    const uint32_t index = of.table.take_free();
+    of.table[index].io = read_of(i);
+    of.table[index].sequence = i;
+    of.table[index].state.store(Entry::kActive);
+    of.table.enter_fetchable(index);
+  }
+  static lunar::cblk::Io read_of(uint32_t i) {
+    lunar::cblk::Io io;
+    io.lba = i;
+    io.blocks = 1;
+    return io;
+  }
+  Table of;
+};
+
+// Nanoseconds of CPU a look-up, of the quickest of some rounds.
+double cost_of_looks(uint32_t count) {
+  double least = 1e9;
+  for (int round = 0; round < 5; ++round) {
+    Reads reads(count);
+    timespec from, to;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
+    for (uint32_t i = 0; i < count; ++i) {
+      uint32_t found = kNone;
+      if (reads.of.table.find_like(-1, Reads::read_of(i), &found) != 0 || reads.of.table[found].io.lba != i) return 1e9;
+    }
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &to);
+    const double ns =
+        static_cast<double>(to.tv_sec - from.tv_sec) * 1e9 + static_cast<double>(to.tv_nsec - from.tv_nsec);
+    least = std::min(least, ns / count);
+  }
+  return least;
+}
+
+}  // namespace
+
+TEST_CASE("a look by contents finds each of its kind, whatever the order and whatever is over meanwhile") {
+  constexpr uint32_t kCount = 64;
+  Reads reads(kCount);
+  CommandTable& table = reads.of.table;
+  uint32_t found = kNone;
+  for (uint32_t i : {7u, 8u, 40u, 3u, 9u, 63u, 0u}) {
+    REQUIRE(table.find_like(-1, Reads::read_of(i), &found) == 0);
+    CHECK(table[found].io.lba == i);
+  }
+  // the one behind the last found is over, and its entry is another command's
+  REQUIRE(table.find_like(-1, Reads::read_of(20), &found) == 0);
+  REQUIRE(table.find_like(-1, Reads::read_of(21), &found) == 0);
+  const uint32_t behind = 22;
+  uint32_t index = kNone;
+  REQUIRE(table.find_like(static_cast<int>(behind), Reads::read_of(behind), &index) == 0);
+  table.move_to_done(index);
+  table.leave_fetchable(index);
+  REQUIRE(table.release(index));
+  CHECK(table.find_like(-1, Reads::read_of(behind), &found) == -ENOMSG);
+  reads.issue_read(kCount);
+  REQUIRE(table.find_like(-1, Reads::read_of(21), &found) == 0);
+  REQUIRE(table.find_like(-1, Reads::read_of(kCount), &found) == 0);
+  CHECK(table[found].sequence == kCount);
+}
+
+TEST_CASE("looks by contents in the order of issue cost the same in a long list and a short one") {
+  const double few = cost_of_looks(512), many = cost_of_looks(8192);
+  INFO(few << " and " << many << " ns a look");
+  CHECK(many < few * 5);
 }
