@@ -38,7 +38,8 @@ void ContextPool::close(Device* device) {
 }
 
 int ContextPool::take_free() {
-  uint32_t free = free_.load(std::memory_order_relaxed);
+  // In the order of all: a thread that counts itself as waiting, then finds none, was seen by who gives one after that.
+  uint32_t free = free_.load(std::memory_order_seq_cst);
   while (free) {
     const int index = std::countr_zero(free);  // the lowest: its memory is warm
     if (free_.compare_exchange_weak(free, free & ~(1u << index), std::memory_order_seq_cst)) return index;
