@@ -27,7 +27,7 @@ namespace {
 constexpr char kDirectory[] = "/dev/shm/", kNamespace[] = "lunar-namespace-", kNode[] = "lunar-node-";
 constexpr int kNoTricks = O_NOFOLLOW | O_NONBLOCK;  // any user may put names into /dev/shm
 constexpr int kMakeTries = 8;
-constexpr size_t kAclBytesMax = 1024;  // of a node's ACL: 127 entries
+constexpr size_t kAclBytesMax = 4 + 127 * 8;  // of a node's ACL
 constexpr uint64_t kMakePauseNs = 2'000'000;
 
 // "0n1" with its end in "ng0n1", "nvme0n1", "nvme0n1p2" (and "p2"). False when it is no such name.
@@ -55,39 +55,107 @@ void lock_path(const struct stat& node, char* out, size_t size) {
               minor(node.st_rdev));
 }
 
-// Rights as of the node: users who may open it may lock it. Only root can give files away; a member of the node's group
-// can set the group.
-void copy_rights(int fd, const struct stat& node, int device, mode_t before) {
-  if (sys::set_owner(fd, node.st_uid, node.st_gid) < 0) (void)sys::set_owner(fd, static_cast<uid_t>(-1), node.st_gid);
-  sys::set_mode(fd, (before | node.st_mode) & 0666);  // another node may have given more
-  char acl[kAclBytesMax];
-  const int bytes = sys::get_acl(device, acl, sizeof acl);
-  // without: its users are refused, and no others get in
-  if (bytes > 0) (void)sys::set_acl(fd, acl, static_cast<size_t>(bytes));
-}
+// Who may read and write a file: the three classes of its mode, and users and groups by name. Of an ACL's mode the
+// group's bits are a mask, not the group's rights.
+class Rights {
+ public:
+  Rights(int fd, mode_t mode) {
+    char acl[kAclBytesMax];
+    const int bytes = sys::get_acl(fd, acl, sizeof acl);
+    uint16_t mask = kReadWrite;
+    for (size_t at = kHeader; bytes > 0 && at + sizeof(Entry) <= static_cast<size_t>(bytes); at += sizeof(Entry)) {
+      Entry entry;
+      memcpy(&entry, acl + at, sizeof entry);
+      if (entry.tag == kMask)
+        mask &= entry.perm;
+      else
+        add(entry);
+    }
+    for (unsigned i = 0; i < count_; ++i) {
+      if (entries_[i].tag & (kUser | kGroupClass | kGroup)) entries_[i].perm &= mask;
+    }
+    if (count_ > 0) return;
+    add({kOwner, static_cast<uint16_t>(mode >> 6 & 7), kNobody});
+    add({kGroupClass, static_cast<uint16_t>(mode >> 3 & 7), kNobody});
+    add({kOther, static_cast<uint16_t>(mode & 7), kNobody});
+  }
+  void add(const Rights& more) {
+    for (unsigned i = 0; i < more.count_; ++i) add(more.entries_[i]);
+  }
+  // Whether both reading and writing is given to the group, or to that user by name.
+  bool has_group() const { return has(kGroupClass, kNobody); }
+  bool has_user(uid_t user) const { return has(kUser, user); }
+  // Where there are no ACLs, users by name are refused, and no others get in.
+  void give(int fd) const {
+    struct {
+      uint32_t version = 2;  // POSIX_ACL_XATTR_VERSION
+      Entry entries[kMost + 1];
+    } acl;
+    static_assert(sizeof acl == kAclBytesMax);
+    unsigned count = 0;
+    bool named = false;
+    mode_t mode = 0;
+    Entry mask = {kMask, 0, kNobody};
+    for (uint16_t tag = kOwner; tag <= kOther; tag = static_cast<uint16_t>(tag * 2)) {  // their order there
+      if (tag == kMask) acl.entries[count++] = mask;
+      for (unsigned i = 0; i < count_; ++i) {
+        const Entry& entry = entries_[i];
+        if (entry.tag != tag) continue;
+        acl.entries[count++] = entry;
+        named |= (tag & (kUser | kGroup)) != 0;
+        if (tag & (kUser | kGroupClass | kGroup)) mask.perm |= entry.perm;
+        if (tag & (kOwner | kGroupClass | kOther))
+          mode |= entry.perm << (tag == kOwner ? 6 : tag == kGroupClass ? 3 : 0);
+      }
+    }
+    if (!named || sys::set_acl(fd, &acl, kHeader + count * sizeof(Entry)) < 0) sys::set_mode(fd, mode);
+  }
 
-// Whether the node's ACL gives that user reading and writing by name.
-bool acl_names(int device, uid_t user) {
-  // POSIX_ACL_XATTR_VERSION 2: a header of 4 bytes, then {tag, perm, id}
-  constexpr uint16_t kUser = 0x02, kReadWrite = 06;
+ private:
+  static constexpr uint16_t kOwner = 1, kUser = 2, kGroupClass = 4, kGroup = 8, kMask = 16, kOther = 32, kReadWrite = 6;
+  static constexpr uint32_t kNobody = UINT32_MAX;
+  static constexpr size_t kHeader = 4;
   struct Entry {
     uint16_t tag, perm;
     uint32_t id;
-  } entry;
-  char acl[kAclBytesMax];
-  const int bytes = sys::get_acl(device, acl, sizeof acl);
-  for (size_t at = 4; bytes > 0 && at + sizeof entry <= static_cast<size_t>(bytes); at += sizeof entry) {
-    memcpy(&entry, acl + at, sizeof entry);
-    if (entry.tag == kUser && entry.id == user && (entry.perm & kReadWrite) == kReadWrite) return true;
+  };
+  static constexpr unsigned kMost = (kAclBytesMax - kHeader) / sizeof(Entry) - 1;
+
+  bool has(uint16_t tag, uint32_t id) const {
+    for (unsigned i = 0; i < count_; ++i) {
+      if (entries_[i].tag == tag && entries_[i].id == id) return entries_[i].perm == kReadWrite;
+    }
+    return false;
   }
-  return false;
+  void add(Entry entry) {
+    entry.perm &= kReadWrite;
+    for (unsigned i = 0; i < count_; ++i) {
+      if (entries_[i].tag != entry.tag || entries_[i].id != entry.id) continue;
+      entries_[i].perm |= entry.perm;
+      return;
+    }
+    if (count_ < kMost) entries_[count_++] = entry;
+  }
+
+  Entry entries_[kMost];
+  unsigned count_ = 0;
+};
+
+// Users who may open the node may lock it; `further`: and those who might before, as another node may have given more.
+// Only root can give files away; a member of the node's group can set the group.
+void copy_rights(int fd, const struct stat& node, int device, const struct stat* further) {
+  if (sys::set_owner(fd, node.st_uid, node.st_gid) < 0) (void)sys::set_owner(fd, static_cast<uid_t>(-1), node.st_gid);
+  Rights rights(device, node.st_mode);
+  if (further) rights.add(Rights(fd, further->st_mode));
+  rights.give(fd);
 }
 
 // A lock file made by a user who may open the device.
 bool trusted(const struct stat& lock, const struct stat& node, int device) {
   if (!S_ISREG(lock.st_mode)) return false;
   if (lock.st_uid == 0 || lock.st_uid == geteuid() || lock.st_uid == node.st_uid) return true;
-  return (lock.st_gid == node.st_gid && (node.st_mode & 060) == 060) || acl_names(device, lock.st_uid);
+  const Rights rights(device, node.st_mode);
+  return (lock.st_gid == node.st_gid && rights.has_group()) || rights.has_user(lock.st_uid);
 }
 
 // The file there is not ours: root, the owner of the directory, moves it out of the way. 0: try again; -errno: it stays
@@ -112,7 +180,7 @@ int open_or_make(const char* path, int access, const struct stat& node, int devi
     if (fd == -ENOENT) {
       fd = sys::open_file(path, O_RDWR | O_CREAT | O_EXCL | kNoTricks, 0600);
       if (fd >= 0) {
-        copy_rights(fd, node, device, 0);
+        copy_rights(fd, node, device, nullptr);
         sys::close_file(fd);
       }
       if (fd >= 0 || fd == -EEXIST) continue;
@@ -194,7 +262,7 @@ int DeviceFiles::open_lock(const char* path, ErrorText* why) {
         fd, "LUN %s: its lock file %s cannot be opened: %s (%s); when the device is not in use, remove that file", path,
         lock_file, errno_text(fd), errno_name(fd));
   // they may have changed, or its maker was killed
-  if (lock.st_uid == geteuid() || geteuid() == 0) copy_rights(fd, node, file(), lock.st_mode);
+  if (lock.st_uid == geteuid() || geteuid() == 0) copy_rights(fd, node, file(), &lock);
   set(1, fd);
   lock_count_ = 2;
   return 0;

@@ -12,10 +12,11 @@
 //                                      without namespace management have, are taken for one)
 //   lunar-node-bMAJOR:MINOR, -cM:M     any other node, by its device number
 //
-// The lock file has the owner, group, mode and ACL of the node through which it was made: exactly the users who may
-// open the device may lock it. Root renames a file, link or directory there of a user who may not open the device
-// (/dev/shm is root's, and sticky); for other users the open fails and says so. The file is empty and stays until the
-// host reboots; where it is removed while in use, or there is no /dev/shm, the locks of the node itself remain.
+// The lock file has the owner and group of the node through which it was opened last, and the rights (mode and ACL) of
+// all nodes through which it was: exactly the users who may open the device may lock it. Root renames a file, link or
+// directory there of a user who may not open the device (/dev/shm is root's, and sticky); for other users the open
+// fails and says so. The file is empty and stays until the host reboots; where it is removed while in use, or there is
+// no /dev/shm, the locks of the node itself remain.
 // An attacker without rights to the device can put the name there first, and so keep users other than root out until
 // root opens it. One with rights can lock the device, as it could overwrite it.
 // Not seen by each other: two nodes in containers with a /dev/shm of their own each, and other disks than NVMe by two

@@ -437,7 +437,27 @@ TEST_CASE("virtual: the lock file of a node with an ACL has that ACL") {
   CHECK(may_open(65534));
   CHECK_FALSE(may_open(65533));
   lun->close();
+  // The group's bits of such a mode are the mask: what the group may is in the ACL.
+  REQUIRE(unlink(path) == 0);
+  acl.entries[2].perm = 0;
+  REQUIRE(setxattr(loop.name.c_str(), "system.posix_acl_access", &acl, sizeof acl, 0) == 0);
+  must(loop.name, named("db", 0, false))->close();
+  decltype(acl) given;
+  REQUIRE(getxattr(path, "system.posix_acl_access", &given, sizeof given) == sizeof given);
+  CHECK(memcmp(&given, &acl, sizeof acl) == 0);
+  // Another node gave all users the right to lock.
+  REQUIRE(unlink(path) == 0);
+  REQUIRE(removexattr(loop.name.c_str(), "system.posix_acl_access") == 0);
+  const mode_t before = status.st_mode & 0777;
+  REQUIRE(chmod(loop.name.c_str(), 0666) == 0);
+  must(loop.name, named("db", 0, false))->close();
+  CHECK(may_open(65533));
+  REQUIRE(setxattr(loop.name.c_str(), "system.posix_acl_access", &acl, sizeof acl, 0) == 0);
+  must(loop.name, named("db", 0, false))->close();
+  CHECK(may_open(65533));
+  CHECK(may_open(65534));
   CHECK(removexattr(loop.name.c_str(), "system.posix_acl_access") == 0);
+  CHECK(chmod(loop.name.c_str(), before) == 0);
   CHECK(unlink(path) == 0);
 }
 
