@@ -5,8 +5,8 @@
 // returns at once, several commands are in flight, and a wait can end before a call does.
 //
 // A ring may also be missing because something is used up: descriptors, memory. Contexts with delegate then fail with
-// that error (their user can report it), and the next attach tries again. The fault path's cannot fail: such a one makes
-// calls for as long as it lives.
+// that error (their user can report it), and the next attach tries again. The fault path's cannot fail: such a one
+// makes calls for as long as it lives.
 //
 // Threading: attach() from any thread; destroy() with the device. A forked child makes threads of its own (delegate.h).
 #pragma once
