@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #include <set>
@@ -125,4 +126,29 @@ CASE(without_io_uring_groups_and_waits_do_as_ever) {
   if (kind() != "file") return;
   for (int i = 0; i < 2; ++i) (void)device(kBlocks, i);
   in_child(many_of_all, nullptr);
+}
+
+CASE(a_lack_of_descriptors_is_told_and_passes) {
+  if (kind() != "file" || rings_refused()) return;
+  in_child(
+      [](void*) {
+        const chunk_id_t id = open_physical();
+        REQUIRE(id != NULL_CHUNK_ID);
+        Buffer buffer(1);
+        rlimit files;
+        REQUIRE(getrlimit(RLIMIT_NOFILE, &files) == 0);
+        const rlim_t before = files.rlim_cur;
+        files.rlim_cur = 3;
+        REQUIRE(setrlimit(RLIMIT_NOFILE, &files) == 0);
+        int tag;
+        REFUSES(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0), EMFILE);
+        REFUSES(cblk_read(id, buffer, 0, 1, 0), EMFILE);
+        files.rlim_cur = before;
+        REQUIRE(setrlimit(RLIMIT_NOFILE, &files) == 0);
+        REQUIRE(cblk_read(id, buffer, 0, 1, 0) == 1);
+        REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
+        REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+        REQUIRE(cblk_close(id, 0) == 0);
+      },
+      nullptr);
 }

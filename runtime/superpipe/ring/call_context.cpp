@@ -68,7 +68,7 @@ bool CallPool::replaces_ring(int status, const char* name, const ContextOptions&
   }
   if (!lack_told_.exchange(true, std::memory_order_relaxed))
     log_warning("LUN %s: no ring for its commands: %s (%s): %s; %s", name, errno_text(status), errno_name(status),
-                options.delegate ? "they fail until there is" : "they go by system calls, slower", remedy_of(status));
+                options.delegate ? "those that need one fail" : "they go by system calls, slower", remedy_of(status));
   return !options.delegate;
 }
 
