@@ -38,7 +38,8 @@ void ContextPool::close(Device* device) {
 }
 
 int ContextPool::take_free() {
-  // In the order of all: a thread that counts itself as waiting, then finds none, was seen by who gives one after that.
+  // seq_cst: a waiter counts itself and then looks here; give() sets a bit and then looks for waiters. One of the two
+  // must see the other.
   uint32_t free = free_.load(std::memory_order_seq_cst);
   while (free) {
     const int index = std::countr_zero(free);  // the lowest: its memory is warm
