@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`namespace_nodes_test.py OWNERSHIP_TEST LUNAR PROBE FAKE_CBLK`: one NVMe namespace by two block devices, as it is
+"""`namespace_nodes_test.py OWNERSHIP_TEST LUNAR PROBE FAKE_CBLK [--short]`: one NVMe namespace by two block devices, as it is
 where the kernel's multipathing is off. In a mount namespace of its own, two loop devices on one file take the names
 nvme7n1 and nvme8n1, with what sysfs says of a namespace bound over theirs; OWNERSHIP_TEST then runs its matrix over
 both names. tests/vm/devices does the same with real controllers and with character devices. Needs root and loop
@@ -83,7 +83,8 @@ def inside(folder, loops, ownership_test, programs):
     become_namespace(folder, loops)
     refused = refuses_what_it_cannot_claim(folder, programs[1])
     nodes = [f"/dev/{name}" for name in NAMES]
-    matrix = subprocess.run([sys.executable, "-B", ownership_test, *programs, *nodes], check=False).returncode
+    words = [*programs[:3], *nodes, *programs[3:]]
+    matrix = subprocess.run([sys.executable, "-B", ownership_test, *words], check=False).returncode
     return matrix if refused else 1
 
 
