@@ -207,8 +207,8 @@ def check_lists(path, text):
 PAGER = os.path.join("runtime", "pager", "")
 GIVEN_STATE = {PAGER + name for name in (
     "cow_gate.cpp", "evict_write.cpp", "evictor.cpp", "evictor.h", "guard.cpp", "hand_over.cpp", "handler.cpp",
-    "handler.h", "lost_page.cpp", "move.cpp", "range_operations.cpp", "region.cpp", "resolve_finish.cpp",
-    "resolver.cpp", "resolver.h", "unmapped.cpp", "unmapped.h")}
+    "handler.h", "lost_page.cpp", "move.cpp", "range_operations.cpp", "raw_move.cpp", "raw_unmap.cpp", "region.cpp",
+    "resolve_finish.cpp", "resolver.cpp", "resolver.h", "unmap_notes.h", "unmapped.cpp", "unmapped.h")}
 FUNCTION = re.compile(r"^(?:[\w:<>*&]+ )*[*&]?(?:\w+::)*~?(?P<name>\w+)\(")
 
 
