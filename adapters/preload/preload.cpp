@@ -81,6 +81,8 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   look_up(g_real.pthread_create, "pthread_create");
   look_up(g_real.thrd_create, "thrd_create");
   look_up(g_real.exit_now, "_exit");
+  look_up(g_real.sigaction, "sigaction");
+  look_up(g_real.signal, "signal");
   look_up(g_real.open, "open");
   look_up(g_real.open64, "open64");
   look_up(g_real.openat, "openat");
@@ -100,6 +102,7 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   g_phase.store(Phase::kGuarded, std::memory_order_release);
   if (heap_create(HeapMode::kProcess, &why) < 0) refuse(why);
   threads_prepare();
+  signals_prepare();
   stats_prepare();
   server_gate_start();
   g_phase.store(Phase::kReady, std::memory_order_release);

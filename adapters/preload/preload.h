@@ -6,6 +6,7 @@
 // calls leave it; whatever is not ours goes to the kernel or to jemalloc unchanged.
 #pragma once
 #include <pthread.h>
+#include <signal.h>
 #include <sys/types.h>
 #include <threads.h>
 
@@ -56,6 +57,8 @@ struct RealCalls {
   int (*close)(int) = nullptr;
   int (*dup2)(int, int) = nullptr;
   int (*dup3)(int, int, int) = nullptr;
+  int (*sigaction)(int, const struct sigaction*, struct sigaction*) = nullptr;
+  void (*(*signal)(int, void (*)(int)))(int) = nullptr;
   void (*exit_now)(int) __attribute__((noreturn)) = nullptr;  // _exit
 };
 extern constinit RealCalls g_real;
@@ -78,6 +81,9 @@ void server_gate_start();  // at start, when the tier is there; nothing unless t
 // thread_family.cpp
 void threads_prepare();      // at start: the main thread is counted too
 void threads_enter_child();  // in a forked child, which has one thread
+
+// signal_family.cpp
+void signals_prepare();  // at start
 
 // exit_stats.cpp
 void stats_prepare();      // at start: keeps standard error reachable (programs close it before they end)

@@ -550,6 +550,17 @@ void pager_fork_child_ran() {
     fatal("fork: libc has not called the pager's handler in the child, whose evicted memory would read as zeros");
 }
 
+int pager_parent_past_us(const void* address) {
+  auto& state = pager_state();
+  const int parent = state.member_pid.load();
+  if (!pager_active() || parent == static_cast<int>(getpid()) || sys::memory_is_parents()) return 0;
+  // Not by find(): in the child no thread ends a change of the table that was under way.
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i)
+    if (const Region* region = state.regions.sorted[i].load(); region != nullptr && region->holds(address))
+      return parent;
+  return 0;
+}
+
 int fork_handlers_install() {
   static bool installed = false;
   if (installed) return 0;

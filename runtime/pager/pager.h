@@ -187,6 +187,9 @@ void pager_fork_parent();
 void pager_fork_child();
 // In a child, after fork() itself: ends it where libc has lost its list of handlers (LIMITS.md).
 void pager_fork_child_ran();
+// The process that this one was forked from without any of that, where the address was tiered memory; 0: it was not.
+// For a signal handler, in such a child too: takes no lock.
+int pager_parent_past_us(const void* address);
 
 // Keeps a range in DRAM until the calling thread has ended: the kernel reads or writes it when the thread ends.
 void pager_keep_for_thread(const void* address, size_t bytes);

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// A child made by a system call of the program's own code, which the preload library does not see: it runs until it
+// touches tiered memory, and then one line says why it ends. What the program sees of SIGSEGV is as without Lunar.
+#include <signal.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <string>
+
+#include "preload_test.h"
+#include "raw_call.h"
+
+namespace {
+
+constexpr size_t kBytes = 64 << 20;
+char* g_memory = nullptr;
+
+struct End {
+  int status;
+  std::string said;
+};
+
+// How a child ends that runs `what`, and what it writes to standard error.
+template <class What>
+End end_of_child(bool past_us, What what) {
+  int ends[2];
+  CHECK(pipe(ends) == 0);
+  const long pid = past_us ? raw(SYS_clone, SIGCHLD, 0, 0, 0, 0) : fork();
+  if (pid == 0) {
+    if (dup2(ends[1], 2) == 2) what();
+    raw(SYS_exit_group, 3);
+  }
+  CHECK(pid > 0 && close(ends[1]) == 0);
+  End end{};
+  char part[512];
+  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) end.said.append(part, static_cast<size_t>(n));
+  CHECK(waitpid(static_cast<pid_t>(pid), &end.status, 0) == pid && close(ends[0]) == 0);
+  fputs(end.said.c_str(), stderr);
+  return end;
+}
+
+bool dies_by_segv(const End& end, const char* said) {
+  if (!WIFSIGNALED(end.status) || WTERMSIG(end.status) != SIGSEGV) return false;
+  return said[0] == 0 ? end.said.empty() : end.said.find(said) != std::string::npos && end.said.back() == '\n';
+}
+
+void touch(const void* address) { (void)*static_cast<const volatile char*>(address); }
+
+void touch_no_map() {
+  static const volatile uintptr_t address = 16;
+  touch(reinterpret_cast<void*>(address));
+}
+
+void its_own_handler(int) { raw(SYS_exit_group, 9); }
+
+int body() {
+  g_memory = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  CHECK(g_memory != MAP_FAILED && tiered(g_memory));
+  fill(g_memory, kBytes, 1);
+  static volatile char plain[4096];
+  const char* line = "by a system call past Lunar";
+
+  // Evicted, and perhaps resident.
+  CHECK(dies_by_segv(end_of_child(true, [] { touch(g_memory); }), line));
+  CHECK(dies_by_segv(end_of_child(true, [] { touch(g_memory + kBytes - 1); }), line));
+  // What is not tiered it has.
+  CHECK(end_of_child(true, [] { plain[0] = 1; }).status == 3 << 8 && plain[0] == 0);
+  // Other faults, and signals that are sent, end it as they always do, without a word.
+  CHECK(dies_by_segv(end_of_child(true, touch_no_map), ""));
+  CHECK(dies_by_segv(end_of_child(false, touch_no_map), ""));
+  CHECK(dies_by_segv(end_of_child(false, [] { raise(SIGSEGV); }), ""));
+  CHECK(dies_by_segv(end_of_child(false, [] { kill(getpid(), SIGSEGV), usleep(1000000); }), ""));
+
+  // The program sees the default action, and its own handlers run.
+  struct sigaction seen{};
+  CHECK(sigaction(SIGSEGV, nullptr, &seen) == 0 && seen.sa_handler == SIG_DFL && seen.sa_flags == 0);
+  CHECK(signal(SIGSEGV, its_own_handler) == SIG_DFL && signal(SIGSEGV, SIG_IGN) == its_own_handler);
+  CHECK(signal(SIGSEGV, its_own_handler) == SIG_IGN);
+  CHECK(end_of_child(true, [] { touch(g_memory); }).status == 9 << 8);
+  CHECK(signal(SIGSEGV, SIG_DFL) == its_own_handler && signal(SIGUSR1, SIG_DFL) == SIG_DFL);
+  CHECK(dies_by_segv(end_of_child(true, [] { touch(g_memory); }), line));
+  CHECK(holds(g_memory, kBytes, 1));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=512m"}, body); }
