@@ -4,7 +4,8 @@
 Its crash report tests memory: it saves, overwrites and restores every writable map that /proc/self/maps shows without
 a file. On tiered memory the pager's service threads run on meanwhile, and their tables must not be among these maps.
 (What the test does to libc's own memory may end it early on plain memory as well; so what counts is that it begins,
-and that the process dies by the signal in the time that plain memory takes, a byte tested.)
+and that the process dies by the signal, in at most 1.5 times the time that plain memory takes, a byte tested: the best
+of up to ROUNDS runs of each, in turn, as others use the machine.)
 """
 import os
 import re
@@ -17,6 +18,7 @@ import tempfile
 import time
 
 DRAM, VALUES = "16m", 16384      # 64 MiB of values: four times the DRAM
+RATIO_MAX, ROUNDS = 1.5, 8
 SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
 
 
@@ -88,15 +90,19 @@ def main(lunar, module):
     if not os.access(SERVER, os.X_OK):
         print(f"skip: redis-server: {SERVER} is not there")
         return 77
-    plain_s, plain_bytes = crash("plain", [], [])
-    tiered = [("run", [lunar, "run", f"--dram={DRAM}", "--size=1g", "--lun=DIRECTORY", "--"], []),
-              ("module", [], ["--loadmodule", os.path.abspath(module), "dram", DRAM, "lun", "DIRECTORY", "size", "1g"])]
-    for name, prefix, further in tiered:
-        seconds, tested = crash(name, prefix, further)
-        # Evicted pages are read and written once more, on a machine that others use: room for that, not for a hang.
-        limit = 30 + 4 * plain_s * tested / plain_bytes
-        assert seconds < limit, f"{name}: {seconds:.1f} s, the limit is {limit:.1f} s"
-    return 0
+    sides = {"plain": ([], []),
+             "run": ([lunar, "run", f"--dram={DRAM}", "--size=1g", "--lun=DIRECTORY", "--"], []),
+             "module": ([], ["--loadmodule", os.path.abspath(module), "dram", DRAM, "lun", "DIRECTORY", "size", "1g"])}
+    best = dict.fromkeys(sides, float("inf"))   # seconds a byte
+    for turn in range(ROUNDS):
+        for name, (prefix, further) in sides.items():
+            seconds, tested = crash(name, prefix, further)
+            best[name] = min(best[name], seconds / tested)
+        ratios = {name: best[name] / best["plain"] for name in ("run", "module")}
+        print("best so far, a byte, of plain:", ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()))
+        if turn >= 1 and max(ratios.values()) <= RATIO_MAX:
+            return 0
+    sys.exit(f"a crash report takes more than {RATIO_MAX} times as long as on plain memory")
 
 
 if __name__ == "__main__":
