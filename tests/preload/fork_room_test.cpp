@@ -4,6 +4,8 @@
 //
 //   fork_room_test LIBRARY at-once | failed
 //   fork_room_test LIBRARY limits        RLIMIT_AS and RLIMIT_DATA leave the child nothing, little or enough
+//   fork_room_test LIBRARY no-data       RLIMIT_DATA leaves the program itself nothing (vm.overcommit_memory=2 counts
+//                                        the same, for the whole machine): ENOMEM, and what is there goes on
 //   fork_room_test LIBRARY killed        children that are killed before they have begun leave nothing charged
 //   fork_room_test LIBRARY write-errors  every second write to the LUN fails: pages that have found no slot go to a
 //                                        forked child all the same
@@ -249,12 +251,35 @@ static int limits() {
   return 0;
 }
 
+static int no_data() {
+  take_memory();
+  const rlimit limit{in_use("VmData:") + (4 << 20), RLIM_INFINITY}, none{RLIM_INFINITY, RLIM_INFINITY};
+  CHECK(setrlimit(RLIMIT_DATA, &limit) == 0);
+  constexpr size_t kEach = 1 << 20, kMost = 8;
+  void* maps[kMost];
+  size_t made = 0;
+  for (; made < kMost; ++made) {
+    maps[made] = mmap(nullptr, kEach, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (maps[made] == MAP_FAILED) break;
+    fill(maps[made], kEach, 2);
+  }
+  CHECK(made < kMost && errno == ENOMEM && holds(g_memory, kBytes, 1));
+  CHECK(fork() == -1 && errno == ENOMEM);
+  while (made != 0) CHECK(holds(maps[--made], kEach, 2) && munmap(maps[made], kEach) == 0);
+  CHECK(setrlimit(RLIMIT_DATA, &none) == 0);
+  const pid_t child = fork();
+  if (child == 0) _exit(holds(g_memory, kBytes, 1) ? 0 : 7);
+  CHECK(child > 0 && end_of(child) == 0 && holds(g_memory, kBytes, 1));
+  return 0;
+}
+
 int main(int argc, char** argv) {
   const char* mode = argc > 2 ? argv[2] : "at-once";
   if (strcmp(mode, "write-errors") == 0)
     return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m", "LUNAR_LUN=sim:1g,write_error=2"},
                          write_errors);
   if (strcmp(mode, "killed") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=64m", "LUNAR_SIZE=2g"}, killed);
+  if (strcmp(mode, "no-data") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m"}, no_data);
   if (strcmp(mode, "limits") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m"}, limits);
   int (*const body)() = strcmp(mode, "failed") == 0 ? failed : strcmp(mode, "no-process") == 0 ? no_process : at_once;
   return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=2g"}, body);
