@@ -30,7 +30,7 @@ struct Area {
   size_t offset(const char* address) const { return static_cast<size_t>(address - base); }
 };
 
-constexpr size_t kMapBytesMin = size_t(1) << 20;  // smaller maps stay plain
+constexpr size_t kMapBytesMin = size_t(1) << 18;  // smaller maps stay plain
 
 // The area that holds an address, or nullptr. Lock-free.
 Area* area_of(const void* address);

@@ -79,8 +79,8 @@ int untiered_memory(UntieredMemory* out) {
 
 void untiered_describe(const UntieredMemory& memory, char* out, size_t size) {
   format_to(out, size,
-            "%s of %s of anonymous memory in DRAM were outside the tier (brk %s, maps below 1 MiB %s, larger maps and "
-            "stacks %s, data of files %s)",
+            "%s of %s of anonymous memory in DRAM were outside the tier (brk %s, maps below 256 KiB %s, larger maps "
+            "and stacks %s, data of files %s)",
             format_size(memory.outside_bytes()).text, format_size(memory.outside_bytes() + memory.tiered_bytes).text,
             format_size(memory.brk_bytes).text, format_size(memory.small_map_bytes).text,
             format_size(memory.large_map_bytes).text, format_size(memory.file_bytes).text);

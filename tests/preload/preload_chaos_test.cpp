@@ -33,7 +33,7 @@ extern "C" int lunar_get_stats(void*) __attribute__((weak));
 
 namespace {
 
-constexpr size_t kPage = 4096, kPagesMin = 256, kPagesMax = 2048;  // maps below 1 MiB are not tiered
+constexpr size_t kPage = 4096, kPagesMin = 64, kPagesMax = 2048;  // maps below 256 KiB are not tiered
 constexpr unsigned kMaps = 24, kThreads = 6, kBlocks = 40, kGap = UINT32_MAX;
 
 unsigned g_seconds = 5;

@@ -28,6 +28,8 @@ void what_is_tiered() {
   CHECK(all_zero(large, 2 * kMiB));
   for (char* p : {large, stack, shared, code, down, locked}) CHECK(munmap(p, 2 * kMiB) == 0);
   CHECK(munmap(small, 64 * 1024) == 0);
+  char *below = map(252 * 1024), *smallest = map(256 * 1024);  // as V8's pages
+  CHECK(!tiered(below) && tiered(smallest) && munmap(below, 252 * 1024) == 0 && munmap(smallest, 256 * 1024) == 0);
   errno = 0;
   CHECK(mmap(nullptr, 0, kRw, kPrivate, -1, 0) == MAP_FAILED && errno == EINVAL);
 }
@@ -105,7 +107,7 @@ void shrink_over_several() {
 
 // A map too small for the tier is taken in when mremap makes it larger, with its contents and its protection.
 void grows_into_the_tier() {
-  constexpr size_t kSmall = 256 * 1024;
+  constexpr size_t kSmall = 64 * 1024;
   for (const int prot : {kRw, PROT_READ, PROT_NONE}) {
     for (const size_t bytes : {kMiB, 48 * kMiB}) {  // more than the budget
       char* p = map(kSmall);
@@ -149,7 +151,7 @@ void grows_into_the_tier() {
 
 // Their own process: a mark on plain memory, which a copy would not have, is permanent.
 void marked_maps_stay_with_the_kernel() {
-  constexpr size_t kSmall = 256 * 1024;
+  constexpr size_t kSmall = 64 * 1024;
   const pid_t child = fork();
   if (child == 0) {
     char* p = map(kSmall);

@@ -6,7 +6,7 @@ count.
 Each tree runs in a memory cgroup of its own, whose anonymous memory is read every few 100 us. What is allowed beyond
 the budget is a slack (tools/README.md, "What --dram covers"): SLACK_TREE, and for each process that was there at once
 SLACK_SERVICE (stacks, data of the libraries; twice that for one that exec began, which shares none of it) and what the
-program has outside of the tier by itself (brk, maps below 1 MiB: SLACK_PROGRAM for a Python or a compiler). Trees: a
+program has outside of the tier by itself (brk, maps below 256 KiB: SLACK_PROGRAM for a Python or a compiler). Trees: a
 process that forks 1, 4, 8 and 64 times with all members writing, processes that end while others press, make -j, a
 Python pool and a heap that doubles at once. A tree that never came near its budget proves nothing, and fails. Skipped
 (77) where no memory cgroup can be made.
