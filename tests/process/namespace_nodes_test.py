@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`namespace_nodes_test.py OWNERSHIP_TEST LUNAR PROBE FAKE_CBLK [--short]`: one NVMe namespace by two block devices, as it is
-where the kernel's multipathing is off. In a mount namespace of its own, two loop devices on one file take the names
-nvme7n1 and nvme8n1, with what sysfs says of a namespace bound over theirs; OWNERSHIP_TEST then runs its matrix over
-both names. tests/vm/devices does the same with real controllers and with character devices. Needs root and loop
+"""`namespace_nodes_test.py OWNERSHIP_TEST LUNAR PROBE FAKE_CBLK [--short]`: one NVMe namespace by two block devices, as
+it is where the kernel's multipathing is off. In a mount namespace of its own, two loop devices on one file take the
+names nvme7n1 and nvme8n1, with what sysfs says of a namespace bound over theirs; OWNERSHIP_TEST then runs its matrix
+over both names. tests/vm/devices does the same with real controllers and with character devices. Needs root and loop
 devices."""
 import os
 import shutil
