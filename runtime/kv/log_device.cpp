@@ -407,6 +407,17 @@ int Look::cold(Address address, uint64_t life) {
   return status;
 }
 
+Record* Look::unproven(Address address) {
+  const uint64_t at = address.value * kUnitBytes, begin = round_down(at, kBlockBytes), skip = at - begin;
+  const uint64_t room = log_.segment_bytes() - (begin & (log_.segment_bytes() - 1));
+  const uint64_t bytes = room < log_.buffer_bytes_ ? room : log_.buffer_bytes_;
+  if (!buffer_) buffer_ = log_.take_buffer();
+  if (log_.transfer(Op::kRead, begin, buffer_, bytes) < 0) return nullptr;
+  auto* record = reinterpret_cast<Record*>(buffer_ + skip);
+  record_ = log_.possible(record, bytes - skip) ? record : nullptr;
+  return record_;
+}
+
 int Log::segment_contents(uint64_t number, const char** memory) {
   *memory = segments_[number].memory.load(std::memory_order_acquire);
   if (*memory) return 0;

@@ -444,6 +444,9 @@ class Look {
   // On the device, where it lay in that life of its segment when the index led to it, under an epoch that is over.
   // -EBADMSG: damaged, or no longer there: then the index leads elsewhere now.
   [[nodiscard]] int cold(Address address, uint64_t life);
+  // What stands there, whatever its checksum is; nullptr: it cannot be read, or its lengths are not possible. Its
+  // content may be anything.
+  [[nodiscard]] Record* unproven(Address address);
   Record* operator->() const { return record_; }
   Record* record() const { return record_; }
 

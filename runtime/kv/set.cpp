@@ -10,6 +10,7 @@
 #include <new>
 
 #include "kv/store.h"
+#include "sys/log.h"
 
 namespace lunar::kv {
 namespace {
@@ -71,11 +72,59 @@ int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out) {
   return out->place ? 0 : error;
 }
 
-// As find_locked. A run that is not the pair's alone is none: neither `drop` nor a replay of the log may free it.
+// As find_locked, but what cannot be read for good is what the key had, when nothing sound is: the index led to it by
+// the key's bucket and 24 bits more. A set or delete ends the damage then, which gets have reported until now.
 int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, Found* out) {
-  const int status = find_locked(shard, hash, key, out);
+  int status = find_locked(shard, hash, key, out);
+  if (status == -EBADMSG) {
+    out->place = shard.index.find_entry(hash, [&](Address address) {
+      out->address = address;
+      return examine(address, hash, key, out) == -EBADMSG;
+    });
+    if (out->place) {
+      out->damaged = true;
+      guess_damaged(hash, key, out);
+      status = 0;
+    }
+  }
   if (out->run.count && !log_.is_run(out->run)) out->run = {};
   return status;
+}
+
+// What a damaged record takes, when it ends where its lengths say and another sound one begins: else nothing is given
+// back, and its segment counts as fuller than it is. Too much would be worse: cleaning believes that nothing lives in a
+// segment whose count is 0. A descriptor is believed by hash and life of its run.
+void Store::guess_damaged(uint64_t hash, Bytes key, Found* out) {
+  out->units = out->value_bytes = 0;
+  out->run = {};
+  out->pair_bytes = key.size;
+  Look look(log_);
+  const Record* record = look.locked(out->address) == 0 ? look.record() : look.unproven(out->address);
+  if (!record) return;
+  const bool pair = record->type() == RecordType::kPair && is_key(record, hash, key);
+  const bool run = record->type() == RecordType::kLarge && record->large().hash == hash &&
+                   record->large().key_bytes == key.size && log_.is_run(record->large());
+  if (!pair && !run) return;
+  if (run) out->run = record->large();
+  const uint64_t units = record->units(), value_bytes = record->value_bytes;
+  const uint64_t wanted = record_units(record->key_bytes, value_bytes) + Record::replaced_units(record->size_type);
+  out->value_bytes = run ? out->run.value_bytes : value_bytes;
+  out->pair_bytes += out->value_bytes;
+  const Address behind{out->address.value + units};
+  const uint64_t segment = log_.segment_of(out->address);
+  const bool last = behind.value * kUnitBytes == segment * log_.segment_bytes() + log_.used(segment);
+  if (units == wanted && (last || (log_.segment_of(behind) == segment && look.locked(behind) == 0))) out->units = units;
+}
+
+// Once for each: it is gone. Pre: the key's entry leads elsewhere.
+void Store::note_damage_replaced(const Found& found) {
+  if (!found.damaged) return;
+  damaged_replaced_.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t at = found.address.value * kUnitBytes;
+  LUNAR_LOG_LIMITED(log_warning, 100,
+                    "key/value store on %s: the record at byte %llu of its log was damaged; a set or delete has taken "
+                    "its place",
+                    device_->name(), static_cast<unsigned long long>(at));
 }
 
 int Store::set(Bytes key, Bytes value) {
@@ -129,6 +178,7 @@ void Store::forget_record(Address address, uint64_t units) {
 
 // What an entry led to lives no more. Pre: it is gone or leads elsewhere.
 void Store::drop(const Found& found) {
+  note_damage_replaced(found);
   log_.drop_live(found.address, found.units);
   if (found.run.count) log_.retire(found.run.first, found.run.count);
 }

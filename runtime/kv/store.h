@@ -147,6 +147,8 @@ class Store {
   // Reads everything that the saved state refers to, in the order of the device, and tells of each thing that is not as
   // it was written, and of each pair. Pre: read_only. Takes 8 bytes of memory a key in addition to dram_bytes, and what
   // a large pair takes. 0, also when there is damage (*out counts it); -EINVAL, -ENOMEM, -ECANCELED (on_pair ended it).
+  // Damaged records whose place a set or delete has taken since the open.
+  uint64_t damaged_replaced() const { return damaged_replaced_.load(std::memory_order_relaxed); }
   [[nodiscard]] int sweep(const Sweep& sweep, CheckReport* out);
 
   // Whole-structure check: every index entry leads to a record of that hash, and live counts are right. No thread may
@@ -162,7 +164,8 @@ class Store {
     std::atomic<uint64_t>* place = nullptr;
     Address address;
     uint64_t units = 0, pair_bytes = 0, value_bytes = 0;
-    LargePlace run = {};  // count 0: none
+    LargePlace run = {};   // count 0: none
+    bool damaged = false;  // it cannot be read, and is taken for the key's
   };
   // An entry whose record is to be read from the device, as found under an epoch. place.count != 0: the record itself
   // is not.
@@ -252,6 +255,8 @@ class Store {
                     uint64_t bytes);
   int find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out);
   int find_replaceable(Shard& shard, uint64_t hash, Bytes key, Found* out);
+  void guess_damaged(uint64_t hash, Bytes key, Found* out);
+  void note_damage_replaced(const Found& found);
   int examine(Address address, uint64_t hash, Bytes key, Found* out);
   int set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait);
   int set_large(uint64_t hash, Bytes key, Bytes value);
@@ -303,6 +308,7 @@ class Store {
   std::atomic<uint32_t> markers_{0};                   // of Index, a bit each: a walk has it
   std::atomic<Context*> scans_[Index::kMarkers] = {};  // by which the walk that has that mark reads the log
   std::atomic<uint32_t> wait_for_room_{0};             // writers
+  std::atomic<uint64_t> damaged_replaced_{0};
   sys::Mutex cleaning_;  // one cleans at a time. Taken before a shard's lock, never with one
 };
 

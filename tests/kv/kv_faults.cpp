@@ -106,10 +106,13 @@ bool Run::get(uint64_t number) {
 
 void Run::del(uint64_t number) {
   const std::string name = key(number);
+  const uint64_t damaged = store_->damaged_replaced();
   const int64_t length = store_->del(bytes_of(name));
   const auto found = model_.find(number);
   if (is_failure(length)) {
     ++failures_;
+  } else if (length >= 0 && found != model_.end() && store_->damaged_replaced() > damaged) {
+    model_.erase(found);  // how long its value was may not be known any more
   } else if (found == model_.end() ? length != -ENOENT : length != static_cast<int64_t>(found->second.second)) {
     wrong("del of " + name, length);
   } else {

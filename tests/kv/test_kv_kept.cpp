@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <thread>
@@ -29,6 +30,7 @@ struct Backing {
   std::vector<char> memory = std::vector<char>(kBytes);
   std::vector<lunar_test::MemoryDevice*> devices;
   ErrorText why;
+  Durability durability = Durability::kFlush;
   ~Backing() {
     for (auto* device : devices) delete device;
   }
@@ -41,6 +43,7 @@ struct Backing {
     options.dram_bytes = dram_bytes;
     options.shards = 4;
     options.expected_keys = 16;
+    options.durability = durability;
     return Store::open(options, store, &why);
   }
   Store* must_open(Contents contents) {
@@ -181,6 +184,45 @@ TEST_CASE("a damaged saved state is reported, wherever it is damaged") {
   }
   CHECK(refused >= 20);  // 5000 entries are 40 KiB
   CHECK(whole > refused);
+}
+
+TEST_CASE("a set or delete ends the damage of its key's record, which gets report until then") {
+  for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
+    for (const uint64_t spot : {uint64_t{0}, uint64_t{30}, uint64_t{300}}) {  // of key and value
+      Backing backing;
+      Store* store = backing.must_open(Contents::kNew);
+      for (char i = 'a'; i <= 'z'; ++i)
+        REQUIRE(store->set(bytes_of("the key " + std::string(1, i)), bytes_of(std::string(1000, i))) == 0);
+      REQUIRE(store->flush() == 0);
+      store->close();
+      for (const char* key : {"the key c", "the key k"}) {
+        const auto at = std::search(backing.memory.begin(), backing.memory.end(), key, key + strlen(key));
+        REQUIRE(at != backing.memory.end());
+        at[static_cast<int64_t>(spot)] ^= 1;
+      }
+      backing.durability = durability;
+      store = backing.must_open(Contents::kKept);
+      CHECK(store->exists({"the key c", 9}) == -EBADMSG);
+      CHECK(store->exists({"the key c", 9}) == -EBADMSG);
+      CHECK(store->set({"the key c", 9}, {"new", 3}) == 0);
+      CHECK(value_of(store, "the key c") == "new");
+      CHECK(store->damaged_replaced() == 1);
+      CHECK(store->del({"the key k", 9}) == (spot == 0 ? 0 : 1000));
+      CHECK(store->exists({"the key k", 9}) == -ENOENT);
+      CHECK(store->del({"the key k", 9}) == -ENOENT);
+      CHECK(store->damaged_replaced() == 2);
+      CHECK(store->count() == 25);
+      if (spot != 0) CHECK(store->validate(&backing.why) == 0);
+      if (durability == Durability::kFlush) REQUIRE(store->flush() == 0);
+      store->close();
+      store = backing.must_open(Contents::kKept);
+      CHECK(store->count() == 25);
+      CHECK(value_of(store, "the key c") == "new");
+      CHECK(value_of(store, "the key k") == "none");
+      CHECK(value_of(store, "the key d") == std::string(1000, 'd'));
+      store->close();
+    }
+  }
 }
 
 TEST_CASE("a flush that fails leaves the state before") {
