@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cleaning: frees dead space. By liveness: empties the segment with the fewest live records first.
 //
-// A writer that finds no free segment cleans, under one mutex; others that need a segment wait for it, and readers
-// notice nothing. It cleans until more than the reserve is free. What it may cost: one segment moves at most 7/8 of
-// itself, so a store whose segments all live more than that is full.
+// Writers clean ahead: when few segments are left to fill, one takes the mutex and cleans a segment, or writes what a
+// saved state needs, or saves, after its own operation; the others go on, the slower the less is left. A writer that
+// finds no free segment cleans until more than the reserve is free; others wait for it. Readers notice nothing.
+// What it may cost: one segment moves at most 7/8 of itself, so a store whose segments all live more than that is
+// full.
 // Threading: as in store.h. Pre, of all but room_*: the cleaning mutex.
 #include <errno.h>
 
@@ -137,7 +139,34 @@ void Store::yield_to_writers() const {
     wait_a_little(round);
 }
 
+// By the writer that sees first that room comes to its end, after its own operation, one step a set: the others go on.
+// A failure is for those that cannot go on without.
+void Store::clean_early() {
+  if (!log_.cleaning_wanted()) return;
+  if (!cleaning_.try_lock()) {
+    if (const uint64_t delay = log_.delay_ns()) sys::sleep_ns(delay);
+    return;
+  }
+  log_.reclaim();
+  Log::Ahead ahead = log_.failed() ? Log::Ahead::kNothing : log_.ahead();
+  if (ahead == Log::Ahead::kSave) {
+    // What the state needs on the device goes there before, a segment a set.
+    const int written = log_.write_oldest();
+    if (written < 0 || (written == 0 && save() < 0)) ahead = Log::Ahead::kNothing;
+    log_.reclaim();
+  } else if (ahead == Log::Ahead::kClean) {
+    const Log::Frames frames = log_.frames();
+    uint64_t segment;
+    int status = frames == Log::Frames::kWanted ? log_.make_frame() : 0;
+    if (status == 0 && frames == Log::Frames::kReady && (status = log_.victim(&segment)) == 0) status = clean(segment);
+    if (status < 0) ahead = Log::Ahead::kNothing;
+  }
+  if (ahead == Log::Ahead::kNothing) log_.end_cleaning_ahead();
+  cleaning_.unlock();
+}
+
 int Store::room_for_segment() {
+  if (!log_.room_for_writers(1)) waits_for_room_.fetch_add(1, std::memory_order_relaxed);
   if (!lock_for_room([&] { return log_.has_room(); })) return 0;
   const int status = room_for_segment_locked();
   cleaning_.unlock();
@@ -150,7 +179,7 @@ int Store::room_for_segment_locked() {
   for (unsigned round = 0;;) {
     if (const int status = room_for_frames(); status < 0) return status;
     const uint64_t free = log_.reclaim();
-    if (free > log_.reserve() && !log_.log_is_long()) return 0;
+    if (log_.room_for_writers(1) && !log_.log_is_long()) return 0;
     if (kept_) {
       if (const int status = settle(); status < 0) return status;
     }

@@ -198,17 +198,33 @@ int Log::write_out(uint64_t number) {
 void Log::keep(StateBytes state_bytes, const void* owner) {
   state_owner_ = owner;
   state_bytes_ = state_bytes;
-  if (count_ / 16 > kReserve) cleaning_reserve_ = count_ / 16;
+  if (count_ / kStatesShare > kReserve) cleaning_reserve_ = count_ / kStatesShare;
 }
 
 int Log::save_written() {
   if (commits()) return commit();
-  for (uint64_t i = 0; i < count_; ++i) {
-    const bool records = state(i) == SegmentState::kSealed || state(i) == SegmentState::kDamaged;
-    if (!records || segments_[i].written.load(std::memory_order_relaxed)) continue;
-    if (const int status = write_out(i); status < 0) return status;
+  for (;;) {
+    if (const int status = write_oldest(); status <= 0) return status;
   }
-  return 0;
+}
+
+// Only segments in frames are not written.
+int Log::write_oldest() {
+  if (commits()) return 0;
+  uint64_t oldest = UINT64_MAX, number = 0;
+  {
+    MutexLock guard(mutex_);
+    for (uint64_t i = 0; i < frame_count_; ++i) {
+      if (!frames_[i].owner) continue;
+      const uint64_t at = frames_[i].owner - 1;
+      const bool records = state(at) == SegmentState::kSealed || state(at) == SegmentState::kDamaged;
+      if (!records || segments_[at].written.load(std::memory_order_relaxed) || life(at) >= oldest) continue;
+      oldest = life(at), number = at;
+    }
+  }
+  if (oldest == UINT64_MAX) return 0;
+  const int status = write_out(number);
+  return status < 0 ? status : 1;
 }
 
 // Pre: the mutex of cleaning, all shards locked.

@@ -118,7 +118,7 @@ int Log::roll(bool cleaning) {
   segments_[number].written.store(false, std::memory_order_relaxed);
   segments_[number].state.store(SegmentState::kOpen, std::memory_order_seq_cst);
   tail_ = number;
-  tail_reserved_ = cleaning && free_.load(std::memory_order_relaxed) < reserve();
+  tail_reserved_ = cleaning && !room_for_writers(0);
   tail_used_ = first_at(number);
   if (commits()) open_log_segment(number);
   return 0;
@@ -149,7 +149,8 @@ bool Log::take_one(bool cleaning, uint64_t* number) {
     state_reserve_.store(one + (one > links_ ? one - links_ : 0), std::memory_order_relaxed);
     note_whether_state_is_wanted();
   }
-  if (free_.load(std::memory_order_relaxed) <= (cleaning ? state_reserve() : reserve())) return false;
+  if (ahead() != Ahead::kNothing) cleaning_wanted_.store(true, std::memory_order_relaxed);
+  if (cleaning ? free_.load(std::memory_order_relaxed) <= state_reserve() : !room_for_writers(1)) return false;
   if (!cleaning && log_is_long()) return false;
   for (uint64_t i = 0; i < count_; ++i) {
     const uint64_t at = (next_free_ + i) % count_;
@@ -163,6 +164,25 @@ bool Log::take_one(bool cleaning, uint64_t* number) {
     return true;
   }
   return false;
+}
+
+uint64_t Log::segments_ahead() const {
+  const uint64_t early = count_ / 64;
+  return early == 0 ? 1 : early > kAheadMost ? kAheadMost : early;
+}
+
+// A few segments before writers have to wait one of them cleans a segment with each set.
+Log::Ahead Log::ahead() const {
+  const uint64_t free = free_.load(std::memory_order_relaxed), early = segments_ahead();
+  if (free + held() <= reserve() + early) return Ahead::kClean;
+  return held() != 0 && free <= free_reserve() + early ? Ahead::kSave : Ahead::kNothing;
+}
+
+// The less room is left the more: so that writers are no faster than what cleans, and none waits for a whole segment.
+uint64_t Log::delay_ns() const {
+  const uint64_t early = segments_ahead(), room = free_.load(std::memory_order_relaxed) + held();
+  const uint64_t left = room > reserve() ? room - reserve() : 0;
+  return left < early ? (early - left) * kDelayMostNs / early : 0;
 }
 
 // Pre: the mutex.
@@ -180,7 +200,7 @@ void Log::note_whether_state_is_wanted() {
 int Log::take_run(uint64_t count, uint64_t* first) {
   MutexLock guard(mutex_);
   if (state_bytes_) note_whether_state_is_wanted();
-  if (free_.load(std::memory_order_relaxed) < count + reserve()) return -EAGAIN;
+  if (!room_for_writers(count)) return -EAGAIN;
   uint64_t length = 0, best = UINT64_MAX;
   for (uint64_t i = 0; i <= count_ && best != count; ++i) {
     if (i < count_ && state(i) == SegmentState::kFree) {
@@ -242,7 +262,7 @@ uint64_t Log::reclaim() {
       give_back(number);
     }
   }
-  if (free_.load(std::memory_order_relaxed) > reserve()) {
+  if (room_for_writers(1)) {
     sys::Locked tail(tail_lock_);
     tail_reserved_ = false;
   }
@@ -252,7 +272,7 @@ uint64_t Log::reclaim() {
 bool Log::has_room() {
   if (log_is_long() || frames() != Frames::kReady) return false;
   MutexLock guard(mutex_);
-  if (free_.load(std::memory_order_relaxed) <= reserve()) return false;
+  if (!room_for_writers(1)) return false;
   sys::Locked tail(tail_lock_);
   tail_reserved_ = false;
   return true;
@@ -338,7 +358,7 @@ int Log::reserve_window(uint64_t count, uint64_t* first) {
   // What lives there must find room elsewhere, a sixteenth of each segment being lost at its end, and leave the
   // reserve.
   const uint64_t wanted = best / (segment_bytes() / kUnitBytes / 16 * 15) + 1;
-  if (outside < wanted + reserve()) return -ENOSPC;
+  if (outside < wanted + free_reserve() || outside + held() < wanted + reserve()) return -ENOSPC;
   for (uint64_t i = *first; i < *first + count; ++i) {
     if (state(i) == SegmentState::kFree) segments_[i].state.store(SegmentState::kReserved, std::memory_order_release);
   }

@@ -95,8 +95,9 @@ struct LogPlace {
 
 class Log {
  public:
-  static constexpr uint64_t kReserve = 3, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
-  static constexpr uint64_t kFramesShare = 16, kMarkBytes = 64;
+  static constexpr uint64_t kReserve = 3, kAheadMost = 8, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
+  static constexpr uint64_t kFramesShare = 16, kStatesShare = 24, kMarkBytes = 64;
+  static constexpr uint64_t kDelayMostNs = 1'000'000;
   static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB, kPartBytes = 64 * kKiB;
   static constexpr uint64_t kPartData =
       kPartBytes - sizeof(uint64_t);  // a part: checksum, then so much of a large pair
@@ -250,6 +251,7 @@ class Log {
   const media::SegmentEntry& at_cut(uint64_t number) const { return segments_[number].at_cut; }
   // Writes what sealed segments have that is not on the device; no flush. -errno.
   [[nodiscard]] int save_written();
+  [[nodiscard]] int write_oldest();  // of these, one. 1; 0: there is none. Pre, of both: the cleaning mutex
   // Frees frames for writers, until a quarter of all is unowned. Pre: the cleaning mutex.
   void spare_frames();
   [[nodiscard]] int take_link(uint64_t life, uint64_t* number);  // a free segment for the state of that life; -ENOSPC
@@ -262,15 +264,24 @@ class Log {
   void begin_lives(uint64_t from) { lives_.store(from, std::memory_order_relaxed); }
   uint64_t new_life() { return lives_.fetch_add(1, std::memory_order_relaxed) + 1; }
   uint64_t held() const { return held_.load(std::memory_order_relaxed); }
-  // Free segments that are not for writers; of them, not for cleaning either.
-  uint64_t reserve() const {
-    return cleaning_reserve_ + state_reserve() + window_needs_.load(std::memory_order_relaxed);
-  }
-  // Whether a state that is saved now gives writers segments, and enough to be worth it.
-  bool held_suffice() const {
-    return held() != 0 && free_.load(std::memory_order_relaxed) + held() > reserve() + count_ / 32;
-  }
+  // Segments that are not for writers: free or held; of them, those that must be free; of these, not for cleaning
+  // either.
+  uint64_t reserve() const { return cleaning_reserve_ + free_reserve() - kReserve; }
+  uint64_t free_reserve() const { return kReserve + state_reserve() + window_needs_.load(std::memory_order_relaxed); }
   uint64_t state_reserve() const { return state_reserve_.load(std::memory_order_relaxed); }
+  // Whether writers may take `count` segments.
+  bool room_for_writers(uint64_t count) const {
+    const uint64_t free = free_.load(std::memory_order_relaxed);
+    return free >= free_reserve() + count && free + held() >= reserve() + count;
+  }
+  // Whether a state that is saved now gives writers segments.
+  bool held_suffice() const { return held() != 0 && free_.load(std::memory_order_relaxed) + held() > reserve(); }
+  // Whether a writer should clean, or save, before anyone has to wait for it: set with each segment that is opened.
+  bool cleaning_wanted() const { return cleaning_wanted_.load(std::memory_order_relaxed); }
+  enum class Ahead : uint8_t { kNothing, kClean, kSave };
+  Ahead ahead() const;
+  uint64_t delay_ns() const;  // of a writer, while another cleans ahead
+  void end_cleaning_ahead() { cleaning_wanted_.store(false, std::memory_order_relaxed); }
   char* cleaners_frame() const { return frame_memory(frame_count_); }  // pre: on a device, the cleaning mutex
   // Of the log, from its beginning on.
   [[nodiscard]] int transfer(Op op, uint64_t offset, void* memory, uint64_t bytes);
@@ -349,6 +360,7 @@ class Log {
   template <class Done>
   int commit_until(Done done);
   int roll(bool cleaning);
+  uint64_t segments_ahead() const;
   bool take_one(bool cleaning, uint64_t* number);
   bool window_may_go(uint64_t first, uint64_t count, uint64_t* live) const;
   // on a device (log_device.cpp)
@@ -380,10 +392,10 @@ class Log {
   uint64_t device_offset_ = 0;
   StateBytes state_bytes_ = nullptr;
   const void* state_owner_ = nullptr;
-  uint64_t cleaning_reserve_ = kReserve;  // a sixteenth where states are saved: what one costs is shared by so many
+  uint64_t cleaning_reserve_ = kReserve;  // kStatesShare where states are saved: what one costs is shared by so many
   std::atomic<uint64_t> held_{0}, state_reserve_{0};
   std::atomic<uint64_t> window_needs_{0};  // segments that what lives in the window moves to
-  std::atomic<bool> state_wanted_{false};
+  std::atomic<bool> state_wanted_{false}, cleaning_wanted_{false};
   char* frames_memory_ = nullptr;  // frames, one more for the cleaner, buffers
   Frame* frames_ = nullptr;        // under the mutex
   // A bit for each kMarkBytes of the frames: a record that begins there was read.

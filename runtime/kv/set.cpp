@@ -141,6 +141,7 @@ int Store::set(Bytes key, Bytes value) {
 int Store::end_change() {
   const int status = log_.commits() ? log_.commit() : 0;
   save_early();
+  clean_early();
   return status;
 }
 

@@ -138,6 +138,8 @@ class Store {
   uint64_t operations() const;
   uint64_t commits() const { return log_.commits_done(); }  // of kGroup and kEach, ever
   uint64_t device_ios() const { return log_.ios(); }        // reads and writes of the device, ever
+  // How often a set or delete found no segment free, so that it had to clean or save, or wait for that.
+  uint64_t waits_for_room() const { return waits_for_room_.load(std::memory_order_relaxed); }
   // live bytes that cleaning moved, ever
   uint64_t cleaned_bytes() const { return cleaned_.load(std::memory_order_relaxed); }
   uint64_t dram_used() const { return budget_.used(); }
@@ -208,6 +210,7 @@ class Store {
   int settle();
   int save();
   void save_early();
+  void clean_early();
   void cut(media::Root* root);
   int keep_image(Shard& shard);
   void free_image(Shard& shard);
@@ -308,6 +311,7 @@ class Store {
   std::atomic<uint32_t> markers_{0};                   // of Index, a bit each: a walk has it
   std::atomic<Context*> scans_[Index::kMarkers] = {};  // by which the walk that has that mark reads the log
   std::atomic<uint32_t> wait_for_room_{0};             // writers
+  std::atomic<uint64_t> waits_for_room_{0};            // ever
   std::atomic<uint64_t> damaged_replaced_{0};
   sys::Mutex cleaning_;  // one cleans at a time. Taken before a shard's lock, never with one
 };

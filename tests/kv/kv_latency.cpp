@@ -2,7 +2,7 @@
 // What a set takes: uniform overwrites of a store in a file that is so full, by so many threads, while it may be
 // flushed every so often. Prints percentiles; a program to measure with, no test.
 //   kv_latency FILE [--percent N] [--threads N] [--seconds N] [--value N] [--log-mib N] [--dram-mib N]
-//     [--durability 0|1|2] [--flush-ms N]
+//     [--durability 0|1|2] [--flush-ms N] [--churn TURNS]
 // Threading: writers and one that flushes.
 #include <algorithm>
 #include <atomic>
@@ -22,8 +22,18 @@ struct Load {
   uint64_t percent, threads, seconds, value_bytes, flush_ms;
 };
 
+// Bytes that this process had written; what is in the page cache is left out, as devices are written directly.
+uint64_t written_bytes() {
+  unsigned long long bytes = 0;
+  char line[100];
+  FILE* file = fopen("/proc/self/io", "r");
+  while (file && fgets(line, sizeof line, file) && sscanf(line, "write_bytes: %llu", &bytes) != 1) continue;
+  if (file) fclose(file);
+  return bytes;
+}
+
 void overwrite(Store* store, const Load& load, uint64_t keys, uint64_t seed, std::vector<uint32_t>* micros) {
-  Random random(seed);
+  Random random(mix(seed + 2));  // sequences of neighbouring seeds are one, shifted
   std::string value(load.value_bytes, 'v');
   for (const uint64_t end = sys::now_ns() + load.seconds * 1'000'000'000; sys::now_ns() < end;) {
     const uint64_t key = random.below(keys), begun = sys::now_ns();
@@ -57,12 +67,19 @@ int main(int argc, char** argv) {
   }
   for (std::thread& thread : threads) thread.join();
   threads.clear();
+  Random random(1);
+  const std::string churned(load.value_bytes, 'c');
+  for (uint64_t i = 0; i < number("--churn", 0) * keys; ++i) {
+    const uint64_t key = random.below(keys);
+    if (store->set({&key, sizeof key}, bytes_of(churned)) != 0) fail("churn");
+  }
   if (store->flush() != 0) fail("flush");
   store->close();
   options.device = open_device(argv[1], 0);
   options.contents = Contents::kKept;
   options.durability = static_cast<Durability>(number("--durability", 0));
   store = open_store(options);
+  const uint64_t before = written_bytes();
   std::atomic<bool> over{false};
   std::thread flusher([&] {
     for (; load.flush_ms && !over; sys::sleep_ns(load.flush_ms * 1'000'000))
@@ -80,9 +97,12 @@ int main(int argc, char** argv) {
   const auto at = [&](double share) {
     return all[static_cast<size_t>(share * static_cast<double>(all.size() - 1))] / 1000.0;
   };
-  printf("%llu sets; ms: p50 %.3f, p99 %.3f, p99.9 %.3f, p99.99 %.3f, most %.3f; cleaned %llu MiB\n",
-         static_cast<unsigned long long>(all.size()), at(0.5), at(0.99), at(0.999), at(0.9999), at(1),
-         static_cast<unsigned long long>(store->cleaned_bytes() / kMiB));
+  printf(
+      "%llu sets; ms: p50 %.3f, p99 %.3f, p99.9 %.3f, p99.99 %.3f, most %.3f; cleaned %llu MiB, bytes written a byte "
+      "set %.2f\n",
+      static_cast<unsigned long long>(all.size()), at(0.5), at(0.99), at(0.999), at(0.9999), at(1),
+      static_cast<unsigned long long>(store->cleaned_bytes() / kMiB),
+      static_cast<double>(written_bytes() - before) / static_cast<double>(all.size() * (load.value_bytes + 8)));
   store->close();
   remove(argv[1]);
   return 0;
