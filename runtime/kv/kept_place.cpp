@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <string_view>
+
 #include "config/trust.h"
 #include "kv/saved_state.h"
 #include "lun/compose.h"
@@ -20,6 +22,18 @@ namespace lunar::kv {
 namespace {
 
 constexpr uint64_t kDramLeast = 64 * kMiB, kEndBytes = kMiB;
+
+// PATH#NAME or URI#NAME, as scratch LUNs are named; not a file that has one in its name, there or to be made.
+bool names_virtual_lun(const char* path) {
+  const char* hash = strrchr(path, '#');
+  struct stat unused;
+  if (!hash || sys::path_status(path, &unused) == 0) return false;
+  const std::string_view device(path, static_cast<size_t>(hash - path));
+  char before[4096];
+  if (device.size() >= sizeof before) return false;
+  before[device.copy(before, device.size())] = 0;
+  return scheme_length(path) != 0 || sys::path_status(before, &unused) == 0;
+}
 
 int make_large(const KeptPlace& place, int flags, ErrorText* why) {
   const int fd = sys::open_file(place.path, O_RDWR | flags, 0600);
@@ -98,6 +112,11 @@ int choose(const KeptPlace& place, Device* device, Contents* contents, ErrorText
 int kept_place_open(const KeptPlace& place, Device** device, Contents* contents, bool* made, ErrorText* why) {
   *device = nullptr;
   *made = false;
+  if (names_virtual_lun(place.path))
+    return why->set(-EINVAL,
+                    "%s: %s: names a virtual LUN, which ends with its process; a store that is kept wants a device or "
+                    "file of its own, without #NAME",
+                    place.caller, place.path);
   if (const int status = prepare_file(place, made, why); status < 0) return status;
   DeviceOptions options;
   options.scratch = false;

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <string>
 
 #include <set>
 #include <thread>
@@ -337,6 +338,8 @@ TEST_CASE("ark: what cannot persist says so") {
     CHECK(create("mem:64m", flags, &ark) == EINVAL);
     CHECK(create("/var/tmp", flags, &ark) == EINVAL);
     CHECK(create("/nonexistent/store", flags, &ark) == ENOENT);
+    CHECK(create((std::string(file.path) + "#lun").c_str(), flags, &ark) == EINVAL);
+    CHECK(create("/nonexistent/store#1", flags, &ark) == ENOENT);
     CHECK(create(file.path, flags | ARK_KV_VIRTUAL_LUN, &ark) == EINVAL);
     CHECK(ark == nullptr);
   }
