@@ -36,7 +36,8 @@ void on_segv(int signal, siginfo_t* info, void*) {
   struct sigaction none{};
   none.sa_handler = SIG_DFL;
   (void)real_sigaction(signal, &none, nullptr);
-  if (info->si_code <= 0) {  // it was sent, and is not raised again when this returns, as a fault is
+  // It was sent, or is the kernel's without an address: when this returns it may not be raised again, as a fault is.
+  if (info->si_code <= 0 || info->si_code == SI_KERNEL) {
     (void)sys::kernel_call(SYS_rt_tgsigqueueinfo,
                            {getpid(), sys::thread_id(), signal, reinterpret_cast<long>(info), 0, 0});
     return;
