@@ -175,7 +175,7 @@ uint64_t Log::segments_ahead() const {
 Log::Ahead Log::ahead() const {
   const uint64_t free = free_.load(std::memory_order_relaxed), early = segments_ahead();
   if (free + held() <= reserve() + early) return Ahead::kClean;
-  return held() != 0 && free <= free_reserve() + early ? Ahead::kSave : Ahead::kNothing;
+  return held() > count_ / 32 && free <= free_reserve() + early ? Ahead::kSave : Ahead::kNothing;
 }
 
 // The less room is left the more: so that writers are no faster than what cleans, and none waits for a whole segment.

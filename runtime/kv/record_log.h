@@ -274,8 +274,11 @@ class Log {
     const uint64_t free = free_.load(std::memory_order_relaxed);
     return free >= free_reserve() + count && free + held() >= reserve() + count;
   }
-  // Whether a state that is saved now gives writers segments.
-  bool held_suffice() const { return held() != 0 && free_.load(std::memory_order_relaxed) + held() > reserve(); }
+  // Whether a state that is saved now gives writers segments, and enough to be worth it: each save seals the tail, and
+  // what that has left is lost until the segment is cleaned.
+  bool held_suffice() const {
+    return held() != 0 && free_.load(std::memory_order_relaxed) + held() > reserve() + count_ / 32;
+  }
   // Whether a writer should clean, or save, before anyone has to wait for it: set with each segment that is opened.
   bool cleaning_wanted() const { return cleaning_wanted_.load(std::memory_order_relaxed); }
   enum class Ahead : uint8_t { kNothing, kClean, kSave };
