@@ -9,13 +9,17 @@
 
 #include "base/units.h"
 #include "sys/arena.h"
+#include "sys/mem.h"
 
 namespace lunar::cblk {
 namespace {
 
 constexpr size_t kSmallBytes = 4096;
 constexpr uint32_t kMiddleMost = 192;         // 12 MiB
-constexpr size_t kWindowBytes = 1024 * kKiB;  // registered memory is pinned: for 256 at a time
+constexpr size_t kWindowBytes = 1024 * kKiB;  // 256 at a time
+constexpr size_t kWindowsBytes = 16 * kMiB;
+
+std::atomic<size_t> windows{0};  // bytes, of all chunks of the process
 
 unsigned size_class(size_t bytes) {
   return bytes <= BouncePool::kMiddleBytes
@@ -35,6 +39,7 @@ void BouncePool::close() {
   char* memory = memory_.load(std::memory_order_relaxed);
   if (memory) unmap_private(memory, small_ * kSmallBytes + middle_ * kMiddleBytes);
   memory_.store(nullptr, std::memory_order_relaxed);
+  windows.fetch_sub(window_.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
   for (unsigned i = 0; i < kSizes; ++i) {
     if (char* spare = spare_[i].exchange(nullptr)) unmap_private(spare, class_bytes(i));
   }
@@ -44,14 +49,24 @@ char* BouncePool::memory() {
   char* known = memory_.load(std::memory_order_acquire);
   if (known) return known;
   const size_t bytes = small_ * kSmallBytes + middle_ * kMiddleBytes;
-  auto* fresh = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
+  // A child has no use for them, and the kernel copies pinned pages at fork.
+  auto* fresh = static_cast<char*>(map_private(bytes, ForkPolicy::kWipe));
   if (!fresh || memory_.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) return fresh;
   unmap_private(fresh, bytes);  // another thread was quicker
   return known;
 }
 
 char* BouncePool::window(size_t* bytes) {
-  *bytes = small_ * kSmallBytes < kWindowBytes ? small_ * kSmallBytes : kWindowBytes;
+  *bytes = window_.load(std::memory_order_relaxed);
+  if (*bytes == 0) {
+    if (!sys::may_lock_memory()) return nullptr;
+    const size_t want = small_ * kSmallBytes < kWindowBytes ? small_ * kSmallBytes : kWindowBytes;
+    if (windows.fetch_add(want, std::memory_order_relaxed) + want > kWindowsBytes) {
+      windows.fetch_sub(want, std::memory_order_relaxed);
+      return nullptr;
+    }
+    window_.store(*bytes = want, std::memory_order_relaxed);
+  }
   return memory();
 }
 

@@ -28,7 +28,9 @@ class BouncePool {
   // Page-aligned memory for `bytes` (16 MiB at most). 0 or -ENOMEM.
   [[nodiscard]] int take(size_t bytes, Bounce* out);
   void give(Bounce* bounce);  // nothing to give is fine
-  // The pieces of a block that are taken first, for a ring to register: their memory, nullptr where there is none.
+  // The pieces of a block that are taken first, for a ring to register; nullptr: none. Registered memory is pinned and
+  // counts as locked: so only in a process without a limit on that, where rings need none of it, and 16 MiB for all
+  // chunks together.
   char* window(size_t* bytes);
   void forget_in_child();
 
@@ -39,6 +41,7 @@ class BouncePool {
 
   std::atomic<char*> memory_{nullptr};  // small pieces of a block, then middle ones
   uint32_t small_ = 0, middle_ = 0;     // pieces; multiples of 64
+  std::atomic<size_t> window_{0};       // bytes of all windows that are this one's
   std::atomic<uint64_t> taken_[kWords + 4] = {};
   std::atomic<char*> spare_[kSizes] = {};
 };

@@ -175,6 +175,7 @@ class Chunk final : public Handle {
   void report(uint32_t index, int64_t blocks);
   void give_free(uint32_t index);
   bool idle() const { return in_ring_ == 0 && commands_.backlog() == 0; }
+  int64_t do_again(const Entry& entry);     // lock not held
   void copy_out(const Response& response);  // without the lock
   void count(const Io& io, int64_t blocks);
   // issued, not yet fetched

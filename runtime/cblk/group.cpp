@@ -256,6 +256,7 @@ int64_t Group::transfer_striped(const Io& io) {
   if (!io.buffer || io.lba < 0 || static_cast<uint64_t>(io.lba) >= size ||
       io.blocks > size - static_cast<uint64_t>(io.lba) || io.blocks > attrs.max_transfer_size)
     return -EINVAL;
+  if (io.op == Op::kDiscard && !(attrs.flags1 & CFLSH_ATTR_UNMAP)) return -EPROTONOSUPPORT;  // of one, for all
   uint64_t deadline = kForever;  // of the call, not of each share
   for (unsigned i = 0; i < count_; ++i) {
     if (const uint64_t own = chunk_[i]->deadline_of_a_new_one(); own < deadline) deadline = own;
@@ -346,16 +347,25 @@ void Group::stats(chunk_stats_t* out) {
   for (unsigned i = 1; i < count_; ++i) {
     chunk_stats_t one;
     chunk_[i]->stats(&one);
-    uint64_t chunk_stats_t::* const sums[] = {
-        &chunk_stats_t::num_reads,           &chunk_stats_t::num_writes,
-        &chunk_stats_t::num_areads,          &chunk_stats_t::num_awrites,
-        &chunk_stats_t::num_blocks_read,     &chunk_stats_t::num_blocks_written,
-        &chunk_stats_t::num_errors,          &chunk_stats_t::num_aresult_no_cmplt,
-        &chunk_stats_t::num_timeouts,        &chunk_stats_t::num_no_cmds_free,
-        &chunk_stats_t::num_no_cmd_room,     &chunk_stats_t::num_no_cmds_free_fail,
-        &chunk_stats_t::num_success_threads, &chunk_stats_t::num_failed_threads,
-        &chunk_stats_t::num_active_threads,  &chunk_stats_t::max_num_act_threads,
-        &chunk_stats_t::num_cache_hits,      &chunk_stats_t::num_path_fail_overs};
+    uint64_t chunk_stats_t::* const sums[] = {&chunk_stats_t::num_reads,
+                                              &chunk_stats_t::num_writes,
+                                              &chunk_stats_t::num_areads,
+                                              &chunk_stats_t::num_awrites,
+                                              &chunk_stats_t::num_blocks_read,
+                                              &chunk_stats_t::num_blocks_written,
+                                              &chunk_stats_t::num_errors,
+                                              &chunk_stats_t::num_aresult_no_cmplt,
+                                              &chunk_stats_t::num_timeouts,
+                                              &chunk_stats_t::num_fail_timeouts,
+                                              &chunk_stats_t::num_no_cmds_free,
+                                              &chunk_stats_t::num_no_cmd_room,
+                                              &chunk_stats_t::num_no_cmds_free_fail,
+                                              &chunk_stats_t::num_success_threads,
+                                              &chunk_stats_t::num_failed_threads,
+                                              &chunk_stats_t::num_active_threads,
+                                              &chunk_stats_t::max_num_act_threads,
+                                              &chunk_stats_t::num_cache_hits,
+                                              &chunk_stats_t::num_path_fail_overs};
     uint32_t chunk_stats_t::* const gauges[] = {
         &chunk_stats_t::num_act_reads,      &chunk_stats_t::num_act_writes,     &chunk_stats_t::num_act_areads,
         &chunk_stats_t::num_act_awrites,    &chunk_stats_t::max_num_act_reads,  &chunk_stats_t::max_num_act_writes,

@@ -12,9 +12,23 @@
 namespace lunar::cblk {
 namespace {
 
+// The kernel had no thread for it (RLIMIT_NPROC).
+bool was_cancelled(const Entry& entry, const Response& response) {
+  return response.result == -ECANCELED && !entry.lost;
+}
 bool needs_copy(const Entry& entry) { return entry.io.op == Op::kRead && entry.io.bounce.memory && !entry.lost; }
 
 }  // namespace
+
+int64_t Chunk::do_again(const Entry& entry) {
+  ::lunar::Command command;
+  command.op = entry.io.op;
+  command.offset = DeviceOffset{static_cast<uint64_t>(entry.io.lba) * kBlockBytes};
+  command.iov = &entry.part;
+  command.iov_count = 1;
+  command.length = entry.part.iov_len;
+  return device_->transfer(command);
+}
 
 void Chunk::copy_out(const Response& response) {
   Io& io = commands_[response.tag].io;
@@ -47,13 +61,15 @@ bool Chunk::take_completions() {
   for (int i = 0; i < n; ++i) {
     Entry& entry = commands_[responses[i].tag];
     entry.delivered = !entry.lost;
-    copies |= needs_copy(entry);
+    copies |= needs_copy(entry) || was_cancelled(entry, responses[i]);
   }
   if (copies) {
     leader_ = true;
     unlock();
     for (int i = 0; i < n; ++i) {
-      if (needs_copy(commands_[responses[i].tag])) copy_out(responses[i]);
+      Entry& entry = commands_[responses[i].tag];
+      if (was_cancelled(entry, responses[i])) responses[i].result = do_again(entry);
+      if (needs_copy(entry)) copy_out(responses[i]);
     }
     lock_.lock();
     leader_ = false;

@@ -53,7 +53,7 @@ int Lanes::take_free(bool any) {
 int Lanes::attach_one() {
   sys::Locked guard(lock_);
   if (count_ == kMost) return -EAGAIN;
-  if (!memory_) memory_ = static_cast<char*>(map_private(kMost * kBlockBytes, ForkPolicy::kInherit));
+  if (!memory_) memory_ = static_cast<char*>(map_private(kMost * kBlockBytes, ForkPolicy::kWipe));
   if (!memory_) return -ENOMEM;
   lane_[count_].own = memory_ + count_ * kBlockBytes;
   ContextOptions options;
@@ -63,7 +63,8 @@ int Lanes::attach_one() {
   options.spin = bit_of(count_) == kSpins;
   options.shared = options.in_turns = options.delegate = true;
   const int status = device_->attach(options, &lane_[count_].context);
-  if (status < 0) return count_ ? -EAGAIN : status;  // no descriptor, no memory: there are others to wait for, or none
+  // no descriptor, no memory: there are others to wait for, or none
+  if (status < 0) return count_ ? -EAGAIN : status == -EAGAIN ? -ENOMEM : status;
   attached_.store(count_ + 1, std::memory_order_relaxed);
   return static_cast<int>(count_++);
 }
@@ -171,6 +172,8 @@ int64_t Lanes::end(Underway* underway, Bounce* bounce, bool* lost) {
     left = static_cast<int64_t>(deadline_ns - now);
     if (got < 0 && got != -EINTR) sys::sleep_ns(kBrokenNs);
   }
+  // The kernel had no thread for it (RLIMIT_NPROC): here is one.
+  if (response.result == -ECANCELED) response.result = device_->transfer(command);
   const Transfer& transfer = lane.transfer;
   if (transfer.buffer && transfer.op == Op::kRead && response.result > 0) {
     memcpy(transfer.buffer, lane.own, static_cast<size_t>(response.result));

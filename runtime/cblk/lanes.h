@@ -6,7 +6,7 @@
 // buffer that the device may still read or write, is parked until the device releases it (sweep), and carries no other
 // I/O meanwhile.
 //
-// Lanes are attached on demand, as many as there are threads at one time, and kept. The first one spins for a moment
+// Lanes are attached on demand, one more than there are threads at one time, and kept. The first one spins for a moment
 // before it sleeps (as every context may): a thread that is alone takes it, several take the others while they last.
 // Threading: any. Takes a lock only to attach and to park. begin() allocates nothing once there are lanes enough.
 #pragma once

@@ -14,9 +14,9 @@
  *   threads     every call may be used from any thread, any number at once, also on one chunk. A chunk shares no lock
  *               with another one. The calls are not async-signal-safe and no cancellation points to rely on
  *   time        an I/O that is not done within CFLSH_BLK_TIMEOUT (default 15 s; 0: no limit; see `man 3 cblk_open`)
- *               fails with
- *               ETIMEDOUT. The device may carry it out later all the same, but nothing of the caller's is touched any
- *               more: data move through a buffer of the library's and reach the caller's only in a call that succeeds;
+ *               fails with ETIMEDOUT. The device may carry it out later all the same, but nothing of the caller's is
+ *               touched any more: data move through a buffer of the library's and reach the caller's only in a call
+ *               that succeeds (of a RAID 0: in shares that do);
  *               what a late write writes is what the buffer held at the call, and a later write or unmap of the same
  *               blocks through the chunk (or its group) waits for it (and may itself fail with ETIMEDOUT for it). Until
  *               the device releases it, its command stays taken, a shrinking cblk_set_size fails and cblk_close waits,

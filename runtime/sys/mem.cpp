@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -384,6 +385,14 @@ int lock_memory(const void* address, size_t bytes, unsigned flags) {
 int unlock_memory(const void* address, size_t bytes) { return result_of(syscall(SYS_munlock, address, bytes)); }
 int lock_all(int flags) { return result_of(syscall(SYS_mlockall, flags)); }
 int unlock_all() { return result_of(syscall(SYS_munlockall)); }
+
+bool may_lock_memory() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY) return true;
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct has[_LINUX_CAPABILITY_U32S_3]{};
+  return syscall(SYS_capget, &header, has) == 0 && (has[0].effective & 1u << CAP_IPC_LOCK) != 0;
+}
 
 ssize_t advise_process(int pidfd, const iovec* ranges, size_t count, int advice, unsigned flags) {
   return syscall(SYS_process_madvise, pidfd, ranges, count, advice, flags);

@@ -88,6 +88,8 @@ struct PageFacts {
 [[nodiscard]] int unlock_memory(const void* address, size_t bytes);
 [[nodiscard]] int lock_all(int flags);
 [[nodiscard]] int unlock_all();
+// Whether the kernel lets this thread lock as much memory as it likes: CAP_IPC_LOCK, or no RLIMIT_MEMLOCK.
+bool may_lock_memory();
 
 // process_madvise as the program calls it: the count, or -1 and errno. Whether a descriptor (or one of the kernel's
 // names) stands for this process.

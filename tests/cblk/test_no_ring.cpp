@@ -152,3 +152,33 @@ CASE(a_lack_of_descriptors_is_told_and_passes) {
       },
       nullptr);
 }
+
+// As an ordinary user: root's memory and threads have no limit.
+CASE(limits_on_locked_memory_and_threads_cost_no_io) {
+  if (kind() != "file" || geteuid() != 0) return;
+  (void)device(kBlocks);
+  for (const int resource : {RLIMIT_MEMLOCK, RLIMIT_NPROC}) {
+    in_child(
+        [](void* argument) {
+          const chunk_id_t id = open_physical();
+          REQUIRE(id != NULL_CHUNK_ID);
+          const rlimit little = {1, 1};
+          REQUIRE(setrlimit(static_cast<__rlimit_resource>(*static_cast<const int*>(argument)), &little) == 0);
+          REQUIRE(setgid(65534) == 0 && setuid(65534) == 0);
+          constexpr size_t kAtOnce = 16;
+          Buffer out(kAtOnce), in(kAtOnce);
+          stamp(out, 0, kAtOnce, 1);
+          REQUIRE(cblk_write(id, out, 0, kAtOnce, 0) ==
+                  static_cast<int>(kAtOnce));  // into holes: by threads of the kernel's
+          int tag;
+          stamp(out, 500, kAtOnce, 2);
+          REQUIRE(cblk_awrite(id, out, 500, kAtOnce, &tag, nullptr, 0) == 0);
+          REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == static_cast<int>(kAtOnce));
+          REQUIRE(cblk_read(id, in, 0, kAtOnce, 0) == static_cast<int>(kAtOnce) && is_stamped(in, 0, kAtOnce, 1));
+          REQUIRE(cblk_read(id, in, 500, kAtOnce, 0) == static_cast<int>(kAtOnce) && is_stamped(in, 500, kAtOnce, 2));
+          REQUIRE(cblk_unmap(id, out, 100, kAtOnce, 0) == static_cast<int>(kAtOnce));
+          REQUIRE(cblk_close(id, 0) == 0);
+        },
+        const_cast<int*>(&resource));
+  }
+}

@@ -66,10 +66,11 @@ bool CallPool::replaces_ring(int status, const char* name, const ContextOptions&
       log_warning("LUN %s: io_uring is not available here (%s): %s", name, errno_name(status), refusal);
     return true;
   }
+  const bool fails = options.delegate && status != -ENOMEM;
   if (!lack_told_.exchange(true, std::memory_order_relaxed))
     log_warning("LUN %s: no ring for its commands: %s (%s): %s; %s", name, errno_text(status), errno_name(status),
-                options.delegate ? "those that need one fail" : "they go by system calls, slower", remedy_of(status));
-  return !options.delegate;
+                fails ? "those that need one fail" : "they go by system calls, slower", remedy_of(status));
+  return !fails;
 }
 
 bool CallPool::runs(const ContextOptions& options) {

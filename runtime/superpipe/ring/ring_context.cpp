@@ -12,6 +12,7 @@
 #include "superpipe/ring/ring_context.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <sys/resource.h>
 
 #include "superpipe/wakeups.h"
@@ -33,6 +34,12 @@ constexpr unsigned kSampleVectorMax = 16;  // longer reads say little about a pa
 constexpr unsigned kRegisteredMax = 64;
 
 std::atomic<int> spinners{0};
+
+// Those of a parent do not spin in its child.
+void count_spinners_anew_in_children() {
+  static const int status = pthread_atfork(nullptr, nullptr, [] { spinners.store(0, std::memory_order_relaxed); });
+  (void)status;  // without it a child's threads may sleep where they could spin
+}
 
 // A killed process' ring lives on until its I/O has ended, and with it the files it knows: those that locks and the
 // kernel's claims lie on are not released before.
@@ -76,6 +83,7 @@ int RingContext::start(char* memory, size_t head, const DeviceFiles* const* file
   mapping_bytes_ = mapping_bytes(head, options.depth);
   depth_ = options.depth;
   spin_ = options.spin;
+  if (spin_) count_spinners_anew_in_children();
   samples_ = !options.shared || options.in_turns;
   cpus_ = sys::cpu_count();
   entries_ = reinterpret_cast<InFlight*>(memory + head);
