@@ -72,6 +72,7 @@ void look_up(F& slot, const char* name) {
 
 __attribute__((constructor(101))) void start(int, char**, char** environment) {
   HostGuard guard;
+  const int errno_of_program = errno;             // 0 when main begins
   if (environ == nullptr) environ = environment;  // libc's initialiser, which sets it, has not run yet
   look_up(g_real.fork, "fork");
   look_up(g_real.fork_alone, "_Fork");
@@ -81,8 +82,6 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   look_up(g_real.pthread_create, "pthread_create");
   look_up(g_real.thrd_create, "thrd_create");
   look_up(g_real.exit_now, "_exit");
-  look_up(g_real.sigaction, "sigaction");
-  look_up(g_real.signal, "signal");
   look_up(g_real.open, "open");
   look_up(g_real.open64, "open64");
   look_up(g_real.openat, "openat");
@@ -106,6 +105,7 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   stats_prepare();
   server_gate_start();
   g_phase.store(Phase::kReady, std::memory_order_release);
+  errno = errno_of_program;
 }
 
 __attribute__((destructor)) void finish() { stats_print(); }

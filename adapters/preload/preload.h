@@ -59,6 +59,8 @@ struct RealCalls {
   int (*dup3)(int, int, int) = nullptr;
   int (*sigaction)(int, const struct sigaction*, struct sigaction*) = nullptr;
   void (*(*signal)(int, void (*)(int)))(int) = nullptr;
+  void (*(*sysv_signal)(int, void (*)(int)))(int) = nullptr;
+  void (*(*sigset)(int, void (*)(int)))(int) = nullptr;
   void (*exit_now)(int) __attribute__((noreturn)) = nullptr;  // _exit
 };
 extern constinit RealCalls g_real;

@@ -2,9 +2,12 @@
 // One line for a child that was forked past this library (a system call of the program's own code). No fork handler
 // ran, so its parent's tiered memory is not there (MADV_DONTFORK), and its first touch of it is SIGSEGV. Nothing of
 // ours runs in such a child, and the kernel tells nobody of it: so the line is that of a handler of SIGSEGV, which
-// stands where the program has the default action. sigaction and signal show the program the default in its place.
-// What the handler does not know it leaves to the default action: same status, same address in a core dump.
-// (sigset, sysv_signal and system calls see the handler; what they set stands.)
+// stands where the program has the default action. sigaction and libc's kin of signal show the program the default in
+// its place.
+// The handler sends the signal once more, as it was, to the default action: same status, same address in a core dump.
+// It must not leave that to the instruction: another thread may have made the page accessible meanwhile.
+// What differs from a plain program: system calls of its own see the handler; flags and mask of a default action read
+// as 0; the core of a stack overflow without an alternate stack has no address; SECCOMP_MODE_STRICT ends it by SIGKILL.
 //
 // Threading: any thread. The handler also runs in children that nothing was prepared for: it takes no lock.
 #include <dlfcn.h>
@@ -21,32 +24,36 @@
 namespace lunar::preload {
 namespace {
 
-// Looked up by the constructor; nobody but libc calls before that.
+// libc's functions are looked up by the constructor, or by a constructor of another library that comes before it.
 template <class F>
-F* known(F*& slot, const char* name) {
+void look_up(F*& slot, const char* name) {
   if (slot == nullptr) slot = reinterpret_cast<F*>(dlsym(RTLD_NEXT, name));
-  return slot;
+}
+
+void look_up_all() {
+  look_up(g_real.sigaction, "sigaction");
+  look_up(g_real.signal, "signal");
+  look_up(g_real.sysv_signal, "__sysv_signal");
+  look_up(g_real.sigset, "sigset");
 }
 
 int real_sigaction(int signal, const struct sigaction* action, struct sigaction* before) {
-  return known(g_real.sigaction, "sigaction")(signal, action, before);
+  if (g_real.sigaction == nullptr) look_up_all();
+  return g_real.sigaction(signal, action, before);
 }
 
+// The default action stands already (SA_RESETHAND).
 void on_segv(int signal, siginfo_t* info, void*) {
-  struct sigaction none{};
-  none.sa_handler = SIG_DFL;
-  (void)real_sigaction(signal, &none, nullptr);
-  // It was sent, or is the kernel's without an address: when this returns it may not be raised again, as a fault is.
-  if (info->si_code <= 0 || info->si_code == SI_KERNEL) {
-    (void)sys::kernel_call(SYS_rt_tgsigqueueinfo,
-                           {getpid(), sys::thread_id(), signal, reinterpret_cast<long>(info), 0, 0});
-    return;
-  }
-  if (const int parent = pager_parent_past_us(info->si_addr); parent != 0)
+  const int parent = info->si_code > 0 ? pager_parent_past_us(info->si_addr) : 0;
+  if (parent != 0)
     log_error(
         "this process was forked from %d by a system call past Lunar, and has none of its tiered memory: it ends by "
         "SIGSEGV at %p; use libc's fork or syscall(), or run the program without Lunar",
         parent, info->si_addr);
+  const long sent =
+      sys::kernel_call(SYS_rt_tgsigqueueinfo, {getpid(), sys::thread_id(), signal, reinterpret_cast<long>(info), 0, 0});
+  // A filter does not let it through: a fault comes again by itself, a signal that was sent does not.
+  if (sent < 0 && (info->si_code <= 0 || info->si_code == SI_KERNEL)) *static_cast<volatile int*>(nullptr) = 0;
 }
 
 bool is_ours(const struct sigaction& action) {
@@ -60,17 +67,31 @@ bool is_default(const struct sigaction& action) {
 struct sigaction ours() {
   struct sigaction action{};
   action.sa_sigaction = on_segv;
-  action.sa_flags = SA_SIGINFO;
+  action.sa_flags = SA_SIGINFO | SA_RESETHAND | SA_ONSTACK;
   return action;
+}
+
+void put_ours() {
+  struct sigaction before{};
+  const struct sigaction action = ours();
+  if (real_sigaction(SIGSEGV, nullptr, &before) == 0 && is_default(before))
+    (void)real_sigaction(SIGSEGV, &action, nullptr);
+}
+
+// As libc does it; then ours, where that is the default now.
+sighandler_t as_libc(sighandler_t (*&real)(int, sighandler_t), int signal, sighandler_t handler) {
+  if (real == nullptr) look_up_all();
+  const sighandler_t before = real(signal, handler);
+  if (signal != SIGSEGV || !ready()) return before;
+  put_ours();
+  return reinterpret_cast<void*>(before) == reinterpret_cast<void*>(on_segv) ? SIG_DFL : before;
 }
 
 }  // namespace
 
 void signals_prepare() {
-  struct sigaction before{};
-  const struct sigaction action = ours();
-  if (real_sigaction(SIGSEGV, nullptr, &before) == 0 && is_default(before))
-    (void)real_sigaction(SIGSEGV, &action, nullptr);
+  look_up_all();
+  put_ours();
 }
 
 }  // namespace lunar::preload
@@ -90,10 +111,21 @@ LUNAR_EXPORT int sigaction(int signal, const struct sigaction* action, struct si
 }
 
 LUNAR_EXPORT sighandler_t signal(int signal, sighandler_t handler) noexcept {
-  if (signal != SIGSEGV || !ready() || handler == SIG_ERR) return known(g_real.signal, "signal")(signal, handler);
-  struct sigaction action{}, before{};
-  action.sa_handler = handler;
-  action.sa_flags = SA_RESTART;
-  sigaddset(&action.sa_mask, signal);
-  return sigaction(signal, &action, &before) == 0 ? before.sa_handler : SIG_ERR;
+  return as_libc(g_real.signal, signal, handler);
+}
+LUNAR_EXPORT sighandler_t bsd_signal(int signal, sighandler_t handler) noexcept {
+  return as_libc(g_real.signal, signal, handler);
+}
+LUNAR_EXPORT sighandler_t ssignal(int signal, sighandler_t handler) noexcept {
+  return as_libc(g_real.signal, signal, handler);
+}
+LUNAR_EXPORT sighandler_t sysv_signal(int signal, sighandler_t handler) noexcept {
+  return as_libc(g_real.sysv_signal, signal, handler);
+}
+// What <signal.h> makes of signal() for programs of strict standard C.
+LUNAR_EXPORT sighandler_t __sysv_signal(int signal, sighandler_t handler) noexcept {
+  return as_libc(g_real.sysv_signal, signal, handler);
+}
+LUNAR_EXPORT sighandler_t sigset(int signal, sighandler_t handler) noexcept {
+  return as_libc(g_real.sigset, signal, handler);
 }

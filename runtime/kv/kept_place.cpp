@@ -26,13 +26,13 @@ constexpr uint64_t kDramLeast = 64 * kMiB, kEndBytes = kMiB;
 // PATH#NAME or URI#NAME, as scratch LUNs are named; not a file that has one in its name, there or to be made.
 bool names_virtual_lun(const char* path) {
   const char* hash = strrchr(path, '#');
-  struct stat unused;
-  if (!hash || sys::path_status(path, &unused) == 0) return false;
+  struct stat status;
+  if (!hash || sys::path_status(path, &status) == 0) return false;
   const std::string_view device(path, static_cast<size_t>(hash - path));
   char before[4096];
   if (device.size() >= sizeof before) return false;
   before[device.copy(before, device.size())] = 0;
-  return scheme_length(path) != 0 || sys::path_status(before, &unused) == 0;
+  return scheme_length(path) != 0 || (sys::path_status(before, &status) == 0 && !S_ISDIR(status.st_mode));
 }
 
 int make_large(const KeptPlace& place, int flags, ErrorText* why) {

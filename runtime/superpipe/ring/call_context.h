@@ -4,9 +4,9 @@
 // it, eight threads of the device do, made with the first such context and asleep while there is no work. Submit then
 // returns at once, several commands are in flight, and a wait can end before a call does.
 //
-// A ring may also be missing because something is used up. Descriptors: contexts with delegate then fail with that error
-// (their user can report it), and the next attach tries again. The fault path's cannot fail: such a one makes calls for
-// as long as it lives. Memory, which is RLIMIT_MEMLOCK more often than not, and lasts: calls, in all of them.
+// A ring may also be missing because something is used up. Descriptors: contexts with delegate then fail with that
+// error (their user can report it), and the next attach tries again. The fault path's cannot fail: such a one makes
+// calls for as long as it lives. Memory, which is RLIMIT_MEMLOCK more often than not, and lasts: calls, in all of them.
 //
 // Threading: attach() from any thread; destroy() with the device. A forked child makes threads of its own (delegate.h).
 #pragma once
