@@ -21,13 +21,8 @@ bool needs_copy(const Entry& entry) { return entry.io.op == Op::kRead && entry.i
 }  // namespace
 
 int64_t Chunk::do_again(const Entry& entry) {
-  ::lunar::Command command;
-  command.op = entry.io.op;
-  command.offset = DeviceOffset{static_cast<uint64_t>(entry.io.lba) * kBlockBytes};
-  command.iov = &entry.part;
-  command.iov_count = 1;
-  command.length = entry.part.iov_len;
-  return device_->transfer(command);
+  return device_->transfer(
+      command_for(entry.io.op, static_cast<uint64_t>(entry.io.lba), &entry.part, 1, entry.part.iov_len));
 }
 
 void Chunk::copy_out(const Response& response) {

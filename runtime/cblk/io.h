@@ -54,6 +54,17 @@ struct Io {
   Stamps stamps;
 };
 
+// What the device is told: so many bytes from a block on, which lie in `parts`.
+inline ::lunar::Command command_for(Op op, uint64_t block, const iovec* parts, uint32_t count, size_t bytes) {
+  ::lunar::Command command;
+  command.op = op;
+  command.offset = DeviceOffset{block * kBlockBytes};
+  command.iov = parts;
+  command.iov_count = count;
+  command.length = bytes;
+  return command;
+}
+
 // The library's own errors (arguments, time, no such command) may not come from the device: callers would take a
 // fetched command for one that was not. Such errors of a device become EIO.
 inline bool is_our_answer(int64_t error) {

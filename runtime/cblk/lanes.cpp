@@ -128,13 +128,9 @@ int Lanes::begin(const Transfer& transfer, Bounce* bounce, bool may_wait, bool s
 }
 
 ::lunar::Command Lanes::command_of(const Lane& lane) {
-  ::lunar::Command command;
-  command.op = lane.transfer.op;
-  command.offset = DeviceOffset{lane.transfer.block * kBlockBytes};
-  command.iov = lane.transfer.parts ? lane.transfer.parts : &lane.part;
-  command.iov_count = lane.transfer.parts ? lane.transfer.part_count : 1;
-  command.length = lane.part.iov_len;
-  return command;
+  const Transfer& of = lane.transfer;
+  return command_for(of.op, of.block, of.parts ? of.parts : &lane.part, of.parts ? of.part_count : 1,
+                     lane.part.iov_len);
 }
 
 int64_t Lanes::end(Underway* underway, Bounce* bounce, bool* lost) {

@@ -68,13 +68,8 @@ int64_t Chunk::move(const Blocking& one) {
   char* buffer = one.bounce.memory ? one.bounce.memory : io.buffer;
   const bool vector = io.parts && !one.bounce.memory;
   iovec part = {buffer, io.blocks * kBlockBytes};
-  ::lunar::Command command;
-  command.op = io.op;
-  command.offset = DeviceOffset{static_cast<uint64_t>(io.lba) * kBlockBytes};
-  command.iov = vector ? io.parts : &part;
-  command.iov_count = vector ? io.part_count : 1;
-  command.length = part.iov_len;
-  return device_->transfer(command);
+  return device_->transfer(command_for(io.op, static_cast<uint64_t>(io.lba), vector ? io.parts : &part,
+                                       vector ? io.part_count : 1, part.iov_len));
 }
 
 // Sets one->bytes unless a lane is at it.

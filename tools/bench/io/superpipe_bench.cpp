@@ -43,7 +43,8 @@ constexpr const char* kFooter =
     "KIOPS/cpu: thousand operations for a second of CPU, machine-wide, user and kernel, from what was not idle.\n"
     "Ratios in the JSON are Lunar's value by the baseline's: WORKLOAD_qdDEPTH_QUANTITY against cblk, raw, libaio\n"
     "and fio at the same depth, WORKLOAD_tTHREADS_QUANTITY against the blocking threads, with Lunar at the greatest\n"
-    "depth. fio.WORKLOAD_qd1_nospin_mean: nospin's by fio's. raw.cblk_read_us_over: what a blocking, uncached\n"
+    "depth. fio.WORKLOAD_qd1_nospin_mean: nospin's by fio's; fio.WORKLOAD_qdDEPTH_cblk_QUANTITY: cblk's by fio's;\n"
+    "legacy.WORKLOAD_tTHREADS_fio_QUANTITY: fio's by legacy's. raw.cblk_read_us_over: what a blocking, uncached\n"
     "cblk_read takes longer than the same read without the library (pread with O_DIRECT; on pmem: a copy from the\n"
     "mapped device), in microseconds, by the p50 of reads that alternate; cblk_read_us_over_mean: by the mean.";
 
