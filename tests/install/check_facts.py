@@ -30,13 +30,13 @@ FACTS = [
      ("runtime/pager/pager.cpp", r"state\.lun_bytes : state\.dram_bytes \* (N)")),
     (("runtime/LIMITS.md", r"come near their budget \((7/8) of it"),
      ("runtime/pager/activation.cpp", r"return cap - \(needed > cap / (8) \? needed : cap / 8\)")),
-    (("adapters/redis/README.md", r"held \((N MiB)\) is bounded"),
+    (("adapters/redis/README.md", r"and held input to (N MiB)"),
      ("adapters/gate/connections.h", r"kHeldBytesMax = (N);\s+// of all others; half of it a user")),
-    (("adapters/redis/README.md", r"way \((a quarter) of the DRAM budget\)"),
+    (("adapters/redis/README.md", r"limits reads under way to (a quarter) of the DRAM budget"),
      ("adapters/gate/gate_inside.h", r"kUserPart = (N)")),
     (("adapters/redis/README.md", r"default: 100\); (ten) times that where a command"),
      ("adapters/gate/gate_inside.h", r"kLookupHolds = (N);")),
-    (("adapters/redis/README.md", r"with a warning, to (7/8) of the LUN space"),
+    (("adapters/redis/README.md", r"limits `maxmemory` to (7/8) of the space for data"),
      ("adapters/redis/memory_limit.cpp", r"space\.capacity\) / (8) \* 7;")),
     (("examples/redis/README.md", r"under way \(or (N) requests\)"),
      ("adapters/gate/fetcher.h", r"kRequestsMax = (N),")),
@@ -60,7 +60,7 @@ FACTS = [
      ("tools/run/program.h", r"kExitNotFound = (N);")),
 ]
 # What the pair differs by on purpose: the document states half of the constant.
-HALVES = {r"held \((N MiB)\) is bounded", r"under way \(or (N) requests\)"}
+HALVES = {r"and held input to (N MiB)", r"under way \(or (N) requests\)"}
 
 
 def text_of(path):
