@@ -113,7 +113,7 @@ def propagation(server, name):
     require(b"MULTI" not in text, f"{name}: expired keys are deleted in {text.count(b'MULTI')} transactions")
 
 
-def random_eviction(server, name):
+def eviction(server, name, policy):
     """Each key that is evicted is one deletion outside of any transaction, one event and one in INFO; no client sees
     another policy or limit meanwhile."""
     server.ask("CONFIG", "SET", "notify-keyspace-events", "Ee")
@@ -121,20 +121,20 @@ def random_eviction(server, name):
     listener.ask("PSUBSCRIBE", "__keyevent@*__:evicted")
     before, limit = int(server.line("evicted_keys")), server.line("used_memory")
     server.ask("SET", "mark", "x")
-    server.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-random", "maxmemory", limit)
+    server.ask("CONFIG", "SET", "maxmemory-policy", policy, "maxmemory", limit)
     ask = [("CONFIG", "GET", "maxmemory*"), ("MULTI",), ("SET", "queued", "x"), ("EXEC",)]
     replies = []
     for first in range(0, NEW, 50):
-        server.client.send([("SET", f"new:{i}", "x" * SIZE) for i in range(first, first + 50)] + ask)
+        server.client.send([("SET", f"{policy}:{i}", "x" * SIZE) for i in range(first, first + 50)] + ask)
         replies += [server.client.receive() for _ in range(50 + len(ask))]
     settings = {repr(reply) for reply in replies if isinstance(reply, list) and len(reply) > 2}
-    require(len(settings) == 1 and "allkeys-random" in min(settings) and limit in min(settings),
+    require(len(settings) == 1 and policy in min(settings) and limit in min(settings),
             f"{name}: CONFIG GET says {settings}")
     server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "0")
     evicted = int(server.line("evicted_keys")) - before
     text = server.appended()
-    text = text[text.index(b"new:0"):]
-    print(f"{name}: {evicted} keys evicted for {NEW} new ones")
+    text = text[text.index(f"{policy}:0".encode()):]
+    print(f"{name}, {policy}: {evicted} keys evicted for {NEW} new ones")
     require(evicted > NEW // 2, f"{name}: {evicted} keys were evicted")
     deleted = deletions(text)
     require(deleted == evicted, f"{name}: {deleted} deletions in the append-only file, {evicted} keys evicted")
@@ -251,7 +251,8 @@ def main(module):
             wish(server, name, True)
             if further:
                 wish_taken_back(server)
-            random_eviction(server, name)
+            for policy in ("allkeys-random", "allkeys-lru"):
+                eviction(server, name, policy)
         rehash_goes_on(servers[1])
         servers[1].end()
         server = CheckedServer(root, "no-debug", *tier, "--enable-debug-command", "no")

@@ -9,15 +9,17 @@
 //   collections   DEL and UNLINK of them
 //   mixed         half GET, half SET
 //   expiry        all keys expire at the same time, while a client sends PING at a steady rate
-//   eviction      SET of new keys at maxmemory, under each policy
+//   eviction      SET of new keys at maxmemory, under each policy: which keys go, too
 //
 // Threading: one thread. May not: leave files or processes behind.
 #include "redis_gate.h"
 
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <random>
+#include <thread>
 
 namespace {
 
@@ -36,6 +38,12 @@ std::string value_of(uint64_t key, uint64_t version, size_t bytes = kValueBytes)
 }
 
 std::string name_of(uint64_t key) { return fmt::format("key:{:08}", key); }
+
+uint64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec);
+}
 
 struct Load {
   const Server& server;
@@ -67,12 +75,15 @@ struct Load {
   void measure(const char* what, uint64_t total, double most, const std::function<Words(uint64_t)>& command,
                const std::string& wrong = "-") {
     const uint64_t faults = server.info("lunar_cold_faults"), reads = server.info("lunar_overlapped_reads");
+    const uint64_t begun = now_ns();
     const std::string replies = run(total, command);
+    const double seconds = static_cast<double>(now_ns() - begun) / 1e9;
     require(replies.find("\n" + wrong) == std::string::npos && !replies.starts_with(wrong), "{}: a reply is '{}...'",
             what, replies.substr(0, 60));
     const double each = static_cast<double>(server.info("lunar_cold_faults") - faults) / static_cast<double>(total);
-    fmt::print("{:34} {:7} operations, {:.3f} faults and {:.2f} pieces fetched an operation\n", what, total, each,
-               static_cast<double>(server.info("lunar_overlapped_reads") - reads) / static_cast<double>(total));
+    fmt::print("{:34} {:7} operations, {:.3f} faults and {:.2f} pieces fetched an operation, {:.1f} s\n", what, total,
+               each, static_cast<double>(server.info("lunar_overlapped_reads") - reads) / static_cast<double>(total),
+               seconds);
     require(each <= most, "{}: {:.3f} faults of the main thread an operation, at most {} expected", what, each, most);
   }
 };
@@ -213,12 +224,6 @@ void mixed(Load& load, uint64_t count) {
   }
 }
 
-uint64_t now_ns() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec);
-}
-
 double part(std::vector<uint64_t> all, double fraction) {
   std::sort(all.begin(), all.end());
   return all.empty()
@@ -312,34 +317,65 @@ void check_randomness(Load& load, const std::string& policy, uint64_t count) {
           "other samples: {}", load.server.ask({"CONFIG", "GET", "maxmemory-samples"}));
 }
 
+// Every other key of `count` is used: the server's clock of uses counts seconds.
+void use_odd_keys(Load& load, uint64_t count) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  (void)load.run(count / 2, [](uint64_t i) { return Words{"GET", name_of(2 * i + 1)}; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+}
+
+// A policy's order: `worse` of the keys, 0 to 999 of a thousand, are those it takes first.
+void check_order(Load& load, const std::string& policy, uint64_t count, const std::function<bool(uint64_t)>& worse) {
+  const std::string replies = load.run(count, [](uint64_t k) { return Words{"EXISTS", name_of(k)}; });
+  uint64_t left[2] = {}, all[2] = {}, k = 0;
+  for (const char c : replies)
+    if (c == '0' || c == '1') {
+      ++all[worse(k)];
+      left[worse(k)] += c == '1';
+      ++k;
+    }
+  const double kept = static_cast<double>(left[0]) / static_cast<double>(all[0]);
+  const double worse_kept = static_cast<double>(left[1]) / static_cast<double>(all[1]);
+  fmt::print("{:.3f} of the keys that {} takes last are left, {:.3f} of the others\n", kept, policy, worse_kept);
+  require(k == count, "{} answers for {} keys", k, count);
+  require(kept > 0.9 && worse_kept < 0.6, "{}: {:.3f} of the keys it takes last are left, {:.3f} of the others", policy,
+          kept, worse_kept);
+}
+
+void evict_under(Load& load, const std::string& policy, uint64_t count) {
+  (void)load.server.ask({"CONFIG", "SET", "maxmemory-policy", policy});
+  (void)load.server.ask({"CONFIG", "SET", "maxmemory", "0"});
+  (void)load.server.ask({"FLUSHALL", "SYNC"});  // Valkey's default frees the old values while new ones come
+  auto set = [&](uint64_t k, uint64_t version) {
+    Words words{"SET", name_of(k), value_of(k, version)};
+    if (policy[0] == 'v') words.insert(words.end(), {"EX", std::to_string(100000 + k % 1000)});
+    return words;
+  };
+  (void)load.run(count, [&](uint64_t k) { return set(k, 0); });
+  if (policy == "allkeys-lru") use_odd_keys(load, count);
+  const uint64_t used = load.server.info("used_memory"), evicted = load.server.info("evicted_keys");
+  require(load.server.ask({"CONFIG", "SET", "maxmemory", std::to_string(used + 64 * 1024)}).starts_with("+OK"),
+          "maxmemory cannot be set");
+  load.measure(fmt::format("SET of new keys, {}", policy).c_str(), count / 3, kFaultsMax,
+               [&](uint64_t i) { return set(count + i, 0); });
+  const uint64_t gone = load.server.info("evicted_keys") - evicted;
+  fmt::print("{} evicted, {} candidates, {} keys left\n", gone, load.server.info("lunar_gate_evictable"),
+             size_of(load.server));
+  require(gone > count / 4, "{} keys were evicted", gone);
+  wait_until("the end of eviction",
+             [&] { return size_of(load.server) + load.server.info("evicted_keys") - evicted == count + count / 3; });
+  require(load.server.info("used_memory") <= used + 512 * 1024, "used_memory is {}, maxmemory {}",
+          load.server.info("used_memory"), used + 64 * 1024);
+  (void)load.server.ask({"CONFIG", "SET", "maxmemory", "0"});
+  if (policy.ends_with("random")) check_randomness(load, policy, count);
+  if (policy == "allkeys-lru") check_order(load, policy, count, [](uint64_t k) { return k % 2 == 0; });
+  if (policy == "volatile-ttl") check_order(load, policy, count, [](uint64_t k) { return k % 1000 < 400; });
+}
+
 void eviction(Load& load, uint64_t count) {
   for (const char* policy :
-       {"allkeys-random", "volatile-random", "allkeys-lru", "allkeys-lfu", "volatile-lru", "volatile-ttl"}) {
-    (void)load.server.ask({"CONFIG", "SET", "maxmemory-policy", policy});
-    (void)load.server.ask({"CONFIG", "SET", "maxmemory", "0"});
-    (void)load.server.ask({"FLUSHALL", "SYNC"});  // Valkey's default frees the old values while new ones come
-    const bool expires = policy[0] == 'v';
-    auto set = [&](uint64_t k, uint64_t version) {
-      Words words{"SET", name_of(k), value_of(k, version)};
-      if (expires) words.insert(words.end(), {"EX", std::to_string(100000 + k % 1000)});
-      return words;
-    };
-    (void)load.run(count, [&](uint64_t k) { return set(k, 0); });
-    const uint64_t used = load.server.info("used_memory"), evicted = load.server.info("evicted_keys");
-    require(load.server.ask({"CONFIG", "SET", "maxmemory", std::to_string(used + 64 * 1024)}).starts_with("+OK"),
-            "maxmemory cannot be set");
-    load.measure(fmt::format("SET of new keys, {}", policy).c_str(), count / 3, kFaultsMax,
-                 [&](uint64_t i) { return set(count + i, 0); });
-    const uint64_t gone = load.server.info("evicted_keys") - evicted;
-    fmt::print("{} evicted, {} candidates, {} keys left\n", gone, load.server.info("lunar_gate_evictable"),
-               size_of(load.server));
-    require(gone > count / 4, "{} keys were evicted", gone);
-    wait_until("the end of eviction",
-               [&] { return size_of(load.server) + load.server.info("evicted_keys") - evicted == count + count / 3; });
-    require(load.server.info("used_memory") <= used + 512 * 1024, "used_memory is {}, maxmemory {}",
-            load.server.info("used_memory"), used + 64 * 1024);
-    if (std::string_view(policy).ends_with("random")) check_randomness(load, policy, count);
-  }
+       {"allkeys-random", "volatile-random", "allkeys-lru", "allkeys-lfu", "volatile-lru", "volatile-ttl"})
+    evict_under(load, policy, count);
 }
 
 int run(const std::string& module, const std::string& scenario, uint64_t cap_mib) {
