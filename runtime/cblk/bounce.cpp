@@ -14,31 +14,36 @@
 namespace lunar::cblk {
 namespace {
 
-constexpr size_t kSmallBytes = 4096;
-constexpr uint32_t kMiddleMost = 192;         // 12 MiB
+constexpr size_t kPieceBytes = 4096;
 constexpr size_t kWindowBytes = 1024 * kKiB;  // 256 at a time
 constexpr size_t kWindowsBytes = 16 * kMiB;
 
 std::atomic<size_t> windows{0};  // bytes, of all chunks of the process
 
 unsigned size_class(size_t bytes) {
-  return bytes <= BouncePool::kMiddleBytes
-             ? 0
-             : static_cast<unsigned>(std::bit_width((bytes - 1) / BouncePool::kMiddleBytes));
+  return bytes <= BouncePool::kUnitBytes ? 0
+                                         : static_cast<unsigned>(std::bit_width((bytes - 1) / BouncePool::kUnitBytes));
 }
-size_t class_bytes(unsigned size) { return BouncePool::kMiddleBytes << size; }
+size_t class_bytes(unsigned size) { return BouncePool::kUnitBytes << size; }
+
+// As many bits as it takes units.
+uint64_t units_of(size_t bytes) {
+  return (uint64_t{1} << (bytes + BouncePool::kUnitBytes - 1) / BouncePool::kUnitBytes) - 1;
+}
 
 }  // namespace
 
 void BouncePool::open(uint32_t requests) {
-  small_ = static_cast<uint32_t>(round_up(requests, 64)) + 64;  // and blocking ones
-  middle_ = small_ < kMiddleMost ? small_ : kMiddleMost;
+  pieces_ = static_cast<uint32_t>(round_up(requests, 64)) + 64;  // and blocking ones
 }
 
 void BouncePool::close() {
   char* memory = memory_.load(std::memory_order_relaxed);
-  if (memory) unmap_private(memory, small_ * kSmallBytes + middle_ * kMiddleBytes);
+  if (memory) unmap_private(memory, pieces_ * kPieceBytes);
   memory_.store(nullptr, std::memory_order_relaxed);
+  for (Slab& slab : slabs_) {
+    if (char* huge = slab.memory.exchange(nullptr)) unmap_private(huge, kHugeBytes);
+  }
   windows.fetch_sub(window_.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
   for (unsigned i = 0; i < kSizes; ++i) {
     if (char* spare = spare_[i].exchange(nullptr)) unmap_private(spare, class_bytes(i));
@@ -48,7 +53,7 @@ void BouncePool::close() {
 char* BouncePool::memory() {
   char* known = memory_.load(std::memory_order_acquire);
   if (known) return known;
-  const size_t bytes = small_ * kSmallBytes + middle_ * kMiddleBytes;
+  const size_t bytes = pieces_ * kPieceBytes;
   // A child has no use for them, and the kernel copies pinned pages at fork.
   auto* fresh = static_cast<char*>(map_private(bytes, ForkPolicy::kWipe));
   if (!fresh || memory_.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) return fresh;
@@ -60,7 +65,7 @@ char* BouncePool::window(size_t* bytes) {
   *bytes = window_.load(std::memory_order_relaxed);
   if (*bytes == 0) {
     if (!sys::may_lock_memory()) return nullptr;
-    const size_t want = small_ * kSmallBytes < kWindowBytes ? small_ * kSmallBytes : kWindowBytes;
+    const size_t want = pieces_ * kPieceBytes < kWindowBytes ? pieces_ * kPieceBytes : kWindowBytes;
     if (windows.fetch_add(want, std::memory_order_relaxed) + want > kWindowsBytes) {
       windows.fetch_sub(want, std::memory_order_relaxed);
       return nullptr;
@@ -70,9 +75,18 @@ char* BouncePool::window(size_t* bytes) {
   return memory();
 }
 
-// A piece of [from, to), or -1.
-int32_t BouncePool::take_piece(uint32_t from, uint32_t to) {
-  for (uint32_t word = from / 64; word < to / 64; ++word) {
+char* BouncePool::memory_of(Slab* slab) {
+  char* known = slab->memory.load(std::memory_order_acquire);
+  if (known) return known;
+  auto* fresh = static_cast<char*>(map_private_huge(kHugeBytes, ForkPolicy::kWipe));
+  if (!fresh || slab->memory.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) return fresh;
+  unmap_private(fresh, kHugeBytes);  // another thread was quicker
+  return known;
+}
+
+// -1: none is free.
+int32_t BouncePool::take_piece() {
+  for (uint32_t word = 0; word < pieces_ / 64; ++word) {
     uint64_t taken = taken_[word].load(std::memory_order_relaxed);
     while (~taken) {
       const int bit = std::countr_one(taken);
@@ -83,23 +97,47 @@ int32_t BouncePool::take_piece(uint32_t from, uint32_t to) {
   return -1;
 }
 
+// A run of them, in the first slab that has one. False: there is none.
+bool BouncePool::take_units(size_t bytes, Bounce* out) {
+  static_assert(kUnits * kUnitBytes == kHugeBytes);
+  const uint64_t wanted = units_of(bytes);
+  for (uint32_t i = 0; i < kSlabs; ++i) {
+    Slab& slab = slabs_[i];
+    char* memory = memory_of(&slab);
+    if (!memory) return false;
+    uint64_t taken = slab.taken.load(std::memory_order_relaxed);
+    for (uint32_t at = 0; wanted << at >> kUnits == 0;) {
+      if (taken & wanted << at) {
+        ++at;
+      } else if (slab.taken.compare_exchange_weak(taken, taken | wanted << at, std::memory_order_acquire)) {
+        *out = {memory + at * kUnitBytes, static_cast<uint32_t>(bytes),
+                static_cast<int32_t>(pieces_ + i * kUnits + at)};
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 int BouncePool::take(size_t bytes, Bounce* out) {
-  const bool small = bytes <= kSmallBytes;
-  if (bytes <= kMiddleBytes) {
+  if (bytes <= kPieceBytes) {
     char* pool = memory();
     if (!pool) return -ENOMEM;
-    const int32_t piece = small ? take_piece(0, small_) : take_piece(small_, small_ + middle_);
+    const int32_t piece = take_piece();
     if (piece >= 0) {
-      const auto at = static_cast<size_t>(piece);
-      *out = {pool + (small ? at * kSmallBytes : small_ * kSmallBytes + (at - small_) * kMiddleBytes),
-              static_cast<uint32_t>(bytes), piece};
+      *out = {pool + static_cast<size_t>(piece) * kPieceBytes, static_cast<uint32_t>(bytes), piece};
       return 0;
     }
+  } else if (bytes <= kHugeBytes && take_units(bytes, out)) {
+    return 0;
   }
   const unsigned size = size_class(bytes);
   if (size >= kSizes) return -ENOMEM;
   char* memory = spare_[size].exchange(nullptr, std::memory_order_acquire);
-  if (!memory) memory = static_cast<char*>(map_private(class_bytes(size), ForkPolicy::kInherit));
+  if (!memory) {
+    const auto map = class_bytes(size) > kHugeBytes ? map_private_huge : map_private;
+    memory = static_cast<char*>(map(class_bytes(size), ForkPolicy::kInherit));
+  }
   if (!memory) return -ENOMEM;
   (void)taken_[0].load(std::memory_order_acquire);  // see give()
   *out = {memory, static_cast<uint32_t>(bytes), -1};
@@ -108,7 +146,10 @@ int BouncePool::take(size_t bytes, Bounce* out) {
 
 void BouncePool::give(Bounce* bounce) {
   if (!bounce->memory) return;
-  if (bounce->piece >= 0) {
+  if (bounce->piece >= static_cast<int32_t>(pieces_)) {
+    const uint32_t unit = static_cast<uint32_t>(bounce->piece) - pieces_;
+    slabs_[unit / kUnits].taken.fetch_and(~(units_of(bounce->bytes) << unit % kUnits), std::memory_order_release);
+  } else if (bounce->piece >= 0) {
     const auto piece = static_cast<uint32_t>(bounce->piece);
     taken_[piece / 64].fetch_and(~(uint64_t{1} << piece % 64), std::memory_order_release);
   } else {
@@ -126,6 +167,7 @@ void BouncePool::give(Bounce* bounce) {
 
 void BouncePool::forget_in_child() {
   for (std::atomic<uint64_t>& word : taken_) word.store(0, std::memory_order_relaxed);
+  for (Slab& slab : slabs_) slab.taken.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace lunar::cblk

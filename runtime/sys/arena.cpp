@@ -135,6 +135,18 @@ void* map_private(size_t bytes, ForkPolicy fork_policy) {
   return address;
 }
 
+void* map_private_huge(size_t bytes, ForkPolicy fork_policy) {
+  if (bytes == 0 || bytes > SIZE_MAX / 2) return nullptr;
+  bytes = round_up(bytes, kHugeBytes);
+  auto* mapped = static_cast<char*>(map_private(bytes + kHugeBytes, fork_policy));
+  if (!mapped) return nullptr;
+  const size_t before = round_up(reinterpret_cast<uintptr_t>(mapped), kHugeBytes) - reinterpret_cast<uintptr_t>(mapped);
+  if (before) unmap_private(mapped, before);
+  unmap_private(mapped + before + bytes, kHugeBytes - before);
+  (void)sys::advise(mapped + before, bytes, MADV_HUGEPAGE);
+  return mapped + before;
+}
+
 void unmap_private(void* address, size_t bytes) {
   if (address) unmap_pages(address, round_up(bytes, sys::page_bytes()));
 }

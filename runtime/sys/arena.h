@@ -24,6 +24,10 @@ size_t arena_bytes();  // mapped now, by arena_alloc and map_private, in bytes
 // failure. unmap_private: `address` and `bytes` as mapped, or whole pages of it.
 void* map_private(size_t bytes, ForkPolicy fork_policy);
 void unmap_private(void* address, size_t bytes);
+// The same on a boundary of 2 MiB, rounded up to multiples of it, of huge pages where the kernel gives any: each is one
+// piece of memory to a device, and is used whole once a byte of it is touched.
+constexpr size_t kHugeBytes = size_t{2} << 20;
+void* map_private_huge(size_t bytes, ForkPolicy fork_policy);
 
 // A copy of a text in a mapping of its own, for as long as it lives. text(): nullptr without memory.
 class TextCopy {
