@@ -14,8 +14,9 @@
 namespace lunar::cblk {
 namespace {
 
-constexpr uint64_t kBrokenNs = 50'000;  // between two looks at a ring that is out of order
-constexpr uint64_t kSpins = 1;          // the bit of the lane that spins
+constexpr uint64_t kBrokenNs = 50'000;    // between two looks at a ring that is out of order
+constexpr uint64_t kNoneNs = 20'000'000;  // between two tries to attach one more where one was refused
+constexpr uint64_t kSpins = 1;            // the bit of the lane that spins
 
 uint64_t bit_of(unsigned index) { return uint64_t{1} << index; }
 
@@ -50,7 +51,11 @@ int Lanes::take_free(bool any) {
   }
 }
 
+// Where there are others to wait for, one more is not asked for again and again while the system has none to give: each
+// time costs system calls, one thread after the other.
 int Lanes::attach_one() {
+  const uint64_t none_until = none_until_ns_.load(std::memory_order_relaxed);
+  if (none_until && sys::now_ns() < none_until) return -EAGAIN;
   sys::Locked guard(lock_);
   if (count_ == kMost) return -EAGAIN;
   if (!memory_) memory_ = static_cast<char*>(map_private(kMost * kBlockBytes, ForkPolicy::kWipe));
@@ -63,8 +68,11 @@ int Lanes::attach_one() {
   options.spin = bit_of(count_) == kSpins;
   options.shared = options.in_turns = options.delegate = true;
   const int status = device_->attach(options, &lane_[count_].context);
-  // no descriptor, no memory: there are others to wait for, or none
-  if (status < 0) return count_ ? -EAGAIN : status == -EAGAIN ? -ENOMEM : status;
+  if (status < 0) {  // no descriptor, no memory: there are others to wait for, or none
+    if (count_) none_until_ns_.store(sys::now_ns() + kNoneNs, std::memory_order_relaxed);
+    return count_ ? -EAGAIN : status == -EAGAIN ? -ENOMEM : status;
+  }
+  none_until_ns_.store(0, std::memory_order_relaxed);
   attached_.store(count_ + 1, std::memory_order_relaxed);
   return static_cast<int>(count_++);
 }

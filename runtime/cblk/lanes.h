@@ -93,9 +93,10 @@ class Lanes {
   std::atomic<uint32_t> waiting_{0};   // threads that wait for one,
   std::atomic<uint32_t> word_{0};      //   on this, bumped when one comes free
   std::atomic<uint32_t> lost_count_{0};
-  sys::Mutex lock_;         // of what follows
-  char* memory_ = nullptr;  // a block a lane; touched where used
-  unsigned count_ = 0;      // attached
+  std::atomic<uint64_t> none_until_ns_{0};  // no lane more was to be had; 0: it was
+  sys::Mutex lock_;                         // of what follows
+  char* memory_ = nullptr;                  // a block a lane; touched where used
+  unsigned count_ = 0;                      // attached
   uint64_t lost_ = 0;
   Lane lane_[kMost];
 };

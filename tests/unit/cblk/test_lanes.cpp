@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lanes of blocking I/O: many threads where the system gives no ring more.
+#include "tests/catch.h"
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "../../support/lun_device.h"
+#include "cblk/lanes.h"
+#include "sys/thread.h"
+
+using namespace lunar;
+using namespace lunar::cblk;
+
+namespace {
+
+// Contexts are a simulated device's, while there are any.
+class FewContexts : public lunar_test::MemoryDevice {
+ public:
+  explicit FewContexts(const char* uri, int most) : MemoryDevice(nullptr, 1 << 20), left_(most) {
+    ErrorText why;
+    REQUIRE(SimDevice::open(uri, DeviceOptions{}, &sim_, &why) == 0);
+  }
+  ~FewContexts() override { sim_->close(); }
+  int attach(const ContextOptions& options, Context** out) override {
+    asked.fetch_add(1);
+    return left_.fetch_sub(1) > 0 ? sim_->attach(options, out) : -EMFILE;
+  }
+  void detach(Context* context) override { sim_->detach(context); }
+  int64_t transfer(const Command& command) override { return sim_->transfer(command); }
+  std::atomic<int> asked{0};
+
+ private:
+  Device* sim_ = nullptr;
+  std::atomic<int> left_;
+};
+
+struct Fixture {
+  explicit Fixture(const char* uri, int most) : device(uri, most) {
+    bounces.open(64);
+    lanes->open(&device, &bounces, &cache, &late);
+  }
+  ~Fixture() {
+    lanes->close();
+    bounces.close();
+  }
+  int64_t read(char* block) {
+    Transfer transfer;
+    transfer.blocks = 1;
+    transfer.deadline_ns = sys::now_ns() + 10'000'000'000;
+    transfer.buffer = block;
+    Bounce none;
+    Underway underway;
+    bool lost = false;
+    const int status = lanes->begin(transfer, &none, true, false, &underway);
+    return status < 0 ? status : lanes->end(&underway, &none, &lost);
+  }
+  FewContexts device;
+  BouncePool bounces;
+  Cache cache;
+  LateWrites late;
+  std::unique_ptr<Lanes> lanes = std::make_unique<Lanes>();
+};
+
+}  // namespace
+
+TEST_CASE("a crowd that waits for lanes does not ask for one more each time") {
+  Fixture fixture("sim:1m,latency_us=300", 2);
+  std::vector<std::thread> threads;
+  std::atomic<int> failed{0};
+  for (int t = 0; t < 8; ++t)
+    threads.emplace_back([&] {
+      std::array<char, 4096> block;
+      for (int i = 0; i < 100; ++i) failed += fixture.read(block.data()) != 4096;
+    });
+  const uint64_t start = sys::now_ns();
+  for (std::thread& thread : threads) thread.join();
+  const uint64_t turns = (sys::now_ns() - start) / 20'000'000 + 1;
+  REQUIRE(failed == 0);
+  // two that were given, and a few that try in the same moment
+  REQUIRE(fixture.device.asked.load() <= static_cast<int>(2 + 8 * turns));
+  REQUIRE(fixture.device.asked.load() < 200);
+}
