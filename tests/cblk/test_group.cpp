@@ -314,6 +314,57 @@ CASE(a_blocking_call_of_a_raid0_says_what_failed) {
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
+CASE(a_raid0_unmaps_on_all_its_devices_or_on_none) {
+  if (kind() != "sim") return;                                                  // once is enough
+  const std::string plain = "/dev/shm/lunar-cblk-" + std::to_string(getpid());  // a tmpfs: it cannot
+  const int fd = open(plain.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  REQUIRE(fd >= 0 && ftruncate(fd, 4 << 20) == 0 && close(fd) == 0);
+  const chunk_cg_id_t group = cblk_cg_open(("sim:4m:" + plain + ":sim:4m").c_str(), 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
+  const int error = errno;
+  REQUIRE(unlink(plain.c_str()) == 0);
+  if (group == NULL_CHUNK_CG_ID && error == EINVAL) return;  // no O_DIRECT there (before 6.6)
+  REQUIRE(group != NULL_CHUNK_CG_ID);
+  chunk_attrs_t attrs;
+  REQUIRE(cblk_cg_get_attrs(group, &attrs, 0) == 0 && !(attrs.flags1 & CFLSH_ATTR_UNMAP));
+  Buffer out(12), in(12);
+  stamp(out, 6, 12, 1);
+  REQUIRE(cblk_cg_write(group, out, 6, 12, 0) == 12);
+  REFUSES(cblk_cg_unmap(group, out, 6, 12, 0), EPROTONOSUPPORT);
+  REQUIRE(cblk_cg_read(group, in, 6, 12, 0) == 12 && is_stamped(in, 6, 12, 1));
+  REQUIRE(cblk_cg_close(group, 0) == 0);
+
+  const chunk_cg_id_t able = cblk_cg_open("sim:4m:sim:4m", 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
+  REQUIRE(able != NULL_CHUNK_CG_ID);
+  REQUIRE(cblk_cg_write(able, out, 6, 12, 0) == 12 && cblk_cg_unmap(able, out, 7, 10, 0) == 10);
+  REQUIRE(cblk_cg_read(able, in, 6, 12, 0) == 12 && is_stamped(in.data(), 6, 1) && is_stamped(in.block(11), 17, 1));
+  memmove(in.data(), in.block(1), 10 * kBlock);
+  REQUIRE(is_zero(in, 10) && cblk_cg_close(able, 0) == 0);
+}
+
+// A blocking call counts once a chunk that has a part in it, a command once; what is alike in all is not added up.
+CASE(statistics_of_a_raid0_are_its_chunks_together) {
+  if (kind() != "sim") return;
+  const chunk_cg_id_t group = cblk_cg_open("sim:4m:(sim:4m,write_error=1):sim:4m", 16, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
+  REQUIRE(group != NULL_CHUNK_CG_ID);
+  Buffer buffer(12);
+  cflsh_cg_tag_t tags[6];
+  REQUIRE(cblk_cg_read(group, buffer, 0, 12, 0) == 12);  // three parts
+  REQUIRE(cblk_cg_read(group, buffer, 4, 2, 0) == 2);    // two
+  for (int i = 0; i < 6; ++i)
+    REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr, 0) == 0);
+  chunk_stats_t stats;
+  REQUIRE(cblk_cg_get_stats(group, &stats, 0) == 0 && stats.num_act_areads == 6 && stats.max_num_act_areads == 6);
+  for (cflsh_cg_tag_t& tag : tags) REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(cblk_cg_write(group, buffer, 0, 1, 0) == 1);
+  REFUSES(cblk_cg_write(group, buffer, 1, 1, 0), EIO);
+  REQUIRE(cblk_cg_get_stats(group, &stats, 0) == 0);
+  REQUIRE(stats.block_size == 4096 && stats.num_paths == 1);
+  REQUIRE(stats.num_reads == 5 && stats.num_areads == 6 && stats.num_writes == 1 && stats.num_awrites == 0);
+  REQUIRE(stats.num_blocks_read == 20 && stats.num_blocks_written == 1 && stats.num_errors == 1);
+  REQUIRE(stats.num_act_reads == 0 && stats.num_act_areads == 0 && stats.num_act_writes == 0);
+  REQUIRE(cblk_cg_close(group, 0) == 0);
+}
+
 // In turns of a millisecond on one device: 300 sleeps.
 CASE(who_waits_for_the_next_of_a_group_sleeps_until_there_is_one) {
   const chunk_cg_id_t group = open_slow("latency_us=300000", 4);
