@@ -107,7 +107,6 @@ void Chunk::find_limits(const Environment& environment) {
   can_unmap_ = capabilities.discard;
   buffer_align_ = capabilities.memory_align ? capabilities.memory_align : 1;
   timeout_ns_ = capabilities.instant ? 0 : environment.io_timeout_ns;
-  plugs_ = !capabilities.polled;
   if (virtual_) {
     transfer_blocks_max_ = 1;
     lun_blocks_ = virtual_->physical().device()->size_bytes() / kBlockBytes;

@@ -43,7 +43,6 @@
 #include "cblk/lanes.h"
 #include "cblk/late_writes.h"
 #include "cblk/open_device.h"
-#include "cblk/plug.h"
 #include "cblk/wait_queue.h"
 #include "lun/volume/virtual_lun.h"
 #include "superpipe/device.h"
@@ -167,8 +166,6 @@ class Chunk final : public Handle {
   int64_t admit(Io* io, uint32_t* index);  // lock held
   void await_free(uint64_t deadline_ns);   // lock held
   void push_backlog();                     // lock held
-  bool holds_back(const Io& io);           // lock held
-  void send_held(bool at_once);            // lock held
   int start_completer();                   // lock held
   void complete_background();              // on the completer's thread
   // harvest.cpp; lock held
@@ -252,8 +249,6 @@ class Chunk final : public Handle {
   // The asynchronous side. Under lock_ but for what says otherwise.
   alignas(64) sys::Mutex lock_;
   CommandTable commands_;
-  Plug plug_;           // holds the end of the backlog
-  bool plugs_ = false;  // a command costs a system call
   WaitQueue waiters_;
   Completer completer_;
   uint32_t depth_ = 0;    // of the ring

@@ -59,7 +59,6 @@ void Chunk::after_fork_in_child() {
   completer_.forget_in_child();
   in_ring_ = lost_ = 0;
   backlog_blocked_ = false;
-  plug_ = {};
   late_->forget_in_child();
   lanes_.forget_in_child();
   bounces_.forget_in_child();

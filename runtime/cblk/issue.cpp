@@ -131,25 +131,8 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
   return 0;
 }
 
-// Whether a command, the last of the backlog, stays there until others come (plug.h). Those with a status do not: no
-// call may come to fetch them.
-bool Chunk::holds_back(const Io& io) {
-  return plugs_ && !io.status && commands_.backlog() == plug_.held() + 1 && in_ring_ + commands_.backlog() < depth_ &&
-         plug_.holds(in_ring_ - lost_);
-}
-
-// Hands over what was held: at once, or when it was held for long. For calls that do not harvest; the others do so as
-// they begin.
-void Chunk::send_held(bool at_once) {
-  if (plug_.held() && (at_once || plug_.is_late())) push_backlog();
-}
-
 void Chunk::push_backlog() {
   backlog_blocked_ = false;
-  if (plug_.held() && plug_.pull()) {  // their time begins now
-    for (uint32_t i = commands_.backlog_after(kNone); i != kNone; i = commands_[i].next)
-      commands_[i].deadline_ns = deadline_of_a_new_one();
-  }
   uint32_t before = kNone;  // the last one that stays: those that a late write holds up are passed by
   for (;;) {
     alignas(::lunar::Command) char memory[kBatch * sizeof(::lunar::Command)];  // made one by one: most often it is one
@@ -200,7 +183,7 @@ int64_t Chunk::issue(Io* io, cflsh_cg_tag_t* tag) {
   if (status == 0) {
     tag->id = id;
     if (!io->has_user_tag) tag->tag = static_cast<int>(index);
-    if (!holds_back(*io)) push_backlog();
+    push_backlog();
   }
   unlock();
   if (status < 0)

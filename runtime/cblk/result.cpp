@@ -56,7 +56,6 @@ int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns, const Io* like)
   lock_.lock();
   int64_t result;
   if (flags & CBLK_ARESULT_NEXT_TAG) {
-    send_held(commands_.done() == 0);
     result = next_result(tag, flags, deadline_ns);
   } else {
     uint32_t index = kNone;
@@ -67,7 +66,6 @@ int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns, const Io* like)
       Entry& entry = commands_[index];
       const uint32_t life = entry.life;
       const auto over = [&] { return entry.life != life || entry.is(Entry::kDone); };
-      send_held(!over());
       if (flags & CBLK_ARESULT_BLOCKING) {
         Waiter waiter(Waiter::kCommand, &entry.waiters);
         while (!over()) {
@@ -93,7 +91,6 @@ int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns, const Io* like)
 
 void Chunk::harvest() {
   lock_.lock();
-  send_held(true);
   while (!leader_ && reap()) {}
   expire_late(poll_clock_ns());
   unlock();
@@ -101,7 +98,6 @@ void Chunk::harvest() {
 
 uint64_t Chunk::oldest_done(bool harvests) {
   lock_.lock();
-  send_held(commands_.done() == 0);
   if (harvests && commands_.fetchable() && !leader_) (void)reap();
   if (harvests) expire_if_overtaken();
   const uint64_t sequence = commands_.done() ? commands_[commands_.oldest_done()].sequence : kForever;
@@ -119,7 +115,6 @@ uint64_t Chunk::oldest_active() {
 
 void Chunk::wakeups(Wakeups* out) {
   lock_.lock();
-  send_held(true);
   if (in_ring_) context_->wakeups(out);
   if (commands_.backlog() && backlog_blocked_)
     out->look_at(sys::now_ns() + kLostRetryNs);

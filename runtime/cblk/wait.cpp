@@ -28,7 +28,6 @@ void Chunk::unlock() {
 
 // One turn of waiting, when neither what is wanted nor anything to harvest is there. Releases the lock meanwhile.
 void Chunk::sleep(Waiter* waiter, int64_t left_ns) {
-  if (plug_.held()) return push_backlog();  // what is wanted may end by that
   if (!leader_ && in_ring_ && may_lead(waiter->kind)) {
     leader_ = true;
     if (backlog_blocked_ && (left_ns < 0 || left_ns > static_cast<int64_t>(kLostRetryNs))) left_ns = kLostRetryNs;

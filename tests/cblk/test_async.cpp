@@ -81,51 +81,6 @@ CASE(no_harvest_looks_but_does_not_ask) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// Where a command costs a system call, a few wait for the next ones while the device is busy. They go with the next
-// call, whichever it is, and then have all their time; a program that computes in between is not made to wait again.
-CASE(what_was_held_goes_with_the_next_call) {
-  if (kind() != "file") return;
-  constexpr int kMany = 60;
-  const std::string path = device(kBlocks);
-  const Limit limit("300");
-  const chunk_id_t id = cblk_open(path.c_str(), 128, O_RDWR, 0, 0);
-  const int fd = open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
-  REQUIRE(id != NULL_CHUNK_ID && fd >= 0);
-  Buffer out(kMany), in(kMany);
-  const auto landed = [&](uint64_t version) {
-    REQUIRE(pread(fd, in, kMany * kBlock, 0) == static_cast<ssize_t>(kMany * kBlock));
-    int count = 0;
-    for (size_t i = 0; i < kMany; ++i) count += is_stamped(in.block(i), i, version);
-    return count;
-  };
-  int tag = 0;
-  const auto issue = [&](uint64_t version) {
-    stamp(out, 0, kMany, version);
-    for (int i = 0; i < kMany; ++i)
-      REQUIRE(cblk_awrite(id, out.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) == 0);
-  };
-  const auto fetch = [&](int count) {
-    for (int i = 0; i < count; ++i)
-      REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
-  };
-  issue(1);
-  usleep(600000);  // twice the limit
-  REQUIRE(landed(1) >= kMany - 7);
-  const int last = cblk_aresult(id, &tag, ignored(), 0);
-  REQUIRE(last == 0 || last == 1);  // and not late
-  for (const Watch watch; landed(1) < kMany; usleep(1000)) REQUIRE(watch.passed() < 5);
-  fetch(kMany - last);
-  // Where this thread had no CPU in between, that was learned while it issued, and is over by now: then once more.
-  bool all = false;
-  for (uint64_t version = 2; version < 4 && !all; ++version) {
-    issue(version);
-    for (const Watch watch; !all && watch.passed() < 2; usleep(1000)) all = landed(version) == kMany;
-    fetch(kMany);
-  }
-  REQUIRE(all);
-  REQUIRE(close(fd) == 0 && cblk_close(id, 0) == 0);
-}
-
 CASE(user_tags) {
   const chunk_id_t id = open_physical();
   Buffer buffer(8);
