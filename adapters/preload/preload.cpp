@@ -16,6 +16,7 @@
 #include "base/format.h"
 #include "heap/heap.h"
 #include "heap/start.h"
+#include "jemalloc_family.h"
 #include "pager/pager.h"
 #include "sys/file.h"
 #include "tiered_maps.h"
@@ -74,6 +75,7 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   HostGuard guard;
   const int errno_of_program = errno;             // 0 when main begins
   if (environ == nullptr) environ = environment;  // libc's initialiser, which sets it, has not run yet
+  jemalloc_prepare();
   look_up(g_real.fork, "fork");
   look_up(g_real.fork_alone, "_Fork");
   look_up(g_real.clone, "clone");

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// jemalloc's extended calls that take memory back or ask about it, for programs that call them by name (Valkey 8.1
+// frees everything by sdallocx, Redis 8.0 defragments by dallocx). What they are given may lie in the early heap
+// (malloc_family.cpp says when), which jemalloc does not know: it would take such a block into the thread's cache
+// unseen, and crash when it empties that. Memory from jemalloc goes to jemalloc.
+//
+// The runtime's own calls of these names come here, too, as this library defines them.
+// Threading: any thread.
+#include "jemalloc_family.h"
+
+#include <dlfcn.h>
+#include <jemalloc/jemalloc.h>
+
+#include <cstring>
+#include <type_traits>
+
+#include "early_heap.h"
+#include "preload.h"
+
+namespace lunar::preload {
+namespace {
+
+struct Jemalloc {
+  void (*dallocx)(void*, int) = nullptr;
+  void (*sdallocx)(void*, size_t, int) = nullptr;
+  void* (*rallocx)(void*, size_t, int) = nullptr;
+  size_t (*xallocx)(void*, size_t, size_t, int) = nullptr;
+  size_t (*sallocx)(const void*, int) = nullptr;
+};
+constinit Jemalloc g_jemalloc;
+
+constexpr int kCacheOfFlags = 0xfff00;
+
+// A guarded thread must not fill its cache with memory of the tier, nor with memory that is to stay out of it.
+int cache_of_guarded(int flags) {
+  return HostGuard::active() && (flags & kCacheOfFlags) == 0 ? flags | MALLOCX_TCACHE_NONE : flags;
+}
+
+}  // namespace
+
+void jemalloc_prepare() {
+  auto find = [](auto* out, const char* name) {
+    *out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(dlsym(RTLD_NEXT, name));
+  };
+  find(&g_jemalloc.dallocx, "dallocx");
+  find(&g_jemalloc.sdallocx, "sdallocx");
+  find(&g_jemalloc.rallocx, "rallocx");
+  find(&g_jemalloc.xallocx, "xallocx");
+  find(&g_jemalloc.sallocx, "sallocx");
+}
+
+}  // namespace lunar::preload
+
+using lunar::preload::cache_of_guarded;
+using lunar::preload::early_free;
+using lunar::preload::early_owns;
+using lunar::preload::early_size;
+using lunar::preload::g_jemalloc;
+
+extern "C" {
+
+LUNAR_EXPORT void dallocx(void* pointer, int flags) noexcept {
+  if (__builtin_expect(early_owns(pointer), 0)) return early_free(pointer);
+  g_jemalloc.dallocx(pointer, cache_of_guarded(flags));
+}
+
+LUNAR_EXPORT void sdallocx(void* pointer, size_t bytes, int flags) noexcept {
+  if (__builtin_expect(early_owns(pointer), 0)) return early_free(pointer);
+  g_jemalloc.sdallocx(pointer, bytes, cache_of_guarded(flags));
+}
+
+LUNAR_EXPORT void* rallocx(void* pointer, size_t bytes, int flags) noexcept {
+  if (__builtin_expect(!early_owns(pointer), 1)) return g_jemalloc.rallocx(pointer, bytes, flags);
+  void* moved = mallocx(bytes, flags);
+  if (moved == nullptr) return nullptr;
+  const size_t old = early_size(pointer);
+  memcpy(moved, pointer, old < bytes ? old : bytes);
+  early_free(pointer);
+  return moved;
+}
+
+LUNAR_EXPORT size_t xallocx(void* pointer, size_t bytes, size_t extra, int flags) noexcept {
+  if (__builtin_expect(early_owns(pointer), 0)) return early_size(pointer);
+  return g_jemalloc.xallocx(pointer, bytes, extra, flags);
+}
+
+LUNAR_EXPORT size_t sallocx(const void* pointer, int flags) noexcept {
+  return __builtin_expect(early_owns(pointer), 0) ? early_size(pointer) : g_jemalloc.sallocx(pointer, flags);
+}
+
+}  // extern "C"

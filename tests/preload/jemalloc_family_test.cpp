@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// jemalloc's extended calls on blocks of the early heap, which jemalloc does not know: they come back to the early heap,
+// keep their bytes when they are resized, and leave jemalloc's cache alone. Threads that activate or fork at the right
+// moment put such blocks into a program's hands; here they are made on purpose.
+// Threading: one thread.
+#include "adapters/preload/jemalloc_family.h"
+
+#include <jemalloc/jemalloc.h>
+
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "adapters/preload/early_heap.h"
+
+namespace {
+
+using namespace lunar::preload;
+
+int g_failures = 0;
+
+void check(bool right, const char* what) {
+  if (right) return;
+  ++g_failures;
+  std::printf("FAIL: %s\n", what);
+}
+
+char* make(size_t bytes, char fill) {
+  auto* block = static_cast<char*>(early_alloc(0, bytes));
+  std::memset(block, fill, bytes);
+  return block;
+}
+
+// More than a thread's cache holds: jemalloc would empty it, and look its own structures up for each block.
+void give_back(void (*free_block)(void*, size_t)) {
+  std::vector<char*> blocks;
+  for (int i = 0; i < 2000; ++i) blocks.push_back(make(32, 'x'));
+  for (char* block : blocks) free_block(block, 32);
+  for (int i = 0; i < 2000; ++i) {
+    void* block = mallocx(32, 0);
+    check(block != nullptr && !early_owns(block), "mallocx gives a block of the early heap");
+    sdallocx(block, 32, 0);
+  }
+}
+
+}  // namespace
+
+int main() {
+  jemalloc_prepare();
+  give_back([](void* block, size_t bytes) { sdallocx(block, bytes, 0); });
+  give_back([](void* block, size_t) { dallocx(block, 0); });
+
+  char* block = make(100, 'a');
+  check(sallocx(block, 0) >= 100, "sallocx of 100 bytes");
+  check(xallocx(block, 1 << 20, 0, 0) < 1 << 20, "xallocx grows a block of the early heap to 1 MiB");
+  auto* moved = static_cast<char*>(rallocx(block, 1000, 0));
+  check(moved != nullptr && !early_owns(moved), "rallocx stays in the early heap");
+  for (int i = 0; i < 100; ++i) check(moved[i] == 'a', "rallocx loses bytes");
+  check(make(100, 'b') == block, "what rallocx left is not used again");
+  moved = static_cast<char*>(rallocx(moved, 5000, 0));
+  check(sallocx(moved, 0) >= 5000, "rallocx of jemalloc's own");
+  dallocx(moved, 0);
+  return g_failures == 0 ? 0 : 1;
+}
