@@ -59,11 +59,6 @@ TextRange text_of(const void* function) {
   return query.found;
 }
 
-template <class F>
-void look_up(F& slot, const char* name) {
-  slot = reinterpret_cast<F>(dlsym(RTLD_NEXT, name));
-}
-
 [[noreturn]] void refuse(const ErrorText& why) {
   char line[sizeof(why.text) + 32];
   size_t length = format_to(line, sizeof(line), "lunar: %s\n", why.text);

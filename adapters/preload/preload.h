@@ -5,6 +5,7 @@
 // stdio, no exceptions; no lock of its own may be held while one of the program's could be taken; errno is as the real
 // calls leave it; whatever is not ours goes to the kernel or to jemalloc unchanged.
 #pragma once
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/types.h>
@@ -64,6 +65,11 @@ struct RealCalls {
   void (*exit_now)(int) __attribute__((noreturn)) = nullptr;  // _exit
 };
 extern constinit RealCalls g_real;
+// Finds one of them. The constructor of another library may have needed it before ours.
+template <class F>
+void look_up(F& slot, const char* name) {
+  if (slot == nullptr) slot = reinterpret_cast<F>(dlsym(RTLD_NEXT, name));
+}
 
 // Code whose own maps stay plain: jemalloc's (its metadata is DRAM) and ours.
 bool caller_is_runtime(const void* return_address);

@@ -10,7 +10,6 @@
 // as 0; the core of a stack overflow without an alternate stack has no address; SECCOMP_MODE_STRICT ends it by SIGKILL.
 //
 // Threading: any thread. The handler also runs in children that nothing was prepared for: it takes no lock.
-#include <dlfcn.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -24,12 +23,7 @@
 namespace lunar::preload {
 namespace {
 
-// libc's functions are looked up by the constructor, or by a constructor of another library that comes before it.
-template <class F>
-void look_up(F*& slot, const char* name) {
-  if (slot == nullptr) slot = reinterpret_cast<F*>(dlsym(RTLD_NEXT, name));
-}
-
+// By our constructor, or by that of another library that comes before it.
 void look_up_all() {
   look_up(g_real.sigaction, "sigaction");
   look_up(g_real.signal, "signal");
