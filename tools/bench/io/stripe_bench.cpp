@@ -19,14 +19,12 @@
 #include <thread>
 
 #include "tools/bench/bench_host.h"
-#include "tools/bench/bench_main.h"
 #include "tools/bench/io/io_bench.h"
+#include "tools/bench/io/io_flags.h"
 #include "tools/bench/io/io_report.h"
 #include "tools/bench/io/io_worker.h"
 #include "tools/bench/io/raid0_group.h"
 #include "tools/bench/progress.h"
-#include "tools/bench/size_option.h"
-#include "tools/support/flags.h"
 #include "tools/support/process.h"
 
 namespace lunar::tools {
@@ -40,27 +38,24 @@ struct StripeOptions : IoOptions {
 };
 
 void parse(CLI::App& app, StripeOptions& options, int argc, char** argv) {
-  std::string size;
   options.bench = "stripe";
   options.seconds = 1;
   options.rounds = 7;
   options.depths = {16, 128};
-  auto* size_given = app.add_option("--size", size, "data of each of the four (default 1g; 256m with --quick)");
+  IoFlags flags(app, options,
+                {"data of each of the four",
+                 "reads of 4 KiB in flight, of all members together (default 16,128)",
+                 "directory for the files (default /var/tmp)",
+                 8,
+                 64,
+                 {0.5, 2}});
   app.add_option("--members", options.members, "files of a stripe (default 4)")->check(CLI::Range(2, 8));
-  app.add_option("--depths", options.depths, "reads of 4 KiB in flight, of all members together (default 16,128)")
-      ->delimiter(',')
-      ->check(CLI::Range(8, 4096));
-  const CommonFlags common(app, options, "directory for the files (default /var/tmp)",
-                           "a rough answer within a minute");
   app.footer(
       "one: a superpipe context on one file; members: a context and a thread for each of --members files, an equal\n"
       "share of the depth, their sum; stripe: one context on stripe:A;B;...; raid0: the block library's RAID 0.\n"
       "read4k: random reads of 4 KiB; read2m: reads of 2 MiB, one at a time (of members a share of it each).\n"
       "Ratios in the JSON: \"members\" and \"one\" have WORKLOAD_qdDEPTH_stripe_QUANTITY and ..._raid0_QUANTITY.");
-  app.parse(argc, argv);
-  common.settle({0.5, 2});
-  options.size_bytes = size_option("--size", size_given->count() ? size : options.quick ? "256m" : "1g");
-  if (options.size_bytes < (64 << 20)) throw CLI::ValidationError("--size", "at least 64m");
+  flags.parse(argc, argv);
   std::error_code error;
   if (!std::filesystem::is_directory(options.lun, error))
     throw CLI::ValidationError("--lun", options.lun + " is no directory: the files are made there");
@@ -211,12 +206,8 @@ int stripe_bench_main(int argc, char** argv) {
   CLI::App app{
       "several files of one disk as one device (stripe:, RAID 0 of the block library), against each for itself",
       "lunar bench stripe"};
-  StripeOptions options;
-  try {
-    parse(app, options, argc, argv);
-  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
-  const bool json = options.json;
-  return bench_main("stripe", json, [&] { return StripeBench(std::move(options)).run(); });
+  return io_bench_main(app, StripeOptions{}, argc, argv, parse,
+                       [](StripeOptions options) { return StripeBench(std::move(options)).run(); });
 }
 
 }  // namespace lunar::tools

@@ -22,11 +22,9 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "tools/bench/bench_main.h"
 #include "tools/bench/io/io_bench.h"
+#include "tools/bench/io/io_flags.h"
 #include "tools/bench/io/rounds.h"
-#include "tools/bench/size_option.h"
-#include "tools/support/flags.h"
 
 namespace lunar::tools {
 
@@ -49,38 +47,24 @@ constexpr const char* kFooter =
     "mapped device), in microseconds, by the p50 of reads that alternate; cblk_read_us_over_mean: by the mean.";
 
 void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
-  std::string size;
   options.bench = "superpipe";
   options.seconds = 1;
   options.rounds = 5;
   options.systems = kSystems;
-  const std::vector<std::string> workloads = options.workloads;
-  auto* size_given = app.add_option("--size", size, "data to work on (default 1g; 256m with --quick)");
-  app.add_option("--depths", options.depths, "operations in flight (default 1,16,128)")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 4096));
+  IoFlags flags(app, options,
+                {"data to work on", "operations in flight (default 1,16,128)", kIoPlaceHelp, 1, 16, {0.6, 1}});
   app.add_option("--threads", options.threads, "of legacy and buffered (default 16)")->check(CLI::Range(1, 1024));
   app.add_option(
          "--batch", options.batch,
          "operations handed over and waited for at once, by lunar, libaio and fio (default: a quarter of the depth, at "
          "most 32)")
       ->check(CLI::Range(1, 4096));
-  app.add_option("--workloads", options.workloads, "of read,mixed (70% reads),write (default: all)")
-      ->delimiter(',')
-      ->check(CLI::IsMember(workloads));
+  flags.add_workloads("of read,mixed (70% reads),write (default: all)");
   app.add_option("--systems", options.systems, "of lunar,nospin,cblk,raw,legacy,buffered,libaio,fio (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember(kSystems));
-  const CommonFlags common(app, options,
-                           "directory for the file (default /var/tmp), or file, block device, URI: it is written",
-                           "a rough answer within a minute");
   app.footer(kFooter);
-  app.parse(argc, argv);
-  common.settle({0.6, 1});
-  options.size_bytes = size_option("--size", size_given->count() ? size : options.quick ? "256m" : "1g");
-  if (options.size_bytes < (16 << 20)) throw CLI::ValidationError("--size", "at least 16m");
-  std::sort(options.depths.begin(), options.depths.end());
-  options.depths.erase(std::unique(options.depths.begin(), options.depths.end()), options.depths.end());
+  flags.parse(argc, argv);
 }
 
 // The backends at one depth. The blocking threads, and those that only serve as an upper bound, go with the deepest.
@@ -139,12 +123,7 @@ int superpipe_bench_main(int argc, char** argv) {
   CLI::App app{
       "random block I/O through the superpipe and the block library, against blocking threads, Linux AIO and fio",
       "lunar bench superpipe"};
-  IoOptions options;
-  try {
-    parse(app, options, argc, argv);
-  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
-  const bool json = options.json;
-  return bench_main("superpipe", json, [&] { return measure(std::move(options)); });
+  return io_bench_main(app, IoOptions{}, argc, argv, parse, measure);
 }
 
 }  // namespace lunar::tools

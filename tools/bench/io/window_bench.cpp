@@ -11,11 +11,9 @@
 
 #include <algorithm>
 
-#include "tools/bench/bench_main.h"
 #include "tools/bench/io/io_bench.h"
+#include "tools/bench/io/io_flags.h"
 #include "tools/bench/io/rounds.h"
-#include "tools/bench/size_option.h"
-#include "tools/support/flags.h"
 
 namespace lunar::tools {
 
@@ -24,35 +22,21 @@ namespace {
 constexpr size_t kUnits[] = {4096, 65536};
 
 void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
-  std::string size;
   options.bench = "window";
   options.seconds = 1;
   options.rounds = 5;
   options.depths = {1, 32};
   options.workloads = {"read", "write"};
   options.systems = {"lunar", "perio"};
-  const std::vector<std::string> workloads = options.workloads;
-  auto* size_given = app.add_option("--size", size, "data to work on (default 1g; 256m with --quick)");
-  app.add_option("--depths", options.depths, "operations in flight (default 1,32)")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 4096));
-  app.add_option("--workloads", options.workloads, "of read,write (default: both)")
-      ->delimiter(',')
-      ->check(CLI::IsMember(workloads));
-  const CommonFlags common(app, options,
-                           "directory for the file (default /var/tmp), or file, block device, URI: it is written",
-                           "a rough answer within a minute");
+  IoFlags flags(app, options,
+                {"data to work on", "operations in flight (default 1,32)", kIoPlaceHelp, 1, 16, {0.5, 2}});
+  flags.add_workloads("of read,write (default: both)");
   app.footer(
       "lunar: a superpipe context whose buffers are its registered window; perio: the same context without a window.\n"
       "Ratios in the JSON (\"perio\") are with the window by without: WORKLOAD_qdDEPTH_QUANTITY, and window_ops and "
       "window_cpu "
       "(4 KiB reads,\ndeepest), window_mean (4 KiB reads, least depth).");
-  app.parse(argc, argv);
-  common.settle({0.5, 2});
-  options.size_bytes = size_option("--size", size_given->count() ? size : options.quick ? "256m" : "1g");
-  if (options.size_bytes < (16 << 20)) throw CLI::ValidationError("--size", "at least 16m");
-  std::sort(options.depths.begin(), options.depths.end());
-  options.depths.erase(std::unique(options.depths.begin(), options.depths.end()), options.depths.end());
+  flags.parse(argc, argv);
 }
 
 IoReport measure(IoOptions options) {
@@ -84,12 +68,7 @@ IoReport measure(IoOptions options) {
 
 int window_bench_main(int argc, char** argv) {
   CLI::App app{"block I/O with buffers registered once, against buffers mapped for each I/O", "lunar bench window"};
-  IoOptions options;
-  try {
-    parse(app, options, argc, argv);
-  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
-  const bool json = options.json;
-  return bench_main("window", json, [&] { return measure(std::move(options)); });
+  return io_bench_main(app, IoOptions{}, argc, argv, parse, measure);
 }
 
 }  // namespace lunar::tools
