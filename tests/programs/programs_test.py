@@ -301,7 +301,7 @@ def debugger(run):
     return "\n".join(re.findall(r'"(marker[^"]*)"', seen)) or f"nothing: {seen[-2000:]}"
 
 
-MODULES = "subprocess", "mmap", "signal", "threading", "socket"
+MODULES = "subprocess", "mmap", "signal", "faulthandler", "threading", "socket"
 # name: (program, DRAM, LUN)
 PROGRAMS = {
     **{f"python-{name}": (python_tests(f"test_{name}"), "48m", "2g") for name in MODULES},
