@@ -110,9 +110,9 @@ void standby_open(PagerState& state, bool child) {
   standby_lun(state, child);
 }
 
-void standby_descriptors(int* out, unsigned* count) {
+void standby_descriptors(const PagerState& state, int* out, unsigned* count) {
   for (const int fd : {sys::proc_directory(), sys::keep_own_file(sys::OwnFile::kPagemap),
-                       sys::keep_own_file(sys::OwnFile::kMemory), pager_state().lun_directory})
+                       sys::keep_own_file(sys::OwnFile::kMemory), state.lun_directory})
     if (fd >= 0) out[(*count)++] = fd;
 }
 
@@ -218,7 +218,7 @@ int64_t adopt_present(PagerState& state, Region& region) {
   (void)sys::advise(region.base, bytes, MADV_NOHUGEPAGE);
   (void)sys::advise(region.base, bytes, MADV_DONTFORK);
   if (int rc = region_register(state, region, region.base, bytes); rc < 0) return rc;
-  state.account.take_fixed(table_dram_pages(region));
+  state.account.take_fixed(table_dram_pages(state, region));
   uint8_t present[kChunkPages];
   int64_t found = 0;
   const uint64_t chunks = (region.table_pages.load() + kChunkPages - 1) / kChunkPages;
@@ -230,7 +230,7 @@ int64_t adopt_present(PagerState& state, Region& region) {
     int in_chunk = 0;
     const bool on_touch = charged_on_touch(region);
     const auto there = static_cast<uint64_t>(std::count_if(present, present + n, [](uint8_t one) { return one != 0; }));
-    if (on_touch && there != 0 && space_charge(there, true) < 0)
+    if (on_touch && there != 0 && space_charge(state, there, true) < 0)
       fatal("activation: there is no LUN space for MAP_NORESERVE memory in use; give a larger --size");
     for (uint64_t i = 0; i < n; ++i) {
       if (present[i] == 0) continue;
@@ -244,11 +244,11 @@ int64_t adopt_present(PagerState& state, Region& region) {
     }
     if (on_touch) {
       region.committed_pages.fetch_add(static_cast<uint64_t>(in_chunk));
-      space_uncharge(there - static_cast<uint64_t>(in_chunk));
+      space_uncharge(state, there - static_cast<uint64_t>(in_chunk));
     }
     if (in_chunk == 0) continue;
     region.chunk_large[chunk].store(1, std::memory_order_release);
-    count_resident(region, PageIndex(at), in_chunk);
+    count_resident(state, region, PageIndex(at), in_chunk);
     found += in_chunk;
   }
   uint64_t reached = chunks * kChunkPages < region.pages ? chunks * kChunkPages : region.pages,

@@ -29,7 +29,7 @@ void standby_open(PagerState& state, bool child);
 void standby_lun(PagerState& state, bool child);
 void keep_own_files();  // those of /proc/self: each process for itself
 // Those descriptors that service threads need too.
-void standby_descriptors(int* out, unsigned* count);
+void standby_descriptors(const PagerState& state, int* out, unsigned* count);
 
 // The activation lock, for a change of what is committed. An activation that makes its threads waits for the dynamic
 // linker's lock, and the thread that holds it may be the one that commits (dlopen allocates). So it is not waited for

@@ -44,7 +44,7 @@ void Evictor::settle() {
   for (unsigned i = 0; i < victim_count_; ++i) {
     Victim& victim = victims_[i];
     if (victim.dropped) {
-      count_resident(*victim.region, victim.page, -1);
+      count_resident(state_, *victim.region, victim.page, -1);
       ++dropped;
       maybe_shared += victim.maybe_shared;
       continue;
@@ -59,7 +59,7 @@ void Evictor::settle() {
     state_.eviction_time.fetch_add(1, std::memory_order_relaxed);
   state_.account.give_maybe_shared(maybe_shared);
   state_.account.give(dropped - maybe_shared);
-  hand_over_room(false);
+  hand_over_room(state_, false);
   for (unsigned i = 0; i < victim_count_; ++i)
     if (victims_[i].region != nullptr) decide(victims_[i]);
   write_out();
@@ -71,8 +71,8 @@ void Evictor::decide(Victim& victim) {
   PageWord was = victim.word;
   if (!victim.guard && word.load(std::memory_order_acquire).waiter() && install_for_waiter(victim, was)) return;
   if (page_is_zero(content)) {
-    if (was.has_slot()) slot_release(was.lun(), was.slot());
-    uncharge_touched(*victim.region, was);
+    if (was.has_slot()) slot_release(state_, was.lun(), was.slot());
+    uncharge_touched(state_, *victim.region, was);
     frames_.put_free(victim.frame);
     counters().evicted_zero.add();
     PageWord next = was.with_state(victim.guard ? PageState::kGuard : PageState::kEmpty)
@@ -99,7 +99,7 @@ void Evictor::decide(Victim& victim) {
     frames_.queue_clean(victim.frame);
     counters().evicted_clean.add();
   } else {
-    if (was.has_slot()) slot_release(was.lun(), was.slot());
+    if (was.has_slot()) slot_release(state_, was.lun(), was.slot());
     victim.region->hashes[victim.page.value] = hash;
     frame.slot = kNoSlot;
     frame.lun = static_cast<uint8_t>(state_.own_lun);
@@ -120,7 +120,7 @@ bool Evictor::install_for_waiter(Victim& victim, PageWord was) {
     state_.account.give(1);
     return false;
   }
-  count_resident(*victim.region, victim.page, 1);
+  count_resident(state_, *victim.region, victim.page, 1);
   counters().second_chances.add();
   frames_.put_free(victim.frame);
   PageWord next = resident_word(was, was.slot(), was.lun(), kHeatSecondChance, epoch);
@@ -131,7 +131,7 @@ bool Evictor::install_for_waiter(Victim& victim, PageWord was) {
 
 bool Evictor::attach_context() {
   if (context_ != nullptr) return true;
-  int rc = lun_open_own();
+  int rc = lun_open_own(state_);
   ContextOptions options;
   options.depth = kWriteOps;
   options.spin = false;
@@ -162,7 +162,7 @@ void Evictor::write_out() {
   for (; done < dirty_count_; ++done) {
     if (!lun_full_said_) log_warning("the LUN is full; pages stay in DRAM");
     lun_full_said_ = true;
-    housekeeping_wake(kHousekeepingSweep);  // children that held slots may be gone
+    housekeeping_wake(state_, kHousekeepingSweep);  // children that held slots may be gone
     finish_frame(dirty_[done], false);
   }
   dirty_count_ = 0;
@@ -311,7 +311,7 @@ void Evictor::rewrite_failed(bool must) {
       failed_[failed_count_++] = ids[i];
       continue;
     }
-    count_resident(*region, page, 1);
+    count_resident(state_, *region, page, 1);
     count_evicted(-1);
     if (page_unlock(word, resident_word(seen, kNoSlot, state_.own_lun, kHeatHot, epoch)))
       (void)sys::uffd_wake(state_.uffd, region->address_of(page), state_.page_size);

@@ -102,7 +102,7 @@ bool Evictor::should_evict() {
   uint64_t now = sys::now_ns();
   if (now - swept_ns_ > kSweepEveryNs) {  // members may have died
     swept_ns_ = now;
-    housekeeping_wake(kHousekeepingSweep);
+    housekeeping_wake(state_, kHousekeepingSweep);
   }
   if (account.above_share()) return true;
   if (short_since_ == 0) {
@@ -112,6 +112,7 @@ bool Evictor::should_evict() {
   return now - short_since_ > (account.shared_pages() != 0 ? kRelativesMayEvictNs : kOthersMayEvictNs);
 }
 
+// With run(), all sequentially consistent: what was taken, then whether it sleeps; that it sleeps, then what is taken.
 void Evictor::wake() {
   std::atomic_thread_fence(std::memory_order_seq_cst);  // with run(): what was taken, then whether it sleeps
   if (asleep_.load(std::memory_order_acquire)) state_.account.raise_pressure();
@@ -132,7 +133,7 @@ void Evictor::run() {
       continue;  // another pause may have begun and seen us resting: look again
     }
     const uint32_t seen = state_.account.pressure();
-    hand_over_room(false);
+    hand_over_room(state_, false);
     (void)reap(false);
     if (failed_count_ != 0) rewrite_failed();
     if (range_region_.load(std::memory_order_acquire) != nullptr) {
@@ -540,9 +541,9 @@ unsigned Evictor::evict_batch() {
   counters().batches.add();
   if (splice_refused_ && !state_.features.move) fatal_if_refused(-EPERM, "vmsplice");
   forbid_merging();
-  bool by_move = pins_possible() || splice_refused_ || state_.account.someone_writes_elsewhere();
+  bool by_move = pins_possible(state_) || splice_refused_ || state_.account.someone_writes_elsewhere();
   if (by_move && !state_.features.move && !test_switches.no_pin_rule) {
-    pins_say_stopped();
+    pins_say_stopped(state_);
     for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], kHeatHot);
     return 0;
   }

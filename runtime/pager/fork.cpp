@@ -44,7 +44,7 @@ FILE* _IO_iter_file(void*) __attribute__((weak));
 
 namespace lunar {
 
-int pager_start_threads(ErrorText* why);
+int pager_start_threads(PagerState& state, ErrorText* why);
 
 namespace {
 
@@ -79,8 +79,7 @@ void set_inheritable(PagerState& state, bool yes) {
 
 // Brings in the pages of a region that lie from `below` under `at` to `above` over it; where it has none to read (a
 // guard page, its end), no further that way.
-void touch_around(const void* at, size_t below, size_t above) {
-  auto& state = pager_state();
+void touch_around(const PagerState& state, const void* at, size_t below, size_t above) {
   const uintptr_t middle = round_down(reinterpret_cast<uintptr_t>(at), state.page_size);
   auto touch = [&](uintptr_t page) {
     auto* address = reinterpret_cast<char*>(page);
@@ -92,11 +91,11 @@ void touch_around(const void* at, size_t below, size_t above) {
 
 // The forking thread's stack, with its local storage (at its top, if the program gave the memory), and the stack that
 // a child of clone() begins on: a coroutine's, a thread's, or a clone's may be tiered.
-void touch_stack(const void* child_stack) {
+void touch_stack(const PagerState& state, const void* child_stack) {
   constexpr size_t kDepth = 64 * 1024, kCallers = 16 * 1024;  // of ours and libc's; several times what they use
-  touch_around(__builtin_frame_address(0), kDepth, kCallers);
-  touch_around(__builtin_thread_pointer(), kCallers, kCallers);
-  if (child_stack != nullptr) touch_around(static_cast<const char*>(child_stack) - 1, kDepth, 0);
+  touch_around(state, __builtin_frame_address(0), kDepth, kCallers);
+  touch_around(state, __builtin_thread_pointer(), kCallers, kCallers);
+  if (child_stack != nullptr) touch_around(state, static_cast<const char*>(child_stack) - 1, kDepth, 0);
 }
 
 // What libc touches before there is a handler in the child: every open FILE and its lock (fork itself), the tables of
@@ -117,9 +116,9 @@ void touch_files() {
   }
 }
 
-void touch_for_child(const void* child_stack) {
+void touch_for_child(const PagerState& state, const void* child_stack) {
   touch_files();
-  touch_stack(child_stack);
+  touch_stack(state, child_stack);
 }
 
 uint64_t committed_pages(PagerState& state) {
@@ -188,8 +187,7 @@ void charge_child(PagerState& state) {
   kept_pages_open(state);
 }
 
-void prepare(const void* child_stack) {
-  auto& state = pager_state();
+void prepare(PagerState& state, const void* child_stack) {
   sys::block_signals();  // until parent/child: a handler that forks would wait for this fork
   state.fork_lock.lock();
   g_fork = {};
@@ -205,10 +203,10 @@ void prepare(const void* child_stack) {
     state.activation_lock.unlock();
   }
   g_fork.engaged = true;
-  g_fork.lun = lun_id_for_child();
+  g_fork.lun = lun_id_for_child(state);
   state.forking_since_ns.store(sys::now_ns());
   state.forking.store(true, std::memory_order_seq_cst);
-  touch_for_child(child_stack);  // while there is eviction to make room
+  touch_for_child(state, child_stack);  // while there is eviction to make room
   // Once our id is there nothing more is settled of what raw calls unmapped (unmapped.h); until then that may have
   // begun.
   do {
@@ -219,14 +217,14 @@ void prepare(const void* child_stack) {
   } while (state.mutators.load(std::memory_order_seq_cst) != 0);
   state.forking_since_ns.store(sys::now_ns());
   state.evictor->pause();
-  touch_for_child(child_stack);  // what was evicted again meanwhile
+  touch_for_child(state, child_stack);  // what was evicted again meanwhile
   state.regions.lock.lock();
   state.lun_open_lock.lock();
   const uint32_t before = state.fork_epoch.load(std::memory_order_acquire);
   retire_epochs(state, static_cast<uint16_t>(before), static_cast<uint16_t>(before + 2));
   uint32_t epoch = state.fork_epoch.fetch_add(1, std::memory_order_acq_rel) + 1;
   g_fork.member = state.account.reserve_child(epoch, &g_fork.ticket);
-  g_fork.refusal = g_fork.member < 0 ? g_fork.member : g_fork.lun < 0 ? g_fork.lun : deferred_slots_prepare();
+  g_fork.refusal = g_fork.member < 0 ? g_fork.member : g_fork.lun < 0 ? g_fork.lun : deferred_slots_prepare(state);
   int found = fork_descriptors_prepare(state, &g_fork.descriptors);
   if (g_fork.refusal == 0) g_fork.refusal = found;
   if (g_fork.refusal == 0 && state.lun_ready.load()) g_fork.refusal = reserve_slots(state, epoch);
@@ -253,8 +251,7 @@ void release_parent(PagerState& state) {
   state.forking.store(false, std::memory_order_seq_cst);
 }
 
-void parent() {
-  auto& state = pager_state();
+void parent(PagerState& state) {
   if (g_fork.engaged) {
     counters().forks.add();
     set_inheritable(state, false);  // before the count: a raw fork would share what is marked with the new one
@@ -262,7 +259,7 @@ void parent() {
     state.fork_epoch.fetch_add(1, std::memory_order_acq_rel);
     fork_descriptors_parent(g_fork.descriptors);
     release_parent(state);
-    housekeeping_wake(kHousekeepingSweep);  // it waits for this child's end, too, from now on
+    housekeeping_wake(state, kHousekeepingSweep);  // it waits for this child's end, too, from now on
   } else {
     state.regions.lock.unlock();
     state.activation_lock.unlock();
@@ -371,7 +368,7 @@ int64_t settle_words(PagerState& state) {
   int64_t resident = 0;
   uint8_t present[kChunkPages];
   state.luns_referred = 0;
-  wipe_in_child();
+  wipe_in_child(state);
   for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
     Region* region = state.regions.sorted[r].load();
     region->grow_lock.reset_in_child();
@@ -408,7 +405,7 @@ int child_restart(PagerState& state, ErrorText* why) {
   fork_descriptors_child(state, g_fork.descriptors);
   program_end_forget();
   merge_written_early(state);
-  lun_ids_forget_unused();
+  lun_ids_forget_unused(state);
   if (int rc = open_uffd(state, why); rc < 0) return rc;
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
     Region* region = state.regions.sorted[i].load();
@@ -430,7 +427,7 @@ int child_restart(PagerState& state, ErrorText* why) {
     ErrorText later;
     if (open_device(state, state.own_lun, options, &later) < 0) state.devices[state.own_lun] = nullptr;
   }
-  if (int rc = pager_start_threads(why); rc < 0) return rc;
+  if (int rc = pager_start_threads(state, why); rc < 0) return rc;
   if (g_fork.gate) gate_close(state);  // a fork keeps no protection. Handlers are there: our stack may be tiered
   return 0;
 }
@@ -495,7 +492,7 @@ int64_t take_over(PagerState& state) {
 void charge_difference(PagerState& state, int64_t resident) {
   uint64_t tables = 0, committed = committed_pages(state);
   for (uint32_t i = 0; i < state.regions.count.load(); ++i)
-    tables += static_cast<uint64_t>(table_dram_pages(*state.regions.sorted[i].load()));
+    tables += static_cast<uint64_t>(table_dram_pages(state, *state.regions.sorted[i].load()));
   if (resident > g_fork.charged)
     state.account.take_always(resident - g_fork.charged);
   else
@@ -511,8 +508,7 @@ void charge_difference(PagerState& state, int64_t resident) {
           format_size(committed << state.page_shift).text);
 }
 
-void child() {
-  auto& state = pager_state();
+void child(PagerState& state) {
   t_checked = {};
   sys::note_memory_owner();
   wipe_reset_in_child();
@@ -541,9 +537,9 @@ void child() {
 
 }  // namespace
 
-void pager_fork_prepare(const void* child_stack) { prepare(child_stack); }
-void pager_fork_parent() { parent(); }
-void pager_fork_child() { child(); }
+void pager_fork_prepare(const void* child_stack) { prepare(pager_state(), child_stack); }
+void pager_fork_parent() { parent(pager_state()); }
+void pager_fork_child() { child(pager_state()); }
 
 void pager_fork_child_ran() {
   if (g_fork.engaged && pager_state().forking.load())
@@ -565,7 +561,7 @@ int fork_handlers_install() {
   static bool installed = false;
   if (installed) return 0;
   HostGuard guard;
-  int rc = pthread_atfork([] { prepare(nullptr); }, parent, child);
+  int rc = pthread_atfork([] { pager_fork_prepare(nullptr); }, pager_fork_parent, pager_fork_child);
   installed = rc == 0;
   return -rc;
 }
@@ -573,7 +569,8 @@ int fork_handlers_install() {
 // Reserves what a child needs of the tree's account: several processes may fork at the same moment.
 static int reserve_for_child(PagerState& state, uint64_t pages) {
   int64_t fixed = own_need(state, false, state.account.cap_pages()).pages();
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i) fixed += table_dram_pages(*state.regions.sorted[i].load());
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i)
+    fixed += table_dram_pages(state, *state.regions.sorted[i].load());
   if (!state.account.reserve_fixed(fixed, kWorkRoom)) {
     LUNAR_LOG_LIMITED(log_warning, 4,
                       "fork refused: the processes of this tree fill the DRAM budget with what each needs for itself; "
@@ -582,7 +579,7 @@ static int reserve_for_child(PagerState& state, uint64_t pages) {
   }
   const auto bytes = static_cast<int64_t>(pages << state.page_shift);
   if (state.account.lun_take(bytes) < 0) {
-    wait_for_sweep();  // dead members count until a sweep
+    wait_for_sweep(state);  // dead members count until a sweep
     if (state.account.lun_take(bytes) < 0) {
       state.account.give_fixed(fixed);
       return -ENOSPC;
@@ -641,7 +638,7 @@ int pager_fork_check() {
     // Reserves the space on the device here, where waiting for the file system does no harm.
     rc = slots_charge(state, pages);
     if (rc < 0) {  // what is held for children that are gone
-      wait_for_sweep();
+      wait_for_sweep(state);
       rc = slots_charge(state, pages);
     }
     if (rc == 0) state.luns[state.own_lun].uncharge(pages);
@@ -656,7 +653,7 @@ int pager_fork_check() {
   }
   {
     sys::Locked<sys::Mutex> forks(state.fork_lock);
-    rc = lun_id_for_child() < 0 ? -EAGAIN : 0;
+    rc = lun_id_for_child(state) < 0 ? -EAGAIN : 0;
   }
   if (rc < 0) pager_fork_failed();
   return rc;
@@ -682,7 +679,7 @@ void pager_fork_failed() {
   if (was.lun_bytes != 0) state.account.lun_give(was.lun_bytes);
   if (was.member < 0) return;
   state.account.release_child(static_cast<unsigned>(was.member), was.ticket);
-  if (pager_active()) housekeeping_wake(kHousekeepingSweep);  // what was held for it
+  if (pager_active()) housekeeping_wake(state, kHousekeepingSweep);  // what was held for it
 }
 
 }  // namespace lunar

@@ -11,9 +11,11 @@
 
 namespace lunar {
 
+struct PagerState;
+
 // once; before the program's libraries install theirs (see adapters/preload)
 [[nodiscard]] int fork_handlers_install();
-void housekeeping_run();  // the housekeeping thread's loop; never returns
+void housekeeping_run(PagerState& state);  // the housekeeping thread's loop; never returns
 // the loop of the thread that keeps the live counters; never returns. pre: the file is open
 void stats_file_run(void*);
 

@@ -22,11 +22,11 @@ PageWord take_any(Region& region, uint64_t page) {
 
 PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord was, PageState next) {
   if (was.state() == PageState::kResident && pager_active()) {
-    count_resident(region, PageIndex(page), -1);
+    count_resident(state, region, PageIndex(page), -1);
     still_exclusive(was.epoch(), exclusive_epoch(state)) ? state.account.give(1) : state.account.give_maybe_shared(1);
   }
   if (seized(was)) drop_content(state, was);
-  uncharge_touched(region, was);
+  uncharge_touched(state, region, was);
   return was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false);
 }
 
@@ -34,7 +34,7 @@ int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end,
   PageWord was[kChunkPages];
   bool done[kChunkPages];
   int rc = 0;
-  if (install) table_reach(region, first, end);
+  if (install) table_reach(state, region, first, end);
   for (uint64_t p = first; p < end; ++p) {
     was[p - first] = take_any(region, p);
     if (install && pinned_by_program(region, p)) rc = -EINVAL;
@@ -68,7 +68,7 @@ void pager_unpin_all() {
     for (uint64_t p = 0, next; p < end; p = next) {
       next = p + kChunkPages < end ? p + kChunkPages : end;
       if (region->chunk_used[p / kChunkPages].load(std::memory_order_acquire) != 0)
-        cleared += program_pins(*region, p, next, false);
+        cleared += program_pins(state, *region, p, next, false);
     }
     state.pinned_pages.fetch_sub(cleared);
   }

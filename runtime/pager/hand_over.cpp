@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kAtOnce = 64;
 
 // All of them are on the LUN no more: taken. Else none is.
-bool take_present(const PagerState& state, Region& region, uint64_t first, uint64_t end, PageWord* was) {
+bool take_present(PagerState& state, Region& region, uint64_t first, uint64_t end, PageWord* was) {
   bool all = true;
   uint64_t p = first;
   for (; p < end && all; ++p) {
@@ -41,7 +41,7 @@ int hand_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t 
   for (;;) {
     int rc = pager_prefetch(&range, 1);
     if (rc < 0 && rc != -EIO && rc != -EFAULT) return rc;  // a poisoned page stays one
-    MutatorScope scope;
+    MutatorScope scope(state);
     if (!take_present(state, region, first, end, was)) continue;
     rc = sys::uffd_unregister(state.uffd, address, range.bytes);
     for (uint64_t p = first; p < end; ++p) {
@@ -56,8 +56,8 @@ int hand_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t 
 }
 
 // The kernel has it, or will: the contents are not needed. pre: not active.
-void give_up(const PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  table_reach(region, first, end);
+void give_up(PagerState& state, Region& region, uint64_t first, uint64_t end) {
+  table_reach(state, region, first, end);
   region.has_handed_over.store(true, std::memory_order_release);
   for (uint64_t p = first; p < end; ++p) {
     PageWord was = take_any(region, p);
@@ -73,10 +73,10 @@ int map_in_place(char* at, size_t bytes, const OtherMap& map) {
 
 // All words are kBusy while the map changes: a thread that faults in between waits and then finds the new one.
 int map_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, const OtherMap& map) {
-  table_reach(region, first, end);
+  table_reach(state, region, first, end);
   region.has_handed_over.store(true, std::memory_order_release);
   char* at = region.address_of(PageIndex(first));
-  MutatorScope scope;
+  MutatorScope scope(state);
   for (uint64_t p = first; p < end; ++p) (void)take_any(region, p);
   OwnUnmap own(state, at, (end - first) << state.page_shift);
   const int rc = map_in_place(at, (end - first) << state.page_shift, map);
@@ -124,7 +124,7 @@ int region_hand_over(Region* region, size_t offset, size_t bytes, size_t* done) 
   }
   if (!descriptors_in_place(state)) return -ENOMEM;
   uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
-  table_reach(*region, first, end);
+  table_reach(state, *region, first, end);
   region->has_handed_over.store(true, std::memory_order_release);
   for (uint64_t p = first; p < end;) {
     uint64_t next = p + kAtOnce < end ? p + kAtOnce : end;

@@ -148,7 +148,7 @@ void Handler::run() {
       watching_room_ = false;
       sys::eventfd_clear(room_event_);
     }
-    if (came >> kTagProgram & 1) housekeeping_wake(kHousekeepingProgram);
+    if (came >> kTagProgram & 1) housekeeping_wake(state_, kHousekeepingProgram);
   }
 }
 
@@ -508,7 +508,7 @@ void Handler::check_resident(Region& region, PageIndex page) {
   if (seen.state() == PageState::kResident && page_lock(word, seen)) {
     const int64_t rc = install_pages(state_, address, zero_run(), state_.page_size);
     if (rc > 0) {  // it stays charged, and resident: with zeros
-      if (seen.has_slot()) slot_release(seen.lun(), seen.slot());
+      if (seen.has_slot()) slot_release(state_, seen.lun(), seen.slot());
       seen = seen.with_slot(kNoSlot);
     }
     // As not known to be exclusive: fork takes marks away that are too old, and skips a page in our hands.

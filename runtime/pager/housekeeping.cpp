@@ -79,7 +79,7 @@ Swept sweep(PagerState& state) {
   state.oldest_child.store(oldest, std::memory_order_release);
   release_reservations(state);
   state.fork_lock.unlock();
-  deferred_slots_release();
+  deferred_slots_release(state);
   if (settled) {
     state.sweeps.fetch_add(1, std::memory_order_release);
     sys::futex_wake(&state.sweeps, INT32_MAX, false);
@@ -119,24 +119,21 @@ void wait_for_work(PagerState& state, Swept swept, bool told, bool ending) {
 
 }  // namespace
 
-void housekeeping_wake(uint32_t what) {
-  auto& state = pager_state();
+void housekeeping_wake(PagerState& state, uint32_t what) {
   if ((state.housekeeping_word.fetch_or(what, std::memory_order_seq_cst) & what) != what)
     sys::futex_wake(&state.housekeeping_word, 1, true);
 }
 
-void wait_for_sweep() {
-  auto& state = pager_state();
+void wait_for_sweep(PagerState& state) {
   if (!pager_active() || sys::in_service_thread()) return;
   const uint32_t before = state.sweeps.load(std::memory_order_acquire);
-  housekeeping_wake(kHousekeepingSweep);
+  housekeeping_wake(state, kHousekeepingSweep);
   const uint64_t end = sys::now_ns() + static_cast<uint64_t>(kSweepWaitNs);
   while (state.sweeps.load(std::memory_order_acquire) == before && sys::now_ns() < end)
     (void)sys::futex_wait(&state.sweeps, before, kSweepWaitNs / 4, false);
 }
 
-void hand_over_room(bool sure) {
-  auto& state = pager_state();
+void hand_over_room(PagerState& state, bool sure) {
   if (!state.room_wanted.load(std::memory_order_seq_cst)) return;
   if (!sure && state.account.free_pages() <= kKeepFreePages) return;
   state.room_wanted.store(false, std::memory_order_seq_cst);
@@ -154,8 +151,7 @@ void stats_file_run(void*) {
   }
 }
 
-void housekeeping_run() {
-  auto& state = pager_state();
+void housekeeping_run(PagerState& state) {
   unsigned looks = 0;  // for threads of a program that may have ended
   for (;;) {
     const uint32_t asked = state.housekeeping_word.fetch_and(kHousekeepingRuns, std::memory_order_seq_cst);
@@ -169,7 +165,7 @@ void housekeeping_run() {
     const Swept swept = sweep(state);
     if ((asked & kHousekeepingGrow) != 0) {
       grow_ahead(state);
-      hand_over_room(true);
+      hand_over_room(state, true);
     }
     wait_for_work(state, swept, told, looks != 0);
   }

@@ -38,7 +38,7 @@ struct KeptPages {
 constinit KeptPages g_kept;
 
 // pre: the lock.
-void unpin_kept(Kept& gone) {
+void unpin_kept(PagerState& state, Kept& gone) {
   const Kept was = gone;
   gone = {};
   if (!was.pinned) return;
@@ -49,24 +49,24 @@ void unpin_kept(Kept& gone) {
   }
   Region* region = region_find(was.page);
   if (region == nullptr) return;
-  pager_state().pinned_pages.fetch_sub(page_clear_pinned(region->words[region->page_of(was.page).value]));
+  state.pinned_pages.fetch_sub(page_clear_pinned(region->words[region->page_of(was.page).value]));
 }
 
 // Looks at some of the entries; the next call continues. pre: the lock.
-Kept* look_for_gone(unsigned looks) {
+Kept* look_for_gone(PagerState& state, unsigned looks) {
   Kept* free = nullptr;
   for (unsigned i = 0; i < looks; ++i) {
     Kept& entry = g_kept.entries[g_kept.next_look++ % kKeptMax];
-    if (entry.thread_id != 0 && !sys::thread_lives(entry.thread_id)) unpin_kept(entry);
+    if (entry.thread_id != 0 && !sys::thread_lives(entry.thread_id)) unpin_kept(state, entry);
     if (entry.thread_id == 0 && free == nullptr) free = &entry;
   }
   return free;
 }
 
 // A free entry, or nullptr: more threads than these. pre: the lock.
-Kept* free_entry() {
-  Kept* entry = look_for_gone(kLooksAtOnce);
-  if (entry == nullptr) entry = look_for_gone(kKeptMax);
+Kept* free_entry(PagerState& state) {
+  Kept* entry = look_for_gone(state, kLooksAtOnce);
+  if (entry == nullptr) entry = look_for_gone(state, kKeptMax);
   if (entry == nullptr && !g_kept.full_said) {
     g_kept.full_said = true;
     log_warning("more than %u threads have their stacks in tiered memory; the ends of these stacks stay in DRAM",
@@ -76,13 +76,13 @@ Kept* free_entry() {
 }
 
 // Waits until the page is resident.
-void pin_and_touch(Region& region, PageIndex page) {
+void pin_and_touch(PagerState& state, Region& region, PageIndex page) {
   AtomicPageWord& word = region.words[page.value];
   {
     sys::Locked<sys::SpinLock> lock(g_kept.lock);
-    Kept* entry = free_entry();  // before the pin: a gone thread that had this page takes its own pin along
+    Kept* entry = free_entry(state);  // before the pin: a gone thread that had this page takes its own pin along
     const bool ours = page_set_pinned(word) == 0;
-    if (ours) pager_state().pinned_pages.fetch_add(1);
+    if (ours) state.pinned_pages.fetch_add(1);
     if (entry != nullptr) *entry = {sys::thread_id(), region.address_of(page), ours};
   }
   while (pager_active()) {
@@ -96,12 +96,12 @@ void pin_and_touch(Region& region, PageIndex page) {
 
 // The pages of a piece that are kept for threads, a bit each. Their pins go with the threads from now on (`ours`), or
 // are the program's. pre: the lock.
-void hand_over_pins(const Region& region, uint64_t first, uint64_t end, bool ours, uint64_t* kept) {
+void hand_over_pins(PagerState& state, const Region& region, uint64_t first, uint64_t end, bool ours, uint64_t* kept) {
   const char *from = region.address_of(PageIndex(first)), *to = region.address_of(PageIndex(end));
   for (Kept& entry : g_kept.entries) {
     if (entry.thread_id == 0 || entry.page < from || entry.page >= to) continue;
     if (!sys::thread_lives(entry.thread_id)) {
-      unpin_kept(entry);
+      unpin_kept(state, entry);
       continue;
     }
     const uint64_t at = region.page_of(entry.page).value - first, bit = uint64_t{1} << at % 64;
@@ -112,14 +112,14 @@ void hand_over_pins(const Region& region, uint64_t first, uint64_t end, bool our
 
 }  // namespace
 
-int64_t program_pins(Region& region, uint64_t first, uint64_t end, bool set) {
+int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t end, bool set) {
   int64_t were_pinned = 0;
   for (uint64_t next; first < end; first = next) {
     next = first + kChunkPages < end ? first + kChunkPages : end;
     sys::ScopedSignalBlock signals;
     sys::Locked<sys::SpinLock> lock(g_kept.lock);
     uint64_t kept[kChunkPages / 64] = {};
-    hand_over_pins(region, first, next, !set, kept);
+    hand_over_pins(state, region, first, next, !set, kept);
     for (uint64_t p = first; p < next; ++p) {
       if (set)
         were_pinned += page_set_pinned(region.words[p]);
@@ -142,6 +142,7 @@ bool pinned_by_program(Region& region, uint64_t page) {
 }
 
 void pager_keep_for_thread(const void* address, size_t bytes) {
+  auto& state = pager_state();
   Region* region = region_find(address);
   if (region == nullptr || bytes == 0) return;
   sys::ScopedSignalBlock signals;
@@ -150,10 +151,9 @@ void pager_keep_for_thread(const void* address, size_t bytes) {
        p < region->pages && region->address_of(PageIndex(p)) < static_cast<const char*>(address) + bytes; ++p) {
     if (p >= region->table_pages.load()) continue;
     void* page = region->address_of(PageIndex(p));
-    pin_and_touch(*region, PageIndex(p));
+    pin_and_touch(state, *region, PageIndex(p));
     // In the list first: a fork from now on leaves it open. (What is read-only the kernel will not write to.)
-    if (pager_state().gate_used.load(std::memory_order_acquire))
-      (void)sys::advise(page, pager_state().page_size, MADV_POPULATE_WRITE);
+    if (state.gate_used.load(std::memory_order_acquire)) (void)sys::advise(page, state.page_size, MADV_POPULATE_WRITE);
   }
 }
 

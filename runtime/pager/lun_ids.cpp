@@ -104,8 +104,7 @@ int take_off(PagerState& state, Region& region, uint64_t first, uint64_t end, un
 
 }  // namespace
 
-int lun_id_for_child() {
-  auto& state = pager_state();
+int lun_id_for_child(PagerState& state) {
   const auto free_number = [&state] {
     for (unsigned id = 0; id < kLunIds; ++id)
       if (id != state.own_lun && (state.luns_referred >> id & 1) == 0) return static_cast<int>(id);
@@ -137,8 +136,7 @@ int lun_id_for_child() {
   return free_number();
 }
 
-void lun_ids_forget_unused() {
-  auto& state = pager_state();
+void lun_ids_forget_unused(PagerState& state) {
   for (unsigned id = 0; id < kLunIds; ++id) {
     if ((state.luns_referred >> id & 1) != 0 || (state.generation != 0 && id == state.parent_lun)) continue;
     forget_device(state, id);

@@ -264,8 +264,8 @@ void move_word(PagerState& state, Run& run, unsigned i) {
   if (was.state() == PageState::kResident) {
     // a relative may have the old one still
     if (!still_exclusive(was.epoch(), exclusive_epoch(state))) state.account.unshare_always(1);
-    count_resident(run.from, PageIndex(s), -1);
-    count_resident(run.to, PageIndex(d), 1);
+    count_resident(state, run.from, PageIndex(s), -1);
+    count_resident(state, run.to, PageIndex(d), 1);
     // no fork goes on during a mutation
     moved = resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch(state));
   }
@@ -287,8 +287,8 @@ void move_word(PagerState& state, Run& run, unsigned i) {
 }
 
 int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadable) {
-  MutatorScope scope;
-  table_reach(run.to, run.target, run.target + run.count);
+  MutatorScope scope(state);
+  table_reach(state, run.to, run.target, run.target + run.count);
   take_run(run);
   if (int rc = clear_target(state, run, how); rc < 0) {
     put_back_words(state, run.to, run.target, run.there, run.count);
@@ -337,7 +337,7 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
   if (rc == 0 && how.replaces && to.region->has_patterns.load(std::memory_order_relaxed))
     rc = pager_advise(dst, bytes, LUNAR_NORMAL);
   if (rc == 0 && how.replaces && wipe_any()) rc = pager_wipe_on_fork(dst, bytes, false);
-  if (rc == 0 && wipe_any()) rc = wipe_move(static_cast<char*>(dst), static_cast<char*>(src), bytes);
+  if (rc == 0 && wipe_any()) rc = wipe_move(state, static_cast<char*>(dst), static_cast<char*>(src), bytes);
   if (rc < 0) return rc;
   if (!pager_active()) {
     sys::Locked<sys::Mutex> lock(state.activation_lock);

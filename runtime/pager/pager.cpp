@@ -87,8 +87,8 @@ int account_descriptor(const Options& options, ErrorText* why) {
   return account_is(account_number()) ? account_number() : account_find(options.account, sizeof(AccountShared), why);
 }
 
-void housekeeping_thread(void*) {
-  auto& state = pager_state();
+void housekeeping_thread(void* argument) {
+  auto& state = *static_cast<PagerState*>(argument);
   state.housekeeping_tid.store(sys::thread_id());
   // Its own descriptor table, with nothing of the program's in it: the program may close what it likes, and no reader
   // waits for an end of file that a pager thread holds back.
@@ -96,7 +96,7 @@ void housekeeping_thread(void*) {
   unsigned n = 0;
   keep[n++] = state.uffd;
   keep[n++] = program_end_descriptor();
-  standby_descriptors(keep, &n);
+  standby_descriptors(state, keep, &n);
   for (Device* device : state.devices)
     for (unsigned i = 0; device != nullptr && i < device->fd_count(); ++i) keep[n++] = device->fd(i);
   state.evictor->add_descriptors(keep, &n);
@@ -116,7 +116,7 @@ void housekeeping_thread(void*) {
   // The last thread is made, and none of ours allocates any more: only now may a forked child go without the early heap
   // (its other fork handlers, the allocator's among them, run concurrently with this thread).
   host_fork_bootstrap.store(false);
-  housekeeping_run();
+  housekeeping_run(state);
 }
 
 }  // namespace
@@ -160,7 +160,7 @@ int activate_parts(PagerState& state, ErrorText* why) {
     rc = check_lun(state, why);
     if (rc < 0) return rc;
   }
-  rc = lun_open_own();
+  rc = lun_open_own(state);
   if (rc < 0)
     return why->set(
         rc, "lun: %s cannot be set up with %s (%s); free space there, or give a smaller --size or another --lun",
@@ -203,7 +203,7 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
   // Making threads allocates. A thread that forks meanwhile holds the allocator's locks and waits for us.
   host_fork_bootstrap.store(true);
   state.handlers_running.store(0);
-  rc = sys::thread_start({"lunar-housekeep", housekeeping_thread, nullptr, true}, &state.housekeeping);
+  rc = sys::thread_start({"lunar-housekeep", housekeeping_thread, &state, true}, &state.housekeeping);
   if (rc < 0) {
     host_fork_bootstrap.store(false);
     program_end_prepared();
@@ -223,8 +223,7 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
   return 0;
 }
 
-int pager_start_threads(ErrorText* why) {
-  auto& state = pager_state();
+int pager_start_threads(PagerState& state, ErrorText* why) {
   // A forked child gets an eighth: it usually saves or execs, and its parent goes on. So does a process that becomes
   // active after others.
   const bool first = state.generation == 0 && !state.account.others_active();
@@ -364,10 +363,10 @@ int pager_activate(ErrorText* why) {
     rc = state.account.lun_take(static_cast<int64_t>(promised));
     if (rc < 0)
       (void)why->set(rc, "lun: no room for what the program holds already (%s)", format_size(promised).text);
-    else if ((rc = pager_start_threads(why)) < 0)
+    else if ((rc = pager_start_threads(state, why)) < 0)
       state.account.lun_give(static_cast<int64_t>(promised));
     if (rc < 0) {  // what is committed until the next attempt must be charged then
-      lun_close_own();
+      lun_close_own(state);
     }
   }
   if (rc < 0) {

@@ -54,8 +54,7 @@ bool pinned_memory() {
 
 }  // namespace
 
-bool pins_possible() {
-  auto& state = pager_state();
+bool pins_possible(PagerState& state) {
   if (test_switches.no_pin_rule) return false;
   if (state.may_pin.load(std::memory_order_acquire)) return true;
   uint64_t now = sys::now_ns();
@@ -77,18 +76,18 @@ bool pins_possible() {
     g_next_scan_ns = now + cost * 100;
     g_full_scan_ns = now + 100000000 + cost * 100;
   }
-  if (found) pins_note(g_seen);
+  if (found) pins_note(state, g_seen);
   return found || g_unsure > 0;
 }
 
-void pins_note(const char* sign) {
+void pins_note(PagerState& state, const char* sign) {
   const char* none = nullptr;
   g_sign.compare_exchange_strong(none, sign);
-  if (!pager_state().may_pin.exchange(true))
+  if (!state.may_pin.exchange(true))
     log_info("this process may pin pages for devices (%s): evicting by UFFDIO_MOVE from now on", sign);
 }
 
-void pins_say_stopped() {
+void pins_say_stopped(PagerState& state) {
   const char* sign = g_sign.load();
   if (sign == nullptr) return;  // an inconclusive check: for this batch only
   if (!g_stopped_said.exchange(true))
@@ -99,7 +98,7 @@ void pins_say_stopped() {
         sign);
   // Waiting threads now wait forever, unless the program gives memory back: ending with a reason is better.
   const uint64_t served = counters().zero_fills.get() + counters().major_faults.get(), now = sys::now_ns();
-  if (served != g_served || !pager_state().room_wanted.load()) {
+  if (served != g_served || !state.room_wanted.load()) {
     g_served = served;
     g_stuck_since_ns = now;
   } else if (now - g_stuck_since_ns > kStuckNs) {

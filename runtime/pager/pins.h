@@ -14,8 +14,10 @@
 
 namespace lunar {
 
-[[nodiscard]] bool pins_possible();  // evictor: before each batch
-void pins_note(const char* sign);    // `sign`: what shows it, for the log; stays readable
-void pins_say_stopped();             // logs once that eviction stopped (no UFFDIO_MOVE on this kernel)
+struct PagerState;
+
+[[nodiscard]] bool pins_possible(PagerState& state);  // evictor: before each batch
+void pins_note(PagerState& state, const char* sign);  // `sign`: what shows it, for the log; stays readable
+void pins_say_stopped(PagerState& state);             // logs once that eviction stopped (no UFFDIO_MOVE on this kernel)
 
 }  // namespace lunar

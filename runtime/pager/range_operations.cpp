@@ -185,13 +185,13 @@ void drop_content(PagerState& state, PageWord was) {
     FramePool& frames = state.frames;
     Slot slot = kNoSlot;
     unsigned lun = 0;
-    if (frames.release(was.index(), &slot, &lun)) slot_release(lun, slot);
+    if (frames.release(was.index(), &slot, &lun)) slot_release(state, lun, slot);
   } else if (was.state() != PageState::kPoisoned || was.has_slot()) {
-    slot_release(was.lun(), was.slot());
+    slot_release(state, was.lun(), was.slot());
   }
 }
 
-void put_back(const PagerState& state, Region& region, uint64_t page, PageWord next) {
+void put_back(PagerState& state, Region& region, uint64_t page, PageWord next) {
   if (page_unlock(region.words[page], next)) wake_waiters(state, region.address_of(PageIndex(page)), state.page_size);
 }
 
@@ -254,12 +254,12 @@ int discard_chunk(PagerState& state, Region& region, uint64_t first, uint64_t en
       continue;
     }
     if (w.state() == PageState::kResident) {
-      count_resident(region, PageIndex(p), -1);
+      count_resident(state, region, PageIndex(p), -1);
       ++(still_exclusive(w.epoch(), exclusive_epoch(state)) ? resident : maybe_shared);
     }
     if (w.state() == PageState::kPoisoned) lost_page_clear(state, region, PageIndex(p));
     drop_content(state, w);
-    uncharge_touched(region, w);
+    uncharge_touched(state, region, w);
     put_back(state, region, p, w.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false));
   }
   state.account.give(resident);
@@ -342,7 +342,7 @@ int guard_range(PagerState& state, const PageRange& range, bool install, bool wa
       if (before_activation) rc = guard_pages(state, *range.region, p, next, install);
     }
     if (!before_activation) {
-      MutatorScope scope(wait);
+      MutatorScope scope(state, wait);
       if (!scope.entered()) return -EAGAIN;
       rc = guard_pages(state, *range.region, p, next, install);
     }
@@ -379,7 +379,7 @@ int discard(PagerState& state, void* address, size_t bytes, Discard what, bool w
       p = next;
       continue;
     }
-    MutatorScope scope(wait);
+    MutatorScope scope(state, wait);
     if (!scope.entered()) return -EAGAIN;
     int one = discard_chunk(state, *range.region, p, next, what);
     if (one < 0 && what == Discard::kContents) return one;
@@ -406,8 +406,8 @@ int pager_wipe_on_fork(void* address, size_t bytes, bool wipe) {
   PageRange range;
   int rc = pages_of(state, address, bytes, false, &range);
   if (rc < 0 || (!wipe && !wipe_any())) return rc;
-  return wipe_set(range.region->address_of(PageIndex(range.first)), (range.end - range.first) << state.page_shift,
-                  wipe);
+  return wipe_set(state, range.region->address_of(PageIndex(range.first)),
+                  (range.end - range.first) << state.page_shift, wipe);
 }
 
 int pager_discard(void* address, size_t bytes, Discard what) {
@@ -466,7 +466,7 @@ int pager_pin(const void* address, size_t bytes) {
     return -ENOMEM;
   }
   // Mark first, then bring in: an evictor that does not have the page busy yet will not take it any more.
-  state.pinned_pages.fetch_sub(program_pins(*range.region, range.first, range.end, true));
+  state.pinned_pages.fetch_sub(program_pins(state, *range.region, range.first, range.end, true));
   for (;;) {
     rc = pager_touch(address, bytes);
     if (rc < 0) {
@@ -490,7 +490,7 @@ int pager_unpin(const void* address, size_t bytes) {
   PageRange range;
   int rc = pages_of(state, address, bytes, false, &range);
   if (rc < 0) return rc;
-  state.pinned_pages.fetch_sub(program_pins(*range.region, range.first, range.end, false));
+  state.pinned_pages.fetch_sub(program_pins(state, *range.region, range.first, range.end, false));
   return 0;
 }
 
@@ -518,8 +518,9 @@ int pager_set_dram(uint64_t bytes) {
 }
 
 void pager_note_pinning() {
-  pins_note("it says so, or opens with O_DIRECT");
-  if (pager_active()) pager_state().account.wait_for_own_batch();
+  auto& state = pager_state();
+  pins_note(state, "it says so, or opens with O_DIRECT");
+  if (pager_active()) state.account.wait_for_own_batch();
 }
 
 void pager_write_elsewhere_begin() { pager_state().account.write_elsewhere_begin(); }

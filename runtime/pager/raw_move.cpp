@@ -221,7 +221,7 @@ void bring_for_evictor(PagerState& state) {
     (void)change_moved(state, to, page,
                        [&](char* p) { return sys::uffd_protect(state.uffd, p, state.page_size, false); });
   } else if (region != nullptr) {
-    table_reach(*region, page, page + 1);
+    table_reach(state, *region, page, page + 1);
     AtomicPageWord& word = region->words[page];
     const PageWord was = word.load(std::memory_order_acquire);
     const bool busy = was.state() == PageState::kBusy || !page_lock(word, was);

@@ -24,11 +24,11 @@ void release_held(PagerState& state, Region& region, uint64_t page, PageWord was
     return;
   }
   if (was.state() == PageState::kResident) {
-    count_resident(region, PageIndex(page), -1);
+    count_resident(state, region, PageIndex(page), -1);
     still_exclusive(was.epoch(), exclusive_epoch(state)) ? state.account.give(1) : state.account.give_maybe_shared(1);
   }
   if (seized(was)) drop_content(state, was);
-  uncharge_touched(region, was);
+  uncharge_touched(state, region, was);
   if (was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
   put_back(state, region, page, was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false));
 }
@@ -54,7 +54,7 @@ static void take_place(PagerState& state, Region& region, uint64_t first, uint64
   claim_place(region, first, end, [&](uint64_t from, uint64_t to, int rc) {
     if (rc == 0 && watch_fresh_range(state, region.address_of(PageIndex(from)), (to - from) << state.page_shift) == 0)
       return;
-    table_reach(region, from, to);  // the words tell what the maps' owner will be told
+    table_reach(state, region, from, to);  // the words tell what the maps' owner will be told
     release_pages(state, region, from, to, PageState::kGone);
   });
 }

@@ -230,12 +230,12 @@ int region_destroy(Region* region) {
   if (region->committed_pages.load() != 0) return -EBUSY;
   // Outside of the scope: it takes its own scopes, and a fork between the two would wait for us while we wait for it.
   if (pager_active()) (void)pager_discard(region->base, region->pages << state.page_shift, Discard::kMapping);
-  MutatorScope scope;
+  MutatorScope scope(state);
   // No thread may hold a page of it any more: the evictor comes to rest, handlers finish what they have in hand.
   if (pager_active()) state.evictor->pause();
   state.regions.remove(region);
   if (pager_active()) {
-    state.account.give_fixed(table_dram_pages(*region));
+    state.account.give_fixed(table_dram_pages(state, *region));
     state.evictor->resume();
     for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_round();
   }
@@ -305,26 +305,26 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
         return -ENOMEM;
       }
       region->committed_pages.fetch_add(pages);
-      table_reach(*region, first, end);
+      table_reach(state, *region, first, end);
       return 0;
     }
   }
   ErrorText why;
   if (!passed && pager_activate(&why) < 0) return -ENOMEM;
-  if (space_charge(pages, true) < 0) {
+  if (space_charge(state, pages, true) < 0) {
     // else its device has said why
     if (state.account.lun_free() < static_cast<int64_t>(bytes))
       state.refused_bytes.store(bytes, std::memory_order_relaxed);
     return -ENOMEM;
   }
   if (make_usable(state, region, offset, bytes, protection) < 0) {
-    space_uncharge(pages);
+    space_uncharge(state, pages);
     say_limited(bytes);
     return -ENOMEM;
   }
   if (state.refused_bytes.load(std::memory_order_relaxed) != 0) state.refused_bytes.store(0, std::memory_order_relaxed);
   region->committed_pages.fetch_add(pages);
-  table_reach(*region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
+  table_reach(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
   return 0;
 }
 
@@ -336,7 +336,7 @@ void region_forget(Region* region, size_t offset, size_t bytes) {
   if (lock.plain())
     plain_uncommit(state, *region, first, first + pages);
   else
-    space_uncharge(pages);
+    space_uncharge(state, pages);
 }
 
 int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
@@ -345,7 +345,7 @@ int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
   if (!pager_active()) {
     CommitLock lock(state);
     if (lock.passed() || (lock.plain() && plain_commit(state, *region, first, end) == 0)) {
-      table_reach(*region, first, end);
+      table_reach(state, *region, first, end);
       return 0;
     }
   }

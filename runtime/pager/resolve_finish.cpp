@@ -153,11 +153,11 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
 void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there, uint16_t epoch) {
   PageIndex page(op.first + index);
   AtomicPageWord& word = op.region->words[page.value];
-  count_resident(*op.region, page, 1);
+  count_resident(state_, *op.region, page, 1);
   PageWord busy = word.load(std::memory_order_relaxed);
   Slot slot = busy.slot();
   if (already_there) {  // other content is there (inherited by fork): the slot is no copy of it
-    slot_release(op.lun, slot);
+    slot_release(state_, op.lun, slot);
     slot = kNoSlot;
   }
   unsigned heat = op.fault && index != 0 ? kHeatReadAhead : op.heat;

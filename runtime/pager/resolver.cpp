@@ -170,10 +170,10 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   unsigned lun = 0;
   (void)frames.release(id, &slot, &lun);
   if (there) {
-    if (slot != kNoSlot) slot_release(lun, slot);
+    if (slot != kNoSlot) slot_release(state_, lun, slot);
     slot = kNoSlot;  // the page there may differ from the slot
   }
-  count_resident(region, page, 1);
+  count_resident(state_, region, page, 1);
   count_evicted(-1);
   counters().second_chances.add();
   bool waiter = page_unlock(word, resident_word(seen, slot, lun, kHeatSecondChance, there ? shared_epoch() : epoch));
@@ -206,9 +206,9 @@ unsigned Resolver::lock_empty(Region& region, PageIndex page, unsigned run) {
     AtomicPageWord& word = region.words[page.value + locked];
     PageWord seen = word.load(std::memory_order_acquire);
     if (seen.state() != PageState::kEmpty) return locked;
-    if (int rc = on_touch ? space_charge(1, false) : 0; rc < 0) {
+    if (int rc = on_touch ? space_charge(state_, 1, false) : 0; rc < 0) {
       // members may have died; more is reserved
-      housekeeping_wake(rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
+      housekeeping_wake(state_, rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
       if (rc == -ENOMEM && locked == 0 && space_is_out())
         fatal(
             "LUN space is used up: none is left for page %p of a map without reservation (MAP_NORESERVE); give a "
@@ -218,7 +218,7 @@ unsigned Resolver::lock_empty(Region& region, PageIndex page, unsigned run) {
       return locked;
     }
     if (page_lock(word, seen)) continue;
-    if (on_touch) space_uncharge(1);
+    if (on_touch) space_uncharge(state_, 1);
     return locked;
   }
   return run;
@@ -227,7 +227,7 @@ unsigned Resolver::lock_empty(Region& region, PageIndex page, unsigned run) {
 // A locked page becomes empty again. Whether a thread waits for it.
 bool Resolver::leave_empty(Region& region, PageIndex page) {
   AtomicPageWord& word = region.words[page.value];
-  if ((region.flags & kRegionChargeOnTouch) != 0) space_uncharge(1);
+  if ((region.flags & kRegionChargeOnTouch) != 0) space_uncharge(state_, 1);
   return page_unlock(word, word.load(std::memory_order_relaxed).with_state(PageState::kEmpty));
 }
 
@@ -236,7 +236,7 @@ bool Resolver::leave_empty(Region& region, PageIndex page) {
 bool Resolver::settle_filled(Region& region, PageIndex page, uint16_t epoch) {
   AtomicPageWord& word = region.words[page.value];
   const bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;
-  count_resident(region, page, 1);
+  count_resident(state_, region, page, 1);
   if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);
   const PageWord busy = word.load(std::memory_order_relaxed);
   return page_unlock(word, resident_word(busy, kNoSlot, state_.own_lun, kHeatFault, epoch).with_charged(on_touch));
@@ -251,7 +251,7 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
   unsigned locked = lock_empty(region, page, run);
   room.shrink(locked);
   if (locked == 0) return 0;
-  table_reach(region, page.value, page.value + locked);
+  table_reach(state_, region, page.value, page.value + locked);
   for (unsigned done = 0; done < locked;) {
     const PageIndex at(page.value + done);
     char* address = region.address_of(at);

@@ -90,8 +90,8 @@ class Resolver {
   unsigned lock_run(Region& region, PageIndex page, PageWord first, unsigned run);
   Outcome start_read(Region& region, PageIndex page, PageWord seen, unsigned run, unsigned heat, bool fault,
                      unsigned* taken);
-  static unsigned lock_empty(Region& region, PageIndex page, unsigned run);
-  static bool leave_empty(Region& region, PageIndex page);
+  unsigned lock_empty(Region& region, PageIndex page, unsigned run);
+  bool leave_empty(Region& region, PageIndex page);
   bool settle_filled(Region& region, PageIndex page, uint16_t epoch);
   void finish(unsigned op_index, int64_t result);
   void finish_failed(unsigned op_index, uint64_t bad, int error);

@@ -32,7 +32,7 @@ PageWord take_any(Region& region, uint64_t page);
 // Frees and uncharges all that the pager has of the page's content. Returns the word for put_back.
 PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord was, PageState next);
 // Releases a locked page, into `next`.
-void put_back(const PagerState& state, Region& region, uint64_t page, PageWord next);
+void put_back(PagerState& state, Region& region, uint64_t page, PageWord next);
 // Frees the slot of an evicted, framed or resident page.
 void drop_content(PagerState& state, PageWord was);
 

@@ -57,8 +57,7 @@ PagerState& pager_state() {
 
 uint64_t deferred_slots_bytes(uint64_t slots) { return slots * sizeof(DeferredSlot) + slots / 8; }
 
-int deferred_slots_prepare() {
-  auto& state = pager_state();
+int deferred_slots_prepare(PagerState& state) {
   if (!state.lun_ready.load()) return 0;
   const SlotAllocator& lun = state.luns[state.own_lun];
   sys::Locked<sys::SpinLock> lock(g_deferred.lock);
@@ -89,8 +88,7 @@ void deferred_slots_forget() {
   g_deferred.head = g_deferred.count = g_deferred.capacity = 0;
 }
 
-void slot_release(unsigned lun, Slot slot) {
-  auto& state = pager_state();
+void slot_release(PagerState& state, unsigned lun, Slot slot) {
   if (slot == kNoSlot || lun != state.own_lun) return;
   if (state.oldest_child.load(std::memory_order_acquire) != 0 &&
       defer_slot(slot, state.fork_epoch.load(std::memory_order_acquire)))
@@ -98,8 +96,7 @@ void slot_release(unsigned lun, Slot slot) {
   state.luns[lun].release(slot);
 }
 
-void deferred_slots_release() {
-  auto& state = pager_state();
+void deferred_slots_release(PagerState& state) {
   for (;;) {
     Slot slot = kNoSlot;
     {
@@ -128,7 +125,7 @@ int slots_charge(PagerState& state, uint64_t slots) {
   sys::Locked<sys::Mutex> lock(request.lock);
   request.slots = slots;
   request.asked.store(1, std::memory_order_release);
-  housekeeping_wake(kHousekeepingCharge);
+  housekeeping_wake(state, kHousekeepingCharge);
   while (request.asked.load(std::memory_order_acquire) != 0) (void)sys::futex_wait(&request.asked, 1, -1, false);
   return request.answer;
 }
@@ -141,37 +138,34 @@ void slots_charge_as_asked(PagerState& state) {
   sys::futex_wake(&request.asked, 1, false);
 }
 
-int space_charge(uint64_t pages, bool may_block) {
-  auto& state = pager_state();
+int space_charge(PagerState& state, uint64_t pages, bool may_block) {
   int64_t bytes = static_cast<int64_t>(pages << state.page_shift);
   if (state.account.lun_take(bytes) < 0) {
     if (!may_block) return -ENOMEM;
-    wait_for_sweep();
+    wait_for_sweep(state);
     if (state.account.lun_take(bytes) < 0) return -ENOMEM;
   }
   if (!state.lun_ready.load(std::memory_order_acquire)) return 0;  // a child's own LUN takes it over when it opens
   SlotAllocator& lun = state.luns[state.own_lun];
   const int rc = may_block ? slots_charge(state, pages) : lun.charge_fast(pages);
-  if (!may_block && lun.runs_short()) housekeeping_wake(kHousekeepingGrow);
+  if (!may_block && lun.runs_short()) housekeeping_wake(state, kHousekeepingGrow);
   if (rc < 0) state.account.lun_give(bytes);
   return rc;
 }
 
-void space_uncharge(uint64_t pages) {
-  auto& state = pager_state();
+void space_uncharge(PagerState& state, uint64_t pages) {
   if (pages == 0) return;
   if (state.lun_ready.load(std::memory_order_acquire)) state.luns[state.own_lun].uncharge(pages);
   state.account.lun_give(static_cast<int64_t>(pages << state.page_shift));
 }
 
-void uncharge_touched(Region& region, PageWord was) {
+void uncharge_touched(PagerState& state, Region& region, PageWord was) {
   if (!was.charged()) return;
-  space_uncharge(1);
+  space_uncharge(state, 1);
   region.committed_pages.fetch_sub(1, std::memory_order_relaxed);
 }
 
-int lun_open_own() {
-  auto& state = pager_state();
+int lun_open_own(PagerState& state) {
   if (state.lun_ready.load(std::memory_order_acquire)) return 0;
   sys::Locked<sys::Mutex> lock(state.lun_open_lock);
   if (state.lun_ready.load(std::memory_order_acquire)) return 0;
@@ -234,16 +228,14 @@ int lun_open_own() {
   return 0;
 }
 
-void lun_close_own() {
-  auto& state = pager_state();
+void lun_close_own(PagerState& state) {
   state.lun_ready.store(false);
   state.luns[state.own_lun].close();
   if (state.carved_pieces != 0) state.account.uncarve(state.carved_first, state.carved_pieces);
   state.carved_pieces = 0;
 }
 
-MutatorScope::MutatorScope(bool wait) {
-  auto& state = pager_state();
+MutatorScope::MutatorScope(PagerState& state, bool wait) : state_(state) {
   for (;;) {
     state.mutators.fetch_add(1, std::memory_order_seq_cst);
     if (!state.forking.load(std::memory_order_seq_cst)) return;
@@ -259,7 +251,7 @@ MutatorScope::MutatorScope(bool wait) {
 }
 
 MutatorScope::~MutatorScope() {
-  if (entered_) pager_state().mutators.fetch_sub(1, std::memory_order_release);
+  if (entered_) state_.mutators.fetch_sub(1, std::memory_order_release);
 }
 
 int page_hash_key_make() {
@@ -270,14 +262,14 @@ int page_hash_key_make() {
 }
 
 uint64_t page_hash(const void* content) {
-  return XXH3_64bits_withSecret(content, pager_state().page_size, g_hash_key, sizeof g_hash_key);
+  return XXH3_64bits_withSecret(content, sys::page_bytes(), g_hash_key, sizeof g_hash_key);
 }
 
 void count_evicted(int64_t delta) { counters().evicted.fetch_add(delta, std::memory_order_relaxed); }
 
 bool page_is_zero(const void* content) {
   auto* words = static_cast<const uint64_t*>(content);
-  size_t count = pager_state().page_size / sizeof(uint64_t);
+  size_t count = sys::page_bytes() / sizeof(uint64_t);
   if (words[0] != 0 || words[count - 1] != 0) return false;
   // Overlapping compare: every byte equals the one before it, and the first is zero.
   return memcmp(words, words + 1, (count - 1) * sizeof(uint64_t)) == 0;
@@ -294,8 +286,7 @@ bool read_slot(PagerState& state, const Region& region, uint64_t page, PageWord 
   return false;
 }
 
-void table_reach(Region& region, uint64_t first, uint64_t end) {
-  auto& state = pager_state();
+void table_reach(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   if (first >= end) return;
   uint64_t now = region.table_pages.load(std::memory_order_relaxed);
   while (now < end && !region.table_pages.compare_exchange_weak(now, end, std::memory_order_acq_rel)) {}
@@ -309,13 +300,12 @@ void table_reach(Region& region, uint64_t first, uint64_t end) {
   }
 }
 
-int64_t table_dram_pages(const Region& region) {
+int64_t table_dram_pages(const PagerState& state, const Region& region) {
   return static_cast<int64_t>(region.chunks_used.load(std::memory_order_relaxed) * kTableBytesPerChunk >>
-                              pager_state().page_shift);
+                              state.page_shift);
 }
 
-void count_resident(Region& region, PageIndex page, int delta) {
-  auto& state = pager_state();
+void count_resident(PagerState& state, Region& region, PageIndex page, int delta) {
   region.note_resident(page, delta);
   int64_t now = counters().resident.fetch_add(delta, std::memory_order_relaxed) + delta;
   if (now > state.resident_peak.load(std::memory_order_relaxed))

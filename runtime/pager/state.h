@@ -142,70 +142,71 @@ struct PagerState {
 PagerState& pager_state();
 
 // LUN space accounting in front of SlotAllocator: charges the tree's account, then the LUN. -ENOMEM.
-[[nodiscard]] int space_charge(uint64_t pages, bool may_block);
+[[nodiscard]] int space_charge(PagerState& state, uint64_t pages, bool may_block);
 // The latter alone: grows our LUN as needed. Any thread that may block; pre: it is open.
 [[nodiscard]] int slots_charge(PagerState& state, uint64_t slots);
 void slots_charge_as_asked(PagerState& state);  // by the housekeeping thread
-void space_uncharge(uint64_t pages);
+void space_uncharge(PagerState& state, uint64_t pages);
 
 // Uncharges a page that was charged at its first touch (MAP_NORESERVE) and is empty from now on. Charged pages count as
 // committed.
-void uncharge_touched(Region& region, PageWord was);
+void uncharge_touched(PagerState& state, Region& region, PageWord was);
 
 // Requests work of the housekeeping thread (bits above). Any thread; never waits.
-void housekeeping_wake(uint32_t what);
+void housekeeping_wake(PagerState& state, uint32_t what);
 // Wakes the threads that wait for pages there. For a program thread whose descriptors the program has closed the
 // housekeeping thread does, for all pages.
-inline void wake_waiters(const PagerState& state, void* address, size_t bytes) {
-  if (sys::uffd_wake(state.uffd, address, bytes) < 0) housekeeping_wake(kHousekeepingWake);
+inline void wake_waiters(PagerState& state, void* address, size_t bytes) {
+  if (sys::uffd_wake(state.uffd, address, bytes) < 0) housekeeping_wake(state, kHousekeepingWake);
 }
 // For program threads that are short of something: when it returns, what dead members held is given back (or 200 ms
 // have passed).
-void wait_for_sweep();
+void wait_for_sweep(PagerState& state);
 // Called by service threads when DRAM or LUN space was given back: handlers with parked faults try again. One load when
 // there are none. `sure`: also where no DRAM is free (LUN space came).
-void hand_over_room(bool sure);
+void hand_over_room(PagerState& state, bool sure);
 
 // Sets a map up that was just made in a region's place: no huge pages, no merging, not inherited by children that our
 // fork handlers have not seen, and registered. 0 or -errno.
 [[nodiscard]] int watch_fresh_range(PagerState& state, void* address, size_t bytes);
 
 // Gives a slot up: at once, or when the children that may read it are gone. Slots of ancestors' LUNs are theirs.
-void slot_release(unsigned lun, Slot slot);
-void deferred_slots_release();  // by the housekeeping thread
+void slot_release(PagerState& state, unsigned lun, Slot slot);
+void deferred_slots_release(PagerState& state);  // by the housekeeping thread
 uint64_t deferred_slot_count();
-[[nodiscard]] int deferred_slots_prepare();     // before a fork
-uint64_t deferred_slots_bytes(uint64_t slots);  // what it maps, once, for a LUN of so many
-void deferred_slots_forget();                   // in the child
+[[nodiscard]] int deferred_slots_prepare(PagerState& state);  // before a fork
+uint64_t deferred_slots_bytes(uint64_t slots);                // what it maps, once, for a LUN of so many
+void deferred_slots_forget();                                 // in the child
 // Sets or removes the program's own pins (mlock); pages kept for a thread (kept_pages.cpp) stay pinned. Returns how
 // many of them were pinned before, and may be unpinned. Any program thread.
-int64_t program_pins(Region& region, uint64_t first, uint64_t end, bool set);
+int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t end, bool set);
 bool pinned_by_program(Region& region, uint64_t page);  // not for a thread alone. Any program thread
 void kept_pages_enter_child();                          // kept_pages.cpp
 void kept_pages_open(PagerState& state);                // a fork, when it has closed the copy-on-write gate
 
 // lun_ids.cpp: a number for the LUN of a future child. If none is free, frees one by taking the pages of the LUN that
 // has the fewest into DRAM: before a fork, while there is eviction. -EAGAIN: none available.
-[[nodiscard]] int lun_id_for_child();
+[[nodiscard]] int lun_id_for_child(PagerState& state);
 // In the child: forgets the LUNs that none of its pages refers to, and closes their descriptors.
-void lun_ids_forget_unused();
+void lun_ids_forget_unused(PagerState& state);
 
 // Opens a forked child's own LUN when it first needs to write. 0 or -errno. May block; not for handlers.
-[[nodiscard]] int lun_open_own();
-void lun_close_own();  // nothing was written to it
+[[nodiscard]] int lun_open_own(PagerState& state);
+void lun_close_own(PagerState& state);  // nothing was written to it
 
 // The calling thread is about to change page mappings (discard, move): keeps fork out. Never held across a wait for
 // I/O. wait false: not entered while a fork is under way (for a caller that holds locks which the fork will take). No
 // signal handler runs inside: it might fork, and wait for the scope's end.
 class MutatorScope {
  public:
-  explicit MutatorScope(bool wait = true);
+  explicit MutatorScope(PagerState& state, bool wait = true);
   ~MutatorScope();
   MutatorScope(const MutatorScope&) = delete;
   MutatorScope& operator=(const MutatorScope&) = delete;
   bool entered() const { return entered_; }
 
  private:
+  PagerState& state_;
   sys::ScopedSignalBlock signals_;
   bool entered_ = true;
 };
@@ -220,15 +221,15 @@ bool page_is_zero(const void* content);
 [[nodiscard]] bool read_slot(PagerState& state, const Region& region, uint64_t page, PageWord word, char* into);
 
 // Counts the page table of [first, end), used from now on, against the budget, by chunks.
-void table_reach(Region& region, uint64_t first, uint64_t end);
-int64_t table_dram_pages(const Region& region);  // what it costs now
+void table_reach(PagerState& state, Region& region, uint64_t first, uint64_t end);
+int64_t table_dram_pages(const PagerState& state, const Region& region);  // what it costs now
 
 // Counts pages whose content is only in a frame or on the LUN. Called by code that moves a page in or out of these two
 // states.
 void count_evicted(int64_t delta);
 
 // Bookkeeping of installed pages. pre: the DRAM was taken before.
-void count_resident(Region& region, PageIndex page, int delta);
+void count_resident(PagerState& state, Region& region, PageIndex page, int delta);
 
 // The fork epoch to mark a page with. Taken *before* the page is installed: the installing thread may be preempted, and
 // a page installed before a fork is shared after it. shared_epoch: another thread's page was found in place, which may

@@ -60,7 +60,7 @@ void push(PagerState& state, const Note& note) {
       write_note(g_notes.end++, note);
     }
   }
-  housekeeping_wake(kHousekeepingUnmaps);
+  housekeeping_wake(state, kHousekeepingUnmaps);
 }
 
 // The next one to be settled.
@@ -246,9 +246,9 @@ bool being_moved_to(const PagerState& state, uint64_t address, uint64_t bytes) {
   return found;
 }
 
-void bring_to_evictor(const PagerState& state, uint64_t address, bool to_write) {
+void bring_to_evictor(PagerState& state, uint64_t address, bool to_write) {
   g_notes.evictor_at.store(round_down(address, state.page_size) | (to_write ? 1 : 0));
-  housekeeping_wake(kHousekeepingUnmaps);
+  housekeeping_wake(state, kHousekeepingUnmaps);
 }
 
 bool unmaps_seen() { return g_notes.any.load(std::memory_order_relaxed); }

@@ -36,7 +36,7 @@ void lost_note(PagerState& state, Region& region, PageIndex page);
 [[nodiscard]] bool being_moved_to(const PagerState& state, uint64_t address, uint64_t bytes);
 // The evictor, which owns pages, waits for such a page: this one is brought first. (to_write: it waits behind the
 // copy-on-write gate.)
-void bring_to_evictor(const PagerState& state, uint64_t address, bool to_write);
+void bring_to_evictor(PagerState& state, uint64_t address, bool to_write);
 
 // By a handler, inside the event gate, from before it reads messages until the events among them are noted.
 class ReadingEvents {

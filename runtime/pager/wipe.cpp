@@ -63,8 +63,8 @@ bool change(char* begin, char* end, bool wipe) {
 
 bool wipe_any() { return g_list.count.load(std::memory_order_relaxed) != 0; }
 
-int wipe_set(char* begin, size_t bytes, bool wipe) {
-  MutatorScope scope;
+int wipe_set(PagerState& state, char* begin, size_t bytes, bool wipe) {
+  MutatorScope scope(state);
   // In this order each way: a range that is not in the list is never wiped by the kernel.
   if (wipe && !change(begin, begin + bytes, true)) return -ENOMEM;
   int rc = sys::advise(begin, bytes, wipe ? MADV_WIPEONFORK : MADV_KEEPONFORK);
@@ -72,7 +72,7 @@ int wipe_set(char* begin, size_t bytes, bool wipe) {
   return rc;
 }
 
-int wipe_move(char* to, char* from, size_t bytes) {
+int wipe_move(PagerState& state, char* to, char* from, size_t bytes) {
   Range found[kRangesMax];
   unsigned n = 0;
   {
@@ -84,7 +84,8 @@ int wipe_move(char* to, char* from, size_t bytes) {
     }
   }
   for (unsigned i = 0; i < n; ++i)
-    if (int rc = wipe_set(to + (found[i].begin - from), static_cast<size_t>(found[i].end - found[i].begin), true);
+    if (int rc =
+            wipe_set(state, to + (found[i].begin - from), static_cast<size_t>(found[i].end - found[i].begin), true);
         rc < 0)
       return rc;
   return 0;
@@ -92,8 +93,7 @@ int wipe_move(char* to, char* from, size_t bytes) {
 
 void wipe_reset_in_child() { g_list.lock.unlock(); }
 
-void wipe_in_child() {
-  auto& state = pager_state();
+void wipe_in_child(PagerState& state) {
   for (unsigned i = 0; i < g_list.count.load(std::memory_order_relaxed); ++i) {
     for (char* at = g_list.ranges[i].begin; at < g_list.ranges[i].end; at += state.page_size) {
       Region* region = state.regions.find(at);
