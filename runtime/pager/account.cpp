@@ -237,11 +237,9 @@ int Account::reserve_plain_child(int64_t pages, int64_t prepaid, uint64_t* ticke
 // What is present, at most. A thread that takes or unshares counts first and then looks: of two at once, one sees the
 // other. Both counts are of one moment, or a fork's pages, or what was given back, would seem absent.
 int64_t Account::there() const {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
   for (;;) {
     int64_t shared = shared_->shared_pages.load(std::memory_order_seq_cst);
     int64_t used = shared_->used_pages.value();
-    std::atomic_thread_fence(std::memory_order_seq_cst);
     if (shared_->shared_pages.load(std::memory_order_seq_cst) == shared) return used - shared;
     sys::cpu_relax();
   }

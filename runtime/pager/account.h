@@ -45,16 +45,17 @@ enum MemberState : uint32_t {
 };
 
 // A sum that all members change, and from which reaping subtracts exactly once although it may be repeated: the lowest
-// bit flips in the same step, and so records whether the subtraction was made.
+// bit flips in the same step, and so records whether the subtraction was made. Sequentially consistent: see
+// Account::there.
 class SharedSum {
  public:
-  int64_t value() const { return raw_.load(std::memory_order_relaxed) >> 1; }
-  int64_t add(int64_t n) { return raw_.fetch_add(n * 2, std::memory_order_acq_rel) >> 1; }  // returns what it was
+  int64_t value() const { return raw_.load(std::memory_order_seq_cst) >> 1; }
+  int64_t add(int64_t n) { return raw_.fetch_add(n * 2, std::memory_order_seq_cst) >> 1; }  // returns what it was
   uint32_t mark() const { return static_cast<uint32_t>(raw_.load(std::memory_order_relaxed) & 1); }
   // Nothing when the mark is not `mark` any more. pre: the account's lock is held.
   void subtract_once(int64_t n, uint32_t mark) {
     int64_t seen = raw_.load(std::memory_order_relaxed);
-    while ((seen & 1) == mark && !raw_.compare_exchange_weak(seen, (seen - n * 2) ^ 1, std::memory_order_acq_rel)) {}
+    while ((seen & 1) == mark && !raw_.compare_exchange_weak(seen, (seen - n * 2) ^ 1, std::memory_order_seq_cst)) {}
   }
 
  private:

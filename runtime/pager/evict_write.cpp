@@ -40,11 +40,11 @@ bool Evictor::make_room(unsigned frames_needed) {
 // Every victim of the batch: not dropped -> resident again; dropped -> zero, clean or to be written.
 void Evictor::settle() {
   dirty_count_ = 0;
-  int64_t dropped = 0, maybe_shared = 0;
+  int64_t dropped = 0, maybe_shared = 0, in_frames = 0;
   for (unsigned i = 0; i < victim_count_; ++i) {
     Victim& victim = victims_[i];
     if (victim.dropped) {
-      count_resident(state_, *victim.region, victim.page, -1);
+      victim.region->note_resident(victim.page, -1);
       ++dropped;
       maybe_shared += victim.maybe_shared;
       continue;
@@ -53,6 +53,9 @@ void Evictor::settle() {
     keep(victim, victim.stuck ? kHeatHot : 0);  // locked, pinned: left alone for a while
   }
   counters().evictions.add(static_cast<uint64_t>(dropped));
+  // For the whole batch: handlers write to these two at each fault.
+  counters().resident.fetch_sub(dropped, std::memory_order_relaxed);
+  count_evicted(dropped);
   int64_t tick = state_.account.own_pages() / kTicksPerBudget;
   if (tick < 1) tick = 1;
   for (since_tick_ += dropped; since_tick_ >= tick; since_tick_ -= tick)
@@ -61,15 +64,17 @@ void Evictor::settle() {
   state_.account.give(dropped - maybe_shared);
   hand_over_room(state_, false);
   for (unsigned i = 0; i < victim_count_; ++i)
-    if (victims_[i].region != nullptr) decide(victims_[i]);
+    if (victims_[i].region != nullptr) in_frames += decide(victims_[i]);
+  if (in_frames != dropped) count_evicted(in_frames - dropped);
   write_out();
 }
 
-void Evictor::decide(Victim& victim) {
+// Whether the content is in its frame alone now.
+bool Evictor::decide(Victim& victim) {
   AtomicPageWord& word = victim.region->words[victim.page.value];
   const char* content = frames_.memory(victim.frame);
   PageWord was = victim.word;
-  if (!victim.guard && word.load(std::memory_order_acquire).waiter() && install_for_waiter(victim, was)) return;
+  if (!victim.guard && word.load(std::memory_order_acquire).waiter() && install_for_waiter(victim, was)) return false;
   if (page_is_zero(content)) {
     if (was.has_slot()) slot_release(state_, was.lun(), was.slot());
     uncharge_touched(state_, *victim.region, was);
@@ -81,10 +86,9 @@ void Evictor::decide(Victim& victim) {
                         .with_charged(false);
     if (page_unlock(word, next))
       (void)sys::uffd_wake(state_.uffd, victim.region->address_of(victim.page), state_.page_size);
-    return;
+    return false;
   }
   uint64_t hash = page_hash(content);
-  count_evicted(1);
   Frame& frame = frames_.at(victim.frame);
   frame.word.store(&word, std::memory_order_release);
   frame.slots_tried = 0;
@@ -108,6 +112,7 @@ void Evictor::decide(Victim& victim) {
   }
   if (page_unlock(word, next))
     (void)sys::uffd_wake(state_.uffd, victim.region->address_of(victim.page), state_.page_size);
+  return true;
 }
 
 // A thread faulted on the page while it was being taken: give it back at once.

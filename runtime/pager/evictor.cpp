@@ -114,8 +114,11 @@ bool Evictor::should_evict() {
 
 // With run(), all sequentially consistent: what was taken, then whether it sleeps; that it sleeps, then what is taken.
 void Evictor::wake() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // with run(): what was taken, then whether it sleeps
-  if (asleep_.load(std::memory_order_acquire)) state_.account.raise_pressure();
+  if (asleep_.load(std::memory_order_seq_cst)) state_.account.raise_pressure();
+}
+
+void Evictor::wake_if_low() {
+  if (state_.account.free_pages() < static_cast<int64_t>(low_water_)) wake();
 }
 
 void Evictor::run() {
@@ -166,7 +169,6 @@ void Evictor::run() {
       continue;
     }
     asleep_.store(true, std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!should_evict() && range_region_.load() == nullptr && pause_requests_.load() == 0) {
       bool busy = context_ != nullptr && context_->in_flight() != 0;
       if (busy) {

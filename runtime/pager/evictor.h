@@ -54,6 +54,7 @@ class Evictor {
   }
   void close_descriptors() const;  // of the pipe, in the program's table
   void wake();                     // DRAM is short: wake up. Cheap when awake
+  void wake_if_low();              // below low water
   bool asleep() const { return asleep_.load(std::memory_order_relaxed); }
   uint32_t low_water() const { return low_water_; }
 
@@ -114,7 +115,7 @@ class Evictor {
   bool protect(const Victim& victim, bool on) const;
   void keep(Victim& victim, unsigned heat);
   void settle();
-  void decide(Victim& victim);
+  bool decide(Victim& victim);
   bool install_for_waiter(Victim& victim, PageWord word);
   void write_out();
   void submit_run(const uint32_t* frame_ids, unsigned count, SlotRun run);

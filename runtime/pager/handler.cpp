@@ -50,7 +50,7 @@ bool is_service_thread(const PagerState& state, int tid) {
   if (tid == 0) return false;
   if (tid == state.housekeeping_tid.load(std::memory_order_relaxed)) return true;
   for (unsigned i = 0; i < state.handler_count; ++i)
-    if (tid == state.handlers[i]->thread_id()) return true;
+    if (tid == state.handler_tids[i].load(std::memory_order_relaxed)) return true;
   return false;
 }
 
@@ -100,7 +100,7 @@ int Handler::start() {
 void Handler::run_thread(void* self) { static_cast<Handler*>(self)->run(); }
 
 void Handler::run() {
-  tid_.store(sys::thread_id(), std::memory_order_relaxed);
+  state_.handler_tids[index_].store(sys::thread_id(), std::memory_order_relaxed);
   t_handler = this;
   if (!resolver_.attach_own()) fatal("handler: no command ring to the LUN");
   pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
@@ -390,7 +390,7 @@ void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMe
       (void)sys::uffd_wake(state_.uffd, region.address_of(page), state_.page_size);
       return;
   }
-  if (state_.account.free_pages() < static_cast<int64_t>(state_.evictor->low_water())) state_.evictor->wake();
+  state_.evictor->wake_if_low();
 }
 
 // A lost page that is not marked yet: it was moved, or marking it was refused before.
@@ -458,7 +458,7 @@ void Handler::bring_in(Region& region, PageIndex page, PageWord seen, const sys:
     answer(message);
     return;
   }
-  if (state_.account.free_pages() < static_cast<int64_t>(state_.evictor->low_water())) state_.evictor->wake();
+  state_.evictor->wake_if_low();
   // The rest of the window: further runs of a sequence, or the next steps of a stride.
   if (first_touch || ahead.window <= 1 || taken >= ahead.window || outcome == Outcome::kBusy) return;
   int64_t step = ahead.stride == 1 ? 0 : ahead.stride;

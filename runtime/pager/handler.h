@@ -31,7 +31,6 @@ struct Handler {
   [[nodiscard]] int start();
   // Waits until the handler holds nothing that it looked up before the call. Program threads only.
   void wait_for_round() const;
-  int thread_id() const { return tid_.load(std::memory_order_relaxed); }
   int mailbox_descriptor() const { return mailbox_event_; }  // -1 with one node
   void post(const sys::UffdMessage& message);                // by other handlers
   void stalled();                                            // by its own thread, in the middle of an answer
@@ -117,8 +116,7 @@ struct Handler {
   uint64_t no_follow_until_ = 0, no_follow_ns_ = 0;
   bool can_follow_ = false;  // the first of its node does, where SCHED_IDLE can be left again
   bool idle_class_ = false;
-  bool lost_ = false;  // the followed thread seems to be on another CPU
-  std::atomic<int> tid_{0};
+  bool lost_ = false;               // the followed thread seems to be on another CPU
   std::atomic<uint64_t> round_{0};  // odd: has looked something up and may still hold it
 };
 

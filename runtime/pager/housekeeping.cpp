@@ -84,7 +84,7 @@ Swept sweep(PagerState& state) {
     state.sweeps.fetch_add(1, std::memory_order_release);
     sys::futex_wake(&state.sweeps, INT32_MAX, false);
   }
-  if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->wake();
+  state.evictor->wake_if_low();
   return settled ? Swept::kSettled : Swept::kUnsettled;
 }
 

@@ -120,10 +120,6 @@ int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, 
   return rc;
 }
 
-void wake_evictor_if_low(PagerState& state) {
-  if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->wake();
-}
-
 // The program has closed our descriptors (a daemon closes all): the handlers, which have their own table, do the work.
 int bring_in_by_faults(PagerState& state, const lunar_range* ranges, size_t count, Want want) {
   if (want == Want::kRead) return 0;  // a hint
@@ -155,7 +151,7 @@ int bring_in_ranges(PagerState& state, const lunar_range* ranges, size_t count, 
       if (one < 0 && rc == 0) rc = one;
     }
     while (r->in_flight() != 0) (void)r->progress(true, 10000000);
-    wake_evictor_if_low(state);
+    state.evictor->wake_if_low();
     if (r->failed()) {
       r->clear_failed();
       rc = -EIO;

@@ -110,6 +110,8 @@ struct PagerState {
   FramePool frames;  // made and given out by the evictor
   Evictor* evictor = nullptr;
   Handler* handlers[kHandlersMax] = {};
+  // Apart from the handlers, which write to their own memory at each fault: all of these are read at each fault.
+  std::atomic<int> handler_tids[kHandlersMax] = {};
   std::atomic<uint64_t> refused_bytes{0};  // of the last commit that found no LUN space; 0: said
   unsigned handler_count = 0;
   // threads that serve: a new thread may touch tiered memory before (libc reads the locale)
