@@ -116,6 +116,7 @@ EXPECTED = {
     "descriptors": is_root,          # 5,000 connections and more
     "acl": lambda: False,            # a container's /dev may have none
     "setuid": lambda: False,         # a file system may be mounted nosuid
+    "sysctl": lambda: False,         # a container's /proc/sys may be read-only
     "swap": lambda: False,           # swapon is refused in many containers, to root also
     "no-swap": lambda: False,        # another test, or the host, has swap on
     "loop": lambda: is_root() and os.path.exists("/dev/loop-control"),

@@ -240,8 +240,7 @@ int give_back(Area* area, char* begin, size_t bytes, const Mapping& was) {
   if (was.committed && (area->flags & kRegionChargeOnTouch) == 0) {
     region_decommit(area->region, area->offset(begin), bytes, true);
   } else {
-    (void)sys::protect(begin, bytes, PROT_NONE);
-    rc = pager_discard(begin, bytes, Discard::kMapping);
+    rc = region_clear(area->region, area->offset(begin), bytes);
     if (was.committed) region_uncommit_on_touch(area->region, area->offset(begin), bytes);
   }
   if (was.key != 0) (void)sys::protect_without_key(begin, bytes, PROT_NONE);

@@ -600,8 +600,10 @@ static bool child_may_map(const PagerState& state) {
                  threads = need.handlers + 2,
                  bytes = (static_cast<uint64_t>(need.pages()) << state.page_shift) + threads * kThreadBytes +
                          2 * deferred_slots_bytes(slots) + kOtherBytes;
-  void* probe = map_private(bytes, ForkPolicy::kDontFork);
-  unmap_private(probe, bytes);
+  const int64_t copied = sys::commits_are_counted() ? sys::own_status_bytes("VmData") : 0;  // by the fork itself
+  const uint64_t all = bytes + (copied > 0 ? static_cast<uint64_t>(copied) : 0);
+  void* probe = map_private(all, ForkPolicy::kDontFork);
+  unmap_private(probe, all);
   return probe != nullptr;
 }
 

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include "pager/commit_charge.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/state.h"
@@ -34,7 +35,10 @@ int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end,
   PageWord was[kChunkPages];
   bool done[kChunkPages];
   int rc = 0;
-  if (install) table_reach(state, region, first, end);
+  if (install)
+    table_reach(state, region, first, end);
+  else if (rc = table_open(region, end); rc < 0)
+    return rc;
   for (uint64_t p = first; p < end; ++p) {
     was[p - first] = take_any(region, p);
     if (install && pinned_by_program(region, p)) rc = -EINVAL;

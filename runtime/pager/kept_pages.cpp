@@ -114,6 +114,7 @@ void hand_over_pins(PagerState& state, const Region& region, uint64_t first, uin
 
 int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t end, bool set) {
   int64_t were_pinned = 0;
+  if (set) table_reach(state, region, first, end);
   for (uint64_t next; first < end; first = next) {
     next = first + kChunkPages < end ? first + kChunkPages : end;
     sys::ScopedSignalBlock signals;

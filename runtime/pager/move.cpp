@@ -19,6 +19,7 @@
 #include <initializer_list>
 
 #include "base/error.h"
+#include "pager/commit_charge.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/lost_page.h"
@@ -289,6 +290,7 @@ void move_word(PagerState& state, Run& run, unsigned i) {
 int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadable) {
   MutatorScope scope(state);
   table_reach(state, run.to, run.target, run.target + run.count);
+  if (int rc = table_open(run.from, run.source + run.count); rc < 0) return rc;
   take_run(run);
   if (int rc = clear_target(state, run, how); rc < 0) {
     put_back_words(state, run.to, run.target, run.there, run.count);

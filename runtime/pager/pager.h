@@ -68,6 +68,9 @@ void pager_say_refused();
 // The reverse of region_commit: contents are gone, space is uncharged, the range becomes PROT_NONE when `protect`, else
 // reads as zeros if touched again without commit (which is a caller's error). pre: committed.
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect);
+// Contents and access are gone (PROT_NONE), and with vm.overcommit_memory=2 what the kernel counted; the pager's own
+// charges stay. 0, or what pager_discard says.
+[[nodiscard]] int region_clear(Region* region, size_t offset, size_t bytes);
 // The pair for kRegionChargeOnTouch, around the caller's mprotect: while the process is not active such memory is
 // charged as a whole; if there is no room for that, the process becomes active. pre (uncommit): discarded.
 [[nodiscard]] int region_commit_on_touch(Region* region, size_t offset, size_t bytes);

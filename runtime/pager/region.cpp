@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "pager/activation.h"
+#include "pager/commit_charge.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
 #include "pager/pager.h"
@@ -173,14 +174,14 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   if (region == nullptr) return -ENOMEM;
   region->pages = bytes >> state.page_shift;
   region->flags = flags;
+  region->counted_by_kernel = sys::commits_are_counted();
   uint64_t chunks = (region->pages + kChunkPages - 1) / kChunkPages;
   void* base = nullptr;
   int rc = reserve_apart(state, bytes, &base);
   if (rc < 0) return rc;
   region->base = static_cast<char*>(base);
   (void)sys::advise(base, bytes, MADV_UNMERGEABLE);  // see Evictor::forbid_merging
-  region->words = static_cast<AtomicPageWord*>(map_private(region->pages * sizeof(PageWord), ForkPolicy::kInherit));
-  region->hashes = static_cast<uint64_t*>(map_private(region->pages * sizeof(uint64_t), ForkPolicy::kInherit));
+  const bool has_tables = tables_map(*region);
   region->chunk_resident =
       static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
   region->chunk_used = static_cast<std::atomic<uint8_t>*>(map_private(chunks, ForkPolicy::kInherit));
@@ -188,9 +189,8 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   region->chunk_committed =
       static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
   region->chunk_large = static_cast<std::atomic<uint8_t>*>(map_private(chunks, ForkPolicy::kInherit));
-  rc = region->patterns == nullptr || region->words == nullptr || region->hashes == nullptr ||
-               region->chunk_resident == nullptr || region->chunk_used == nullptr ||
-               region->chunk_committed == nullptr || region->chunk_large == nullptr
+  rc = !has_tables || region->patterns == nullptr || region->chunk_resident == nullptr ||
+               region->chunk_used == nullptr || region->chunk_committed == nullptr || region->chunk_large == nullptr
            ? -ENOMEM
            : 0;
   {
@@ -257,7 +257,7 @@ Region* region_find(const void* address) { return pager_state().regions.find(add
 
 static int make_usable(PagerState& state, Region* region, size_t offset, size_t bytes, int protection) {
   sys::Locked<sys::Mutex> lock(region->grow_lock);
-  if ((region->flags & kRegionStrict) != 0)
+  if ((region->flags & kRegionStrict) != 0 || region->counted_by_kernel)
     return sys::protect(region->base + offset, bytes, protection == -1 ? PROT_READ | PROT_WRITE : protection);
   size_t usable = region->usable_pages.load() << state.page_shift, end = offset + bytes;
   if (end > usable) {
@@ -293,6 +293,10 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   auto& state = pager_state();
   if ((offset | bytes) % state.page_size != 0 || offset + bytes > region_size(region)) return -EINVAL;
   uint64_t pages = bytes >> state.page_shift;
+  if (table_open(*region, (offset + bytes) >> state.page_shift) < 0) {
+    say_limited(bytes);
+    return -ENOMEM;
+  }
   bool passed = false;
   if (!pager_active()) {
     CommitLock lock(state);
@@ -342,6 +346,7 @@ void region_forget(Region* region, size_t offset, size_t bytes) {
 int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   const uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
+  if (int rc = table_open(*region, end); rc < 0) return rc;
   if (!pager_active()) {
     CommitLock lock(state);
     if (lock.passed() || (lock.plain() && plain_commit(state, *region, first, end) == 0)) {
@@ -360,19 +365,29 @@ void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {
   if (lock.plain()) plain_uncommit(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
 }
 
-// Protected first: what another thread writes after the discard would be what the next owner of the place finds.
-void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) {
-  if (protect) {
+int region_clear(Region* region, size_t offset, size_t bytes) {
+  auto& state = pager_state();
+  {
+    // First: what another thread writes after the discard would be what the next owner of the place finds.
     sys::Locked<sys::Mutex> lock(region->grow_lock);
     region->has_holes.store(true);
     (void)sys::protect(region->base + offset, bytes, PROT_NONE);
   }
-  (void)pager_discard(region->base + offset, bytes, Discard::kMapping);
+  const int rc = pager_discard(region->base + offset, bytes, Discard::kMapping);
+  if (rc == 0) (void)map_anew(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift, true);
+  return rc;
+}
+
+void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) {
+  (void)(protect ? region_clear(region, offset, bytes)
+                 : pager_discard(region->base + offset, bytes, Discard::kMapping));
   region_forget(region, offset, bytes);
 }
 
 int region_try_decommit(Region* region, size_t offset, size_t bytes) {
+  auto& state = pager_state();
   if (pager_try_discard(region->base + offset, bytes) == -EAGAIN) return -EAGAIN;
+  (void)map_anew(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift, false);
   region_forget(region, offset, bytes);
   return 0;
 }

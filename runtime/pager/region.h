@@ -4,7 +4,8 @@
 //   base ── pages × page_bytes of address space (PROT_NONE until used, MAP_NORESERVE; once the process is active no new
 //           huge pages, and MADV_DONTFORK except within fork(): a child made by a raw call faults instead of reading
 //           zeros). On a chunk's boundary; a chunk is as large as a huge page
-//   words, hashes ── lazily touched private mappings, inherited by fork (the child serves itself from them)
+//   words, hashes ── lazily touched private mappings, inherited by fork (the child serves itself from them). To be read
+//           everywhere; where the kernel counts commits, to be written as far as table_open has come
 //   chunk_resident ── resident pages per 512, so that the clock hand skips what is cold
 //
 // The registry is a sorted array read under a sequence counter: lookups take no lock.
@@ -35,9 +36,11 @@ struct Region {
   char* base = nullptr;
   uint64_t pages = 0;
   unsigned flags = 0;
+  bool counted_by_kernel = false;  // against its commit limit, when writable (commit_charge.h)
   AtomicPageWord* words = nullptr;
   uint64_t* hashes = nullptr;
   std::atomic<int32_t>* chunk_resident = nullptr;
+  std::atomic<uint64_t> open_pages{0};         // with words and hashes that may be written (commit_charge.h)
   std::atomic<uint64_t> usable_pages{0};       // made read/write so far, from the start (grows only)
   std::atomic<uint64_t> table_pages{0};        // one past the last page ever used: scans of the table stop there
   std::atomic<uint8_t>* chunk_used = nullptr;  // whether the budget counts its part of the tables

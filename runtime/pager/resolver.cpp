@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Resolver: starting reads, frames, zero pages. Finishing (verify, install, retry, poison) is in resolve_finish.cpp.
 #include "pager/resolver.h"
+#include "pager/commit_charge.h"
 
 #include <errno.h>
 #include <string.h>
 
 #include "base/test_switches.h"
+#include "pager/commit_charge.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
 #include "pager/pager.h"
@@ -202,6 +204,7 @@ unsigned Resolver::fill_run(const Region& region, PageIndex page, unsigned asked
 // Locks empty pages from `page` on, at most `run`, and charges their space where touching is what charges it.
 unsigned Resolver::lock_empty(Region& region, PageIndex page, unsigned run) {
   const bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;
+  if (table_open(region, page.value + run) < 0) return 0;  // a raw mprotect has made it accessible
   for (unsigned locked = 0; locked < run; ++locked) {
     AtomicPageWord& word = region.words[page.value + locked];
     PageWord seen = word.load(std::memory_order_acquire);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared helpers of the pager: LUN space accounting, slots kept for children, hashes, resident counts, fork's gate.
 #include "pager/state.h"
+#include "pager/commit_charge.h"
 
 #define XXH_INLINE_ALL
 #include <errno.h>
@@ -11,6 +12,7 @@
 #include <initializer_list>
 
 #include "base/error.h"
+#include "pager/commit_charge.h"
 #include "pager/descriptors.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
@@ -288,6 +290,8 @@ bool read_slot(PagerState& state, const Region& region, uint64_t page, PageWord 
 
 void table_reach(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   if (first >= end) return;
+  if (int rc = table_open(region, end); rc < 0)
+    fatal("there is no memory for page tables (%s); raise the limit (%s)", errno_name(rc), sys::memory_limit());
   uint64_t now = region.table_pages.load(std::memory_order_relaxed);
   while (now < end && !region.table_pages.compare_exchange_weak(now, end, std::memory_order_acq_rel)) {}
   for (uint64_t chunk = first / kChunkPages; chunk <= (end - 1) / kChunkPages; ++chunk) {

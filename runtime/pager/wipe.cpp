@@ -100,6 +100,7 @@ void wipe_in_child(PagerState& state) {
       if (region == nullptr) continue;
       AtomicPageWord& word = region->words[region->page_of(at).value];
       PageWord was = word.load(std::memory_order_relaxed);
+      if (was.state() == PageState::kEmpty) continue;
       word.store(PageWord{was.raw & PageWord::kPinned}.with_state(PageState::kEmpty).with_slot(kNoSlot),
                  std::memory_order_relaxed);
     }

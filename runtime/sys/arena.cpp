@@ -42,12 +42,11 @@ std::atomic<size_t> g_mapped_bytes{0};
 
 // nullptr: there is no /dev/zero here, or no descriptor. The program may close ours at any time and open a file in its
 // place, so what it is counts after the mapping.
-void* map_zero_device(size_t bytes, int flags) {
+void* map_zero_device(size_t bytes, int protection, int flags) {
   const int fd = sys::open_file("/dev/zero", O_RDONLY);
   if (fd < 0) return nullptr;
   void* address = nullptr;
-  const bool mapped =
-      sys::map(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | (flags & ~MAP_POPULATE), fd, 0, &address) == 0;
+  const bool mapped = sys::map(nullptr, bytes, protection, MAP_PRIVATE | (flags & ~MAP_POPULATE), fd, 0, &address) == 0;
   struct stat status;
   const bool is_zero = sys::file_status(fd, &status) == 0 && S_ISCHR(status.st_mode) && status.st_rdev == makedev(1, 5);
   if (is_zero) sys::close_file(fd);
@@ -59,12 +58,12 @@ void* map_zero_device(size_t bytes, int flags) {
   return nullptr;
 }
 
-void* map_pages(size_t bytes, bool populate, bool plain = false) {
+void* map_pages(size_t bytes, bool populate, bool plain = false, int protection = PROT_READ | PROT_WRITE) {
   const int saved = errno;
   const int flags = populate ? MAP_POPULATE : MAP_NORESERVE;
-  void* address = plain ? nullptr : map_zero_device(bytes, flags);
+  void* address = plain ? nullptr : map_zero_device(bytes, protection, flags);
   if (address == nullptr &&
-      sys::map(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0, &address) < 0)
+      sys::map(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0, &address) < 0)
     address = nullptr;
   errno = saved;
   if (address != nullptr) g_mapped_bytes.fetch_add(bytes, std::memory_order_relaxed);
@@ -145,6 +144,14 @@ void* map_private_huge(size_t bytes, ForkPolicy fork_policy) {
   unmap_private(mapped + before + bytes, kHugeBytes - before);
   (void)sys::advise(mapped + before, bytes, MADV_HUGEPAGE);
   return mapped + before;
+}
+
+void* map_readable(size_t bytes) {
+  if (bytes == 0 || bytes > SIZE_MAX / 2) return nullptr;
+  bytes = round_up(bytes, sys::page_bytes());
+  void* address = map_pages(bytes, false, false, PROT_READ);
+  if (address != nullptr) (void)sys::advise(address, bytes, MADV_NOHUGEPAGE);
+  return address;
 }
 
 void unmap_private(void* address, size_t bytes) {

@@ -21,8 +21,10 @@ void* arena_alloc(size_t bytes, size_t align = 64);
 size_t arena_bytes();  // mapped now, by arena_alloc and map_private, in bytes
 
 // Page-granular private mapping of its own (frames, page tables): zeroed, lazily populated, no huge pages. nullptr on
-// failure. unmap_private: `address` and `bytes` as mapped, or whole pages of it.
+// failure. map_readable: of kInherit, and to be made writable where it is used. unmap_private: `address` and `bytes` as
+// mapped, or whole pages of it.
 void* map_private(size_t bytes, ForkPolicy fork_policy);
+void* map_readable(size_t bytes);
 void unmap_private(void* address, size_t bytes);
 // The same on a boundary of 2 MiB, rounded up to multiples of it, of huge pages where the kernel gives any: each is one
 // piece of memory to a device, and is used whole once a byte of it is touched.

@@ -15,10 +15,11 @@ size_t page_bytes();  // sysconf(_SC_PAGESIZE), cached
 // mmap; *out set on success.
 [[nodiscard]] int map(void* hint, size_t bytes, int prot, int flags, int fd, int64_t offset, void** out);
 [[nodiscard]] int unmap(void* address, size_t bytes);
-// The limit of this process that stands in the way when memory is refused: "ulimit -d" where that is set and -v is not,
-// ...
+// The limit that stands in the way when memory is refused: "ulimit -d" where that is set and -v is not, ...
 const char* memory_limit();
-bool memory_is_limited();  // by one of the two
+bool memory_is_limited();  // by one of these
+// vm.overcommit_memory=2: writable private memory counts against a limit of the whole machine, whatever its flags.
+bool commits_are_counted();
 [[nodiscard]] int protect(void* address, size_t bytes, int prot);
 [[nodiscard]] int advise(void* address, size_t bytes, int advice);
 [[nodiscard]] int remap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* new_address,
