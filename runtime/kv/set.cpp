@@ -34,15 +34,19 @@ void fill_pair(Record* record, uint64_t units, Bytes key, Bytes value) {
   if (value.size) memcpy(record->value(), value.data, value.size);
 }
 
+// Of two errors the one to act by: what the device refused to read may be there later, what is damaged will not be.
+int graver(int one, int other) { return one == 0 || one == -EBADMSG ? other : one; }
+
 }  // namespace
 
 // Whether what an entry leads to is the key's; if so, what it is. 1, 0, or -errno.
 int Store::examine(Address address, uint64_t hash, Bytes key, Found* out) {
   {
     Look look(log_);
-    int status = -EIO;
-    for (unsigned tries = 0; tries < 3 && status < 0; ++tries) status = look.locked(address);
-    if (status < 0) return status;
+    int status = -EIO, error = 0;
+    for (unsigned tries = 0; tries < 3 && status < 0; ++tries)
+      if (status = look.locked(address); status < 0) error = graver(error, status);
+    if (status < 0) return error;
     if (look->type() == RecordType::kPair || !log_.on_device()) {
       if (!is_key(look.record(), hash, key)) return 0;
     }
@@ -60,12 +64,13 @@ int Store::examine(Address address, uint64_t hash, Bytes key, Found* out) {
   return log_.on_device() ? is_key_of_run(out->run, hash, key) : 1;
 }
 
-// Pre: the lock. 0 (also when there is none), or -errno: one that may be the key's cannot be read.
+// Pre: the lock. 0 (also when there is none), or -errno: one that may be the key's cannot be read. -EBADMSG: all such
+// are damaged.
 int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out) {
   int error = 0;
   out->place = shard.index.find_entry(hash, [&](Address address) {
     const int same = examine(address, hash, key, out);
-    if (same < 0) error = same;
+    if (same < 0) error = graver(error, same);
     out->address = address;
     return same > 0;
   });

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a store does about damaged records once their keys are set or deleted: their space comes back, large pairs'
+// segments too, counts stay right, and what the device only refused to read is never taken for damage.
+#include <errno.h>
+
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "kv/inspect.h"
+#include "kv/store.h"
+#include "tests/catch.h"
+#include "tests/kv/kv_support.h"
+#include "tests/support/lun_device.h"
+
+using namespace lunar;
+using namespace lunar::kv;
+using kv_test::bytes_of;
+using kv_test::value_of;
+
+namespace {
+
+constexpr uint64_t kBytes = 4 * kMiB;
+
+// Reads of [refused, refused + kBlock) end with -EIO, so many times.
+struct RefusingDevice final : lunar_test::MemoryDevice {
+  using MemoryDevice::MemoryDevice;
+  static constexpr uint64_t kBlock = 4096;
+  uint64_t refused = 0, times = 0;
+  int64_t transfer(const Command& command) override {
+    const uint64_t begin = command.offset.value;
+    if (times != 0 && command.op == Op::kRead && refused < begin + command.iov[0].iov_len && begin < refused + kBlock) {
+      --times;
+      return -EIO;
+    }
+    return MemoryDevice::transfer(command);
+  }
+};
+
+struct Kept {
+  std::vector<char> memory;
+  RefusingDevice device;
+  Store* store = nullptr;
+  Durability durability = Durability::kFlush;
+  explicit Kept(uint64_t bytes = kBytes) : memory(bytes), device(memory.data(), bytes) {}
+  ~Kept() {
+    if (store) store->close();
+  }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+  void open(Contents contents, bool read_only = false) {
+    if (store) store->close();
+    store = nullptr;
+    StoreOptions options;
+    options.device = &device;
+    options.contents = contents;
+    options.durability = contents == Contents::kNew || read_only ? Durability::kFlush : durability;
+    options.log_bytes = 0;
+    options.segment_bytes = contents == Contents::kNew ? 64 * kKiB : 0;
+    options.dram_bytes = 4 * kMiB;
+    options.shards = 4;
+    options.expected_keys = 16;
+    options.read_only = read_only;
+    store = kv_test::open_store(options);
+  }
+  // Flushed, and read from the device from now on.
+  void reopen() {
+    REQUIRE(store->flush() == 0);
+    open(Contents::kKept);
+  }
+  void set(const std::string& key, const std::string& value) const {
+    REQUIRE(store->set(bytes_of(key), bytes_of(value)) == 0);
+  }
+  // On the device: the next one behind `from` whose content begins so; nullptr.
+  char* record_of(const std::string& content, const char* from = nullptr) {
+    const auto begin = memory.begin() + (from ? from - memory.data() + 1 + int64_t{sizeof(Record)} : 0);
+    const auto at = std::search(begin, memory.end(), content.begin(), content.end());
+    return at == memory.end() ? nullptr : &*at - sizeof(Record);
+  }
+  void refuse(const char* record, uint64_t times) {
+    device.refused = round_down(static_cast<uint64_t>(record - memory.data()), RefusingDevice::kBlock);
+    device.times = times;
+  }
+};
+
+// Keys that an index of 4 bits a shard, 4 shards, cannot tell apart.
+std::pair<std::string, std::string> look_alikes() {
+  std::unordered_map<uint64_t, uint64_t> seen;
+  for (uint64_t number = 0;; ++number) {
+    const std::string key = "key " + std::to_string(number);
+    const uint64_t hash = hash_of(bytes_of(key)), known = (hash & 0xfffffff) | hash >> 62 << 28;
+    if (const auto [other, fresh] = seen.emplace(known, number); !fresh)
+      return {"key " + std::to_string(other->second), key};
+  }
+}
+
+}  // namespace
+
+// Of two that the index cannot tell apart the key's own cannot be read now, and the other is damaged.
+TEST_CASE("kv-damage: what the device refuses to read is not taken for the damaged record of another key") {
+  const auto [key, other] = look_alikes();
+  for (const bool refused_first : {true, false}) {
+    Kept kept;
+    kept.open(Contents::kNew);
+    const std::string& first = refused_first ? key : other;
+    const std::string& second = refused_first ? other : key;
+    kept.set(first, std::string(3000, first.back()));
+    for (unsigned i = 0; i < 10; ++i) kept.set("between " + std::to_string(i), std::string(3000, 'b'));
+    kept.set(second, std::string(3000, second.back()));
+    kept.reopen();
+    char* damaged = kept.record_of(other);
+    damaged[200] = static_cast<char>(damaged[200] ^ 1);
+    kept.refuse(kept.record_of(key), UINT64_MAX);
+    CHECK(kept.store->set(bytes_of(key), {"new", 3}) == -EIO);
+    CHECK(kept.store->del(bytes_of(key)) == -EIO);
+    kept.device.times = 0;
+    CHECK(value_of(kept.store, key) == std::string(3000, key.back()));
+    CHECK(kept.store->exists(bytes_of(other)) == -EBADMSG);
+    CHECK(kept.store->count() == 12);
+    kept.set(key, "new");
+    CHECK(value_of(kept.store, key) == "new");
+    CHECK(kept.store->del(bytes_of(key)) == 3);
+    CHECK(kept.store->exists(bytes_of(key)) == -EBADMSG);  // the other's, which may be its
+    kept.refuse(damaged, 1);                               // and then it is read, damaged
+    CHECK(kept.store->set(bytes_of(other), {"new", 3}) == -EIO);
+    CHECK(kept.store->exists(bytes_of(other)) == -EBADMSG);
+    kept.set(other, "new");
+    CHECK(kept.store->count() == 11);
+  }
+}
