@@ -54,8 +54,8 @@ int Store::clean(uint64_t segment) {
   if (log_.live(segment) != 0) {
     if (const int status = log_.segment_contents(segment, &memory); status < 0) {
       LUNAR_LOG_LIMITED(log_warning, 10,
-                        "key/value store on %s: segment at %llu cannot be read whole (%s); its space is lost, its keys "
-                        "are read one by one",
+                        "key/value store on %s: segment at %llu cannot be read whole (%s); its keys are read one by "
+                        "one, and its space comes back when all of them have been set or deleted",
                         device_->name(), static_cast<unsigned long long>(begin), errno_text(status));
       log_.set_damaged(segment);
       return -EBADMSG;

@@ -310,6 +310,7 @@ void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t l
   Segment& segment = segments_[number];
   segment.life.store(life, std::memory_order_relaxed);
   segment.live.store(live, std::memory_order_relaxed);
+  segment.records.store(0, std::memory_order_relaxed);
   segment.used.store(used, std::memory_order_relaxed);
   segment.written.store(true, std::memory_order_relaxed);
   segment.saved = true;

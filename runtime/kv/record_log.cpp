@@ -93,7 +93,7 @@ int Log::allocate(uint64_t units, bool cleaning, Address* out) {
       *out = Address{((tail_ << segment_bits_) + tail_used_) / kUnitBytes};
       tail_used_ += bytes;
       segment.used.store(static_cast<uint32_t>(tail_used_), std::memory_order_relaxed);
-      segment.live.fetch_add(static_cast<uint32_t>(units), std::memory_order_relaxed);
+      add_live(*out, units);
       segment.filling[segment.batch.load(std::memory_order_relaxed) & 1].fetch_add(1, std::memory_order_relaxed);
       tail_lock_.unlock();
       return 0;
@@ -115,6 +115,7 @@ int Log::roll(bool cleaning) {
   sys::Locked tail(tail_lock_);
   seal_locked();
   segments_[number].live.store(0, std::memory_order_relaxed);
+  segments_[number].records.store(0, std::memory_order_relaxed);
   segments_[number].written.store(false, std::memory_order_relaxed);
   segments_[number].state.store(SegmentState::kOpen, std::memory_order_seq_cst);
   tail_ = number;

@@ -4,7 +4,8 @@
 //   segment   │ record │ record │ ...           │ unused │     free ─► open ─► sealed ─► (cleaned) retired ─► free
 //   run       │ key of a large pair │ value ...            │ free ─► large ─────────────► retired ─► free
 //
-// Each segment counts its live units: publishing a record adds to them, replacing or deleting one subtracts. Cleaning
+// Each segment counts its live records and their units: publishing a record adds to them, replacing or deleting one
+// subtracts. That no record lives is what the first count says, so the second may be a guess after damage. Cleaning
 // takes the sealed segment with the fewest, moves its live records to the tail (the store does that, as only the index
 // knows which live) and retires it: it is free again once no reader can look at it (epoch.h). kReserve segments are for
 // cleaning alone, so that it can always begin.
@@ -65,8 +66,9 @@ enum class SegmentState : uint8_t {
 constexpr unsigned kSegmentStates = 10;
 
 struct Segment {
-  std::atomic<uint32_t> live{0};  // units
-  std::atomic<uint32_t> used{0};  // bytes, from its start, that records take
+  std::atomic<uint32_t> live{0};     // units; too many where a damaged record was replaced whose length was not known
+  std::atomic<uint32_t> records{0};  // that live: exact
+  std::atomic<uint32_t> used{0};     // bytes, from its start, that records take
   // Records in it that are being written: in batches of either side; without batches the first counts all.
   std::atomic<uint32_t> filling[2] = {0, 0};
   std::atomic<uint32_t> batch{0};  // where its newest batch begins | the side of that
@@ -118,6 +120,7 @@ class Log {
   bool begin_change(Address address);
   void drop_live(Address address, uint64_t units) {
     of(address).live.fetch_sub(static_cast<uint32_t>(units), std::memory_order_relaxed);
+    of(address).records.fetch_sub(1, std::memory_order_relaxed);
   }
   // nullptr: not in DRAM. The record stays there while the caller is in the epoch in which it got the address from the
   // index, or between allocate or begin_change and published. Look is for everything else.
@@ -187,7 +190,15 @@ class Log {
   void release_window();
   SegmentState state(uint64_t number) const { return segments_[number].state.load(std::memory_order_acquire); }
   uint32_t used(uint64_t number) const { return segments_[number].used.load(std::memory_order_relaxed); }
-  uint32_t live(uint64_t number) const { return segments_[number].live.load(std::memory_order_relaxed); }
+  uint32_t live(uint64_t number) const {
+    const Segment& segment = segments_[number];
+    return segment.records.load(std::memory_order_relaxed) ? segment.live.load(std::memory_order_relaxed) : 0;
+  }
+  // As many entries of the index lead to it. Pre: just loaded.
+  void restore_records(uint64_t number, uint32_t records) {
+    segments_[number].records.store(records, std::memory_order_relaxed);
+  }
+  uint32_t records(uint64_t number) const { return segments_[number].records.load(std::memory_order_relaxed); }
   bool has_frame(uint64_t number) const { return segments_[number].memory.load(std::memory_order_acquire) != nullptr; }
   bool filling(uint64_t number) const {
     const Segment& segment = segments_[number];
@@ -229,6 +240,7 @@ class Log {
   void end_replayed(uint64_t number, uint64_t life, uint32_t used);
   void add_live(Address address, uint64_t units) {
     of(address).live.fetch_add(static_cast<uint32_t>(units), std::memory_order_relaxed);
+    of(address).records.fetch_add(1, std::memory_order_relaxed);
   }
   [[nodiscard]] int restore_run(const LargePlace& place);                            // -EBADMSG: not free
   uint64_t first_at(uint64_t number) const { return number == 0 ? kUnitBytes : 0; }  // address 0 is none

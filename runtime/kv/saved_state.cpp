@@ -280,6 +280,7 @@ int Store::load_shards(StateReader& state) {
   int status = 0;
   for (unsigned i = 0; status == 0 && i < 1u << shard_bits_; ++i) status = load_shard(state, i, entries);
   for (uint64_t i = 0; status == 0 && i < log_.segments(); ++i) {
+    log_.restore_records(i, entries[i]);
     if (uint64_t{entries[i]} * record_units(0, 0) > log_.live(i)) status = -EBADMSG;
   }
   unmap_private(entries, bytes);

@@ -159,7 +159,7 @@ int Store::validate_entry(unsigned shard, Address address, uint64_t* units, uint
 
 int Store::validate(ErrorText* why) {
   MutexLock cleaning(cleaning_);
-  uint64_t live_index = 0, live_log = 0, runs = 0, large = 0;
+  uint64_t live_index = 0, live_log = 0, records = 0, runs = 0, large = 0;
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
     MutexLock lock(shards_[i].lock);
     const Index& index = shards_[i].index;
@@ -176,9 +176,12 @@ int Store::validate(ErrorText* why) {
   for (uint64_t i = 0; i < log_.segments(); ++i) {
     const SegmentState state = log_.state(i);
     if (state == SegmentState::kOpen || state == SegmentState::kSealed || state == SegmentState::kDamaged)
-      live_log += log_.live(i);
+      live_log += log_.live(i), records += log_.records(i);
     if (state == SegmentState::kLarge) ++large;
   }
+  if (records != count())
+    return why->set(-EBADMSG, "%llu records live by the index and %llu by the log",
+                    static_cast<unsigned long long>(count()), static_cast<unsigned long long>(records));
   if (live_index != live_log || runs != large)
     return why->set(-EBADMSG, "%llu units live by the index and %llu by the log; %llu segments of large pairs and %llu",
                     static_cast<unsigned long long>(live_index), static_cast<unsigned long long>(live_log),

@@ -82,6 +82,26 @@ struct Kept {
     device.refused = round_down(static_cast<uint64_t>(record - memory.data()), RefusingDevice::kBlock);
     device.times = times;
   }
+  uint64_t segments(SegmentState state) const {
+    StoreInfo info;
+    store->info(&info);
+    return info.segments[static_cast<unsigned>(state)];
+  }
+  // How many damages a sweep names, and how many of them are segments that no record leads to.
+  std::pair<uint64_t, uint64_t> damages() {
+    if (durability == Durability::kFlush) REQUIRE(store->flush() == 0);
+    open(Contents::kKept, true);
+    uint64_t without_record = 0;
+    Sweep sweep;
+    sweep.context = &without_record;
+    sweep.on_damage = [](void* context, const Damage& damage) {
+      *static_cast<uint64_t*>(context) += std::string(damage.fault) == "no sound record leads to them" ? 1 : 0;
+    };
+    CheckReport report;
+    REQUIRE(store->sweep(sweep, &report) == 0);
+    open(Contents::kKept);
+    return {report.damages, without_record};
+  }
 };
 
 // Keys that an index of 4 bits a shard, 4 shards, cannot tell apart.
@@ -127,5 +147,37 @@ TEST_CASE("kv-damage: what the device refuses to read is not taken for the damag
     CHECK(kept.store->exists(bytes_of(other)) == -EBADMSG);
     kept.set(other, "new");
     CHECK(kept.store->count() == 11);
+  }
+}
+
+TEST_CASE("kv-damage: a segment with many damages is given back when all of its keys were set or deleted") {
+  for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
+    for (const bool between : {false, true}) {
+      Kept kept;
+      kept.open(Contents::kNew);
+      const auto name = [](unsigned i) { return "the key " + std::to_string(100 + i); };
+      for (unsigned i = 0; i < 40; ++i) kept.set(name(i), std::string(1000, 'v'));
+      kept.durability = durability;
+      kept.reopen();
+      memset(kept.record_of(name(10)), 0x5a, 5000);  // heads, keys and values of five
+      memset(kept.record_of(name(20)) + 12, 0xff, 8);
+      memset(kept.record_of(name(39)), 0, 100);
+      for (unsigned i = 0; i < 40; ++i) {
+        if (between && i == 25) kept.reopen();
+        if (i % 2)
+          kept.set(name(i), std::string(900, 'w'));
+        else
+          CHECK(kept.store->del(bytes_of(name(i))) >= 0);
+      }
+      CHECK(kept.store->count() == 20);
+      CHECK(kept.store->compact() == 0);
+      CHECK(kept.segments(SegmentState::kDamaged) == 0);
+      CHECK(kept.segments(SegmentState::kSealed) <= 2);
+      kv_test::check_store(kept.store);
+      kept.reopen();
+      kv_test::check_store(kept.store);
+      for (unsigned i = 1; i < 40; i += 2) CHECK(value_of(kept.store, name(i)) == std::string(900, 'w'));
+      CHECK(kept.damages().first == 0);
+    }
   }
 }
