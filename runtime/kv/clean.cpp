@@ -38,6 +38,8 @@ int Store::move_record(const Record* record, Address from) {
   copy->size_type = static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(record->type()));
   if (log_.commits()) copy->note_moved(log_.segment_of(from), stripped);
   Index::replace(place, to);
+  if (record->type() == RecordType::kLarge && log_.is_run(record->large()))
+    log_.run_published(record->large(), Index::short_of(hash, to));
   log_.drop_live(from, units + stripped);
   log_.published(to);
   cleaned_.fetch_add(units * kUnitBytes, std::memory_order_relaxed);

@@ -74,6 +74,7 @@ class Sweeper {
   uint64_t check_segment(uint64_t number, uint64_t next);
   uint64_t check_live(const Record* record, uint64_t number, uint64_t offset);
   void check_run(const LargePlace& place);
+  void check_runs_led_to();
   bool run_is_sound(const LargePlace& place, Damage* damage);
   bool deliver_run(const LargePlace& place, Damage* damage);
   void report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end, bool live);
@@ -86,8 +87,8 @@ class Sweeper {
   char* memory_ = nullptr;         // of one segment
   uint64_t* addresses_ = nullptr;  // of all entries, in order
   uint64_t count_ = 0;
-  int status_ = 0;             // not 0: the end
-  uint64_t run_segments_ = 0;  // of large pairs that the index leads to
+  int status_ = 0;          // not 0: the end
+  bool* led_to_ = nullptr;  // of each segment: a sound record leads to a large pair there
 };
 
 // The copies that opening did not need.
@@ -224,8 +225,9 @@ void Sweeper::check_run(const LargePlace& place) {
                 .segment = place.first,
                 .offset = offset_of(place.first * log_.segment_bytes()),
                 .bytes = place.value_at() + place.value_bytes};
-  run_segments_ += place.count;
-  const bool taken = !log_.is_run(place);
+  bool taken = !log_.is_run(place);
+  for (uint64_t i = place.first; !taken && i < place.first + place.count; ++i) taken = led_to_[i];
+  for (uint64_t i = place.first; !taken && i < place.first + place.count; ++i) led_to_[i] = true;
   if (taken) damage.fault = "its segments are another's";
   if (!taken && (sweep_.on_pair ? deliver_run(place, &damage) : run_is_sound(place, &damage))) {
     out_->read_bytes += damage.bytes;
@@ -235,6 +237,24 @@ void Sweeper::check_run(const LargePlace& place) {
   damage.key_readable = !taken && log_.read_run(place, 0, key, shown) == 0;
   damage.key = {key, shown};
   report(damage);
+}
+
+// What a record led to that is damaged now, or was when another took its place.
+void Sweeper::check_runs_led_to() {
+  const auto lost = [&](uint64_t i) {
+    return i < log_.segments() && log_.state(i) == SegmentState::kLarge && !led_to_[i];
+  };
+  for (uint64_t i = 0; i < log_.segments(); ++i) {
+    if (!lost(i)) continue;
+    const uint64_t first = i;
+    while (lost(i + 1)) ++i;
+    report({.what = "segments of large pairs",
+            .fault = "no sound record leads to them",
+            .in_segment = true,
+            .segment = first,
+            .offset = offset_of(first * log_.segment_bytes()),
+            .bytes = (i + 1 - first) * log_.segment_bytes()});
+  }
 }
 
 // A sound record that the index leads to: whether it is the one that it should be. Its units.
@@ -305,7 +325,8 @@ int Sweeper::run() {
   // A record's header, or a LargePlace, may seem to begin at a segment's very end.
   memory_ = static_cast<char*>(map_private(segment_bytes + kBlockBytes, ForkPolicy::kInherit));
   addresses_ = static_cast<uint64_t*>(map_private(bytes, ForkPolicy::kInherit));
-  const bool room = memory_ && addresses_;
+  led_to_ = static_cast<bool*>(map_private(log_.segments(), ForkPolicy::kInherit));
+  const bool room = memory_ && addresses_ && led_to_;
   if (room) {
     check_heads();
     const auto lost = [](void* sweeper, const Record* record, uint64_t number, uint64_t offset) {
@@ -313,16 +334,13 @@ int Sweeper::run() {
     };
     status_ = store_.visit_lost(this, lost);
     gather_addresses();
-    uint64_t large = 0;
-    for (uint64_t i = 0, next = 0; status_ == 0 && i < log_.segments(); ++i) {
+    for (uint64_t i = 0, next = 0; status_ == 0 && i < log_.segments(); ++i)
       if (log_.state(i) == SegmentState::kSealed) next = check_segment(i, next);
-      if (log_.state(i) == SegmentState::kLarge) ++large;
-    }
-    if (status_ == 0 && out_->damages == 0 && large != run_segments_)
-      report({.what = "segments of large pairs", .fault = "more or fewer than the pairs in them take"});
+    if (status_ == 0) check_runs_led_to();
   }
   if (memory_) unmap_private(memory_, segment_bytes + kBlockBytes);
   if (addresses_) unmap_private(addresses_, bytes);
+  if (led_to_) unmap_private(led_to_, log_.segments());
   return room ? status_ : -ENOMEM;
 }
 

@@ -243,7 +243,7 @@ void Log::save_cut(media::Root* root) {
     if (now == SegmentState::kSealed || now == SegmentState::kDamaged || now == SegmentState::kOpen)
       segment.at_cut = {life(i), live(i), used_durable(i), media::SegmentKind::kRecords, 0};
     else if (now == SegmentState::kLarge && !pending(i))
-      segment.at_cut = {life(i), 0, 0, media::SegmentKind::kRun, 0};
+      segment.at_cut = {life(i), 0, 0, media::SegmentKind::kRun, segment.entry.load(std::memory_order_relaxed)};
   }
 }
 
@@ -306,12 +306,13 @@ void Log::settle(uint64_t life_of_state) {
   }
 }
 
-void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used) {
+void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used, uint32_t entry) {
   Segment& segment = segments_[number];
   segment.life.store(life, std::memory_order_relaxed);
   segment.live.store(live, std::memory_order_relaxed);
   segment.records.store(0, std::memory_order_relaxed);
   segment.used.store(used, std::memory_order_relaxed);
+  segment.entry.store(entry, std::memory_order_relaxed);
   segment.written.store(true, std::memory_order_relaxed);
   segment.saved = true;
   segment.state.store(state, std::memory_order_release);

@@ -222,8 +222,22 @@ int Log::take_run(uint64_t count, uint64_t* first) {
   return 0;
 }
 
-void Log::run_published(uint64_t first, uint64_t count) {
-  for (uint64_t i = first; i < first + count; ++i) segments_[i].pending.store(false, std::memory_order_relaxed);
+void Log::run_published(const LargePlace& place, uint32_t entry) {
+  for (uint64_t i = place.first; i < place.first + place.count; ++i) {
+    segments_[i].entry.store(entry, std::memory_order_relaxed);
+    segments_[i].pending.store(false, std::memory_order_relaxed);
+  }
+}
+
+LargePlace Log::run_of(uint32_t entry) const {
+  LargePlace run{};
+  for (uint64_t i = 0; i < count_; ++i) {
+    if (state(i) != SegmentState::kLarge || pending(i)) continue;
+    if (segments_[i].entry.load(std::memory_order_relaxed) != entry) continue;
+    if (run.count == 0) run.first = i, run.life = life(i);
+    if (i != run.first + run.count++) return {};
+  }
+  return run;
 }
 
 void Log::retire(uint64_t first, uint64_t count) {

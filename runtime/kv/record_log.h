@@ -75,8 +75,10 @@ struct Segment {
   uint32_t durable = 0;            // bytes, from its start. The committing thread's
   uint64_t next_uncommitted = 0;   // number + 1. Under the tail's lock
   std::atomic<SegmentState> state{SegmentState::kFree};
-  std::atomic<bool> written{false};    // to the device
-  std::atomic<bool> pending{false};    // kLarge: no record leads to it yet
+  std::atomic<bool> written{false};  // to the device
+  std::atomic<bool> pending{false};  // kLarge: no record leads to it yet
+  // kLarge: Index::short_of the entry that leads to its record, which may be damaged later; 0: not known
+  std::atomic<uint32_t> entry{0};
   bool saved = false;                  // the saved state, or the log behind it, refers to it. Under the mutex
   bool retired_at_cut = false;         // it was kRetired then, so the state that is being saved does not refer to it
   media::SegmentEntry at_cut = {};     // what that state says of it. The saving thread's
@@ -160,7 +162,13 @@ class Log {
   // reusable once no reader looks at them.
   uint64_t run_segments(uint64_t bytes) const;
   [[nodiscard]] int take_run(uint64_t count, uint64_t* first);
-  void run_published(uint64_t first, uint64_t count);  // pre: the lock of its shard
+  // entry: Index::short_of that which leads to its record from now on. Pre: the lock of its shard.
+  void run_published(const LargePlace& place, uint32_t entry);
+  // The run whose record that entry leads to: where it lies. count 0: not known, or not one alone.
+  LargePlace run_of(uint32_t entry) const;
+  uint64_t run_bytes_least(uint64_t count) const {  // that take so many segments. Pre: on a device
+    return ((count - 1) << segment_bits_) / kPartBytes * kPartData + 1;
+  }
   bool pending(uint64_t number) const { return segments_[number].pending.load(std::memory_order_relaxed); }
   void retire(uint64_t first, uint64_t count);
   bool are_of_runs(uint64_t first, uint64_t count) const;
@@ -272,7 +280,7 @@ class Log {
   void save_end(Saved saved);
   void settle(uint64_t life);  // it was unknown, and is the state of that life: the links of others are free again
   // One segment of a state that is loaded: kSealed, kLarge or kState. Pre: just opened.
-  void restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used);
+  void restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used, uint32_t entry = 0);
   void begin_lives(uint64_t from) { lives_.store(from, std::memory_order_relaxed); }
   uint64_t new_life() { return lives_.fetch_add(1, std::memory_order_relaxed) + 1; }
   uint64_t held() const { return held_.load(std::memory_order_relaxed); }

@@ -92,6 +92,7 @@ int Store::apply(Record* record, Address address) {
   } else if (const int status = shard.index.insert(hash, address); status < 0) {
     return status;
   }
+  if (large && log_.is_run(record->large())) log_.run_published(record->large(), Index::short_of(hash, address));
   if (!deleted) log_.add_live(address, record->units());
   uint64_t pair_bytes = deleted ? 0 : key_bytes + value_bytes;
   if (before.place) {

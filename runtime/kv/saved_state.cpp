@@ -268,7 +268,8 @@ int Store::load_segments(StateReader& state) {
     if ((!run && entry.kind != media::SegmentKind::kRecords) || log_.state(i) != SegmentState::kFree) return -EBADMSG;
     if (entry.used > log_.segment_bytes() || entry.used % kUnitBytes != 0 || entry.live > entry.used / kUnitBytes)
       return -EBADMSG;
-    log_.restore(i, run ? SegmentState::kLarge : SegmentState::kSealed, entry.life, entry.live, entry.used);
+    log_.restore(i, run ? SegmentState::kLarge : SegmentState::kSealed, entry.life, entry.live, entry.used,
+                 entry.entry);
   }
   return 0;
 }

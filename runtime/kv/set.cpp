@@ -96,17 +96,37 @@ int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, Found* out) 
   return status;
 }
 
-// What a damaged record takes, when it ends where its lengths say and another sound one begins: else nothing is given
-// back, and its segment counts as fuller than it is. Too much would be worse: cleaning believes that nothing lives in a
-// segment whose count is 0. A descriptor is believed by hash and life of its run.
+// The run that a damaged record led to, as its segments say, with the shortest value that takes as many. It begins with
+// the key; or its beginning is damaged, too, and then no key's pair is lost with it.
+LargePlace Store::run_of_damaged(uint64_t hash, Bytes key, Address address) {
+  LargePlace run = log_.run_of(Index::short_of(hash, address));
+  if (run.count == 0) return {};
+  run.hash = hash;
+  run.key_bytes = key.size;
+  const uint64_t least = log_.run_bytes_least(run.count);
+  run.value_bytes = least > run.value_at() ? least - run.value_at() : 0;
+  if (!log_.is_run(run)) return {};
+  const int same = is_key_of_run(run, hash, key);
+  return same == 1 || same == -EBADMSG ? run : LargePlace{};
+}
+
+// What a damaged record held and took. A run is believed by its segments, or by the hash and life that the record says;
+// the length of a value by the key's. What it took counts when it ends where its lengths say and another sound one
+// begins; else nothing is given back, and its segment counts as fuller than it is until nothing lives in it. Too much
+// would be worse: a state that says that less lives than the index leads to is refused.
 void Store::guess_damaged(uint64_t hash, Bytes key, Found* out) {
-  out->units = out->value_bytes = 0;
-  out->run = {};
-  out->pair_bytes = key.size;
+  out->units = 0;
+  out->run = run_of_damaged(hash, key, out->address);
+  believe_lengths(hash, key, out);
+  out->pair_bytes = key.size + out->value_bytes;
+}
+
+void Store::believe_lengths(uint64_t hash, Bytes key, Found* out) {
+  out->value_bytes = out->run.value_bytes;
   Look look(log_);
   const Record* record = look.locked(out->address) == 0 ? look.record() : look.unproven(out->address);
   if (!record) return;
-  const bool pair = record->type() == RecordType::kPair && is_key(record, hash, key);
+  const bool pair = record->type() == RecordType::kPair && record->key_bytes == key.size && out->run.count == 0;
   const bool run = record->type() == RecordType::kLarge && record->large().hash == hash &&
                    record->large().key_bytes == key.size && log_.is_run(record->large());
   if (!pair && !run) return;
@@ -114,7 +134,6 @@ void Store::guess_damaged(uint64_t hash, Bytes key, Found* out) {
   const uint64_t units = record->units(), value_bytes = record->value_bytes;
   const uint64_t wanted = record_units(record->key_bytes, value_bytes) + Record::replaced_units(record->size_type);
   out->value_bytes = run ? out->run.value_bytes : value_bytes;
-  out->pair_bytes += out->value_bytes;
   const Address behind{out->address.value + units};
   const uint64_t segment = log_.segment_of(out->address);
   const bool last = behind.value * kUnitBytes == segment * log_.segment_bytes() + log_.used(segment);
@@ -275,7 +294,7 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
         note_replaced(record, found);
         status = publish(shard, hash, address, found, key.size + value.size);
         if (status == 0) {
-          log_.run_published(place.first, place.count);
+          log_.run_published(place, Index::short_of(hash, address));
           shard.writes.fetch_add(1, std::memory_order_relaxed);
         } else {
           forget_record(address, units);

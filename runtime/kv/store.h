@@ -146,11 +146,12 @@ class Store {
   uint64_t index_bytes() const;
 
   void info(StoreInfo* out);  // inspect.h
-  // Reads everything that the saved state refers to, in the order of the device, and tells of each thing that is not as
-  // it was written, and of each pair. Pre: read_only. Takes 8 bytes of memory a key in addition to dram_bytes, and what
-  // a large pair takes. 0, also when there is damage (*out counts it); -EINVAL, -ENOMEM, -ECANCELED (on_pair ended it).
   // Damaged records whose place a set or delete has taken since the open.
   uint64_t damaged_replaced() const { return damaged_replaced_.load(std::memory_order_relaxed); }
+  // Reads everything that the saved state refers to, in the order of the device, and tells of each thing that is not as
+  // it was written, and of each pair. Pre: read_only. Takes 8 bytes of memory a key and one a segment in addition to
+  // dram_bytes, and what a large pair takes. 0, also when there is damage (*out counts it); -EINVAL, -ENOMEM,
+  // -ECANCELED (on_pair ended it).
   [[nodiscard]] int sweep(const Sweep& sweep, CheckReport* out);
 
   // Whole-structure check: every index entry leads to a record of that hash, and live counts are right. No thread may
@@ -259,6 +260,8 @@ class Store {
   int find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out);
   int find_replaceable(Shard& shard, uint64_t hash, Bytes key, Found* out);
   void guess_damaged(uint64_t hash, Bytes key, Found* out);
+  void believe_lengths(uint64_t hash, Bytes key, Found* out);
+  LargePlace run_of_damaged(uint64_t hash, Bytes key, Address address);
   void note_damage_replaced(const Found& found);
   int examine(Address address, uint64_t hash, Bytes key, Found* out);
   int set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait);

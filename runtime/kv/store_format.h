@@ -100,7 +100,7 @@ struct SegmentEntry {
   uint32_t live;  // units
   uint32_t used;  // bytes
   SegmentKind kind;
-  uint32_t reserved;
+  uint32_t entry;  // kRun: Index::short_of the entry that leads to its record; 0: not known. Else 0
 };
 static_assert(sizeof(SegmentEntry) == 24);
 

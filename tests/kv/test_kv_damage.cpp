@@ -21,7 +21,7 @@ using kv_test::value_of;
 
 namespace {
 
-constexpr uint64_t kBytes = 4 * kMiB;
+constexpr uint64_t kBytes = 4 * kMiB, kLargeBytes = 300'000, kLargeSegments = 5;
 
 // Reads of [refused, refused + kBlock) end with -EIO, so many times.
 struct RefusingDevice final : lunar_test::MemoryDevice {
@@ -104,6 +104,12 @@ struct Kept {
   }
 };
 
+// The first bytes of a large pair's record.
+std::string descriptor_of(const std::string& key) {
+  const uint64_t words[] = {hash_of(bytes_of(key)), key.size(), kLargeBytes};
+  return {reinterpret_cast<const char*>(words), sizeof words};
+}
+
 // Keys that an index of 4 bits a shard, 4 shards, cannot tell apart.
 std::pair<std::string, std::string> look_alikes() {
   std::unordered_map<uint64_t, uint64_t> seen;
@@ -179,5 +185,76 @@ TEST_CASE("kv-damage: a segment with many damages is given back when all of its 
       for (unsigned i = 1; i < 40; i += 2) CHECK(value_of(kept.store, name(i)) == std::string(900, 'w'));
       CHECK(kept.damages().first == 0);
     }
+  }
+}
+
+TEST_CASE("kv-damage: the segments of a large pair whose record is damaged are named, and come back with its key") {
+  const std::string key = "a large pair's key";
+  struct Spot {
+    uint64_t at, bytes;
+  };
+  // Checksum; type and size; hash, first segment, life of the LargePlace; all of it.
+  const Spot spots[] = {{0, 1}, {12, 4}, {24, 1}, {48, 1}, {64, 1}, {0, 72}};
+  for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
+    for (const bool moved : {false, true}) {
+      for (const Spot& spot : spots) {
+        for (const uint64_t next :
+             {UINT64_MAX, uint64_t{10}, uint64_t{200'000}}) {  // of the new value; UINT64_MAX: none
+          INFO("byte " << spot.at << ", " << spot.bytes << " bytes, moved " << moved << ", then " << next);
+          Kept kept;
+          kept.open(Contents::kNew);
+          kept.set("before", std::string(1000, 'b'));
+          kept.set(key, std::string(kLargeBytes, 'x'));
+          kept.set("another large one", std::string(100'000, 'y'));
+          kept.set("behind", std::string(1000, 'b'));
+          kept.durability = durability;
+          kept.reopen();
+          if (moved) {  // by cleaning: what was in its segment is gone
+            kept.set("before", std::string(1100, 'c'));
+            kept.set("behind", std::string(1100, 'c'));
+            REQUIRE(kept.store->compact() == 0);
+            kept.reopen();
+          }
+          const std::string words = descriptor_of(key);
+          for (char* record = kept.record_of(words); record; record = kept.record_of(words, record))  // moved: two
+            for (uint64_t i = 0; i < spot.bytes; ++i)
+              record[spot.at + i] = static_cast<char>(record[spot.at + i] ^ 0x15);
+          kept.open(Contents::kKept);
+          REQUIRE(kept.segments(SegmentState::kLarge) == kLargeSegments + 2);
+          CHECK(kept.store->exists(bytes_of(key)) == -EBADMSG);
+          CHECK(kept.damages().second == 1);
+          uint64_t segments = 2;
+          if (next == UINT64_MAX) {
+            CHECK(kept.store->del(bytes_of(key)) >= 0);
+          } else {
+            kept.set(key, std::string(next, 'z'));
+            if (next > 64 * kKiB) segments += 4;
+          }
+          CHECK(kept.segments(SegmentState::kLarge) == segments);
+          CHECK(kept.damages().second == 0);
+          CHECK(kept.segments(SegmentState::kLarge) == segments);
+          CHECK(value_of(kept.store, key) == (next == UINT64_MAX ? "none" : std::string(next, 'z')));
+          CHECK(value_of(kept.store, "another large one") == std::string(100'000, 'y'));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("kv-damage: the bytes of pairs are right after a damaged record is replaced, as far as a length tells") {
+  for (const uint64_t spot : {uint64_t{0}, uint64_t{24}, uint64_t{400}}) {  // checksum, key, value
+    Kept kept;
+    kept.open(Contents::kNew);
+    for (char i = 'a'; i <= 'z'; ++i) kept.set("key " + std::string(1, i), std::string(997, i));
+    kept.set("key m", std::string(700, 'm'));  // shorter, in its place
+    kept.reopen();
+    for (const char* key : {"key c", "key m"}) {
+      char* record = kept.record_of(key);
+      record[spot] = static_cast<char>(record[spot] ^ 1);
+    }
+    REQUIRE(kept.store->bytes_actual() == 26 * (5 + 997) - 297);
+    kept.set("key c", "c");
+    CHECK(kept.store->del({"key m", 5}) == 700);
+    CHECK(kept.store->bytes_actual() == 24 * (5 + 997) + 6);
   }
 }
