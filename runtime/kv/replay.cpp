@@ -94,13 +94,11 @@ int Store::apply(Record* record, Address address) {
   }
   if (large && log_.is_run(record->large())) log_.run_published(record->large(), Index::short_of(hash, address));
   if (!deleted) log_.add_live(address, record->units());
-  uint64_t pair_bytes = deleted ? 0 : key_bytes + value_bytes;
   if (before.place) {
     log_.drop_live(before.address, before.units);
-    pair_bytes -= key_bytes + before.value_bytes;
     if (before.run_count) log_.retire(before.run, before.run_count);
   }
-  shard.pair_bytes.fetch_add(pair_bytes, std::memory_order_relaxed);
+  shard.count_bytes(deleted ? 0 : key_bytes + value_bytes, before.place ? key_bytes + before.value_bytes : 0);
   return 0;
 }
 

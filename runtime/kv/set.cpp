@@ -217,7 +217,7 @@ int Store::publish(Shard& shard, uint64_t hash, Address address, const Found& fo
   } else if (const int status = shard.index.insert(hash, address); status < 0) {
     return status;
   }
-  shard.pair_bytes.fetch_add(bytes - (found.place ? found.pair_bytes : 0), std::memory_order_relaxed);
+  shard.count_bytes(bytes, found.place ? found.pair_bytes : 0);
   return 0;
 }
 
@@ -228,7 +228,7 @@ bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool ful
   const bool fits = !record->moved() && fits_in_place(record, value.size, full);
   if (fits) {
     value_overwrite(record, value);
-    shard.pair_bytes.fetch_add(value.size - found.value_bytes, std::memory_order_relaxed);
+    shard.count_bytes(value.size, found.value_bytes);
   }
   log_.published(found.address);
   return fits;
@@ -332,7 +332,7 @@ int64_t Store::del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_rese
   if (status != -EAGAIN) shard.writes.fetch_add(1, std::memory_order_relaxed);
   if (status < 0) return status;
   shard.index.erase(found.place);
-  shard.pair_bytes.fetch_sub(found.pair_bytes, std::memory_order_relaxed);
+  shard.count_bytes(0, found.pair_bytes);
   drop(found);
   return static_cast<int64_t>(found.value_bytes);
 }

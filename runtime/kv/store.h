@@ -324,7 +324,7 @@ uint64_t hash_of(Bytes key);
 // One of the shards. Counters are changed under its lock.
 struct alignas(128) Shard {
   mutable sys::Mutex lock;
-  std::atomic<uint64_t> pair_bytes{0};  // keys and values
+  std::atomic<uint64_t> pair_bytes{0};  // keys and values; too many where a damaged record's length was not known
   std::atomic<uint64_t> writes{0};      // set and del
   // While a state is saved: this shard is as it was at the cut, and not in it yet. The first to change it makes an
   // image before (ShardHeader, then as the state has it; store_format.h).
@@ -332,6 +332,11 @@ struct alignas(128) Shard {
   char* image = nullptr;
   uint64_t image_bytes = 0;
   alignas(64) Index index;
+  // Pairs of so many bytes came and went. Where there is no key left there are none, whatever damaged records were.
+  void count_bytes(uint64_t added, uint64_t gone) {
+    const uint64_t all = pair_bytes.load(std::memory_order_relaxed) + added;
+    pair_bytes.store(index.entries() && all > gone ? all - gone : 0, std::memory_order_relaxed);
+  }
 };
 
 inline Store::ShardLock::ShardLock(Store& store, Shard& shard) : shard_(shard) { store.lock_shard(shard); }

@@ -258,3 +258,16 @@ TEST_CASE("kv-damage: the bytes of pairs are right after a damaged record is rep
     CHECK(kept.store->bytes_actual() == 24 * (5 + 997) + 6);
   }
 }
+
+TEST_CASE("kv-damage: a store that holds no key any more holds no bytes, whatever its damaged records were") {
+  Kept kept;
+  kept.open(Contents::kNew);
+  for (char i = 'a'; i <= 'z'; ++i) kept.set("key " + std::string(1, i), std::string(1000, i));
+  kept.reopen();
+  memset(kept.record_of("key c"), 0x33, 500);
+  for (char i = 'a'; i <= 'z'; ++i) CHECK(kept.store->del(bytes_of("key " + std::string(1, i))) >= 0);
+  CHECK(kept.store->count() == 0);
+  CHECK(kept.store->bytes_actual() == 0);
+  kept.reopen();
+  CHECK(kept.store->bytes_actual() == 0);
+}
