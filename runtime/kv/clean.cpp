@@ -161,7 +161,8 @@ void Store::clean_early() {
     uint64_t segment;
     int status = frames == Log::Frames::kWanted ? log_.make_frame() : 0;
     if (status == 0 && frames == Log::Frames::kReady && (status = log_.victim(&segment)) == 0) status = clean(segment);
-    if (status < 0) ahead = Log::Ahead::kNothing;
+    // One that is damaged is no victim any more: the next set takes another.
+    if (status < 0 && status != -EBADMSG) ahead = Log::Ahead::kNothing;
   }
   if (ahead == Log::Ahead::kNothing) log_.end_cleaning_ahead();
   cleaning_.unlock();

@@ -158,21 +158,26 @@ int Store::set(Bytes key, Bytes value) {
   const uint64_t hash = hash_of(key), notes = log_.commits() ? sizeof(ReplacedRun) / kUnitBytes : 0;
   const bool large = record_units(key.size, value.size) + notes > log_.inline_units_max();
   const int status = large ? set_large(hash, key, value) : set_inline(hash, key, value, true);
-  return status == 0 ? end_change() : status;
+  return status < 0 ? status : end_change(status != kInPlace);
 }
 
-// Makes durable what was published.
-int Store::end_change() {
+// Makes durable what was published. A call that took room of the log then makes some, before others have to wait for
+// it; one that took none is not held up by that.
+int Store::end_change(bool took_room) {
   const int status = log_.commits() ? log_.commit() : 0;
-  save_early();
-  clean_early();
+  if (took_room) {
+    save_early();
+    clean_early();
+  }
   return status;
 }
 
 int Store::set_now(Bytes key, Bytes value) {
   const bool large = key.size > kPairBytesMax || value.size > kPairBytesMax ||
                      record_units(key.size, value.size) > log_.inline_units_max();
-  return large || log_.on_device() ? -EAGAIN : set_inline(hash_of(key), key, value, false);
+  if (large || log_.on_device()) return -EAGAIN;
+  const int status = set_inline(hash_of(key), key, value, false);
+  return status == kInPlace ? 0 : status;
 }
 
 // How much longer a record is that says what it replaces.
@@ -234,6 +239,7 @@ bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool ful
   return fits;
 }
 
+// 0; kInPlace; -errno.
 int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
   Shard& shard = shard_of(hash);
   shard.index.prefetch(hash);
@@ -245,7 +251,7 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       shard.writes.fetch_add(1, std::memory_order_relaxed);
       Found found;
       if (const int status = find_replaceable(shard, hash, key, &found); status < 0) return status;
-      if (found.place && set_in_place(shard, found, value, full)) return 0;
+      if (found.place && set_in_place(shard, found, value, full)) return kInPlace;
       replaces = found.place != nullptr;
       const uint64_t units = record_units(key.size, value.size) + units_of_notes(found);
       Address address;
@@ -353,7 +359,7 @@ int64_t Store::del(Bytes key) {
     if (room == -ENOSPC) return room;
     if (room = room_for_segment(); room < 0 && room != -ENOSPC) return room;
   }
-  const int status = length >= 0 ? end_change() : 0;
+  const int status = length >= 0 ? end_change(log_.commits()) : 0;
   return status < 0 ? status : length;
 }
 

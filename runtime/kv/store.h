@@ -264,11 +264,12 @@ class Store {
   LargePlace run_of_damaged(uint64_t hash, Bytes key, Address address);
   void note_damage_replaced(const Found& found);
   int examine(Address address, uint64_t hash, Bytes key, Found* out);
+  static constexpr int kInPlace = 1;  // of set_inline: done, and no room of the log was taken
   int set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait);
   int set_large(uint64_t hash, Bytes key, Bytes value);
   bool set_in_place(Shard& shard, const Found& found, Bytes value, bool full);
   int publish(Shard& shard, uint64_t hash, Address address, const Found& found, uint64_t bytes);
-  int end_change();
+  int end_change(bool took_room);
   void drop(const Found& found);
   uint64_t units_of_notes(const Found& found) const;
   void note_replaced(Record* record, const Found& found);

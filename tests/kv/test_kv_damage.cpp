@@ -271,3 +271,29 @@ TEST_CASE("kv-damage: a store that holds no key any more holds no bytes, whateve
   kept.reopen();
   CHECK(kept.store->bytes_actual() == 0);
 }
+
+// Those that live least are damaged: cleaning ahead tries them first, and nothing would be gained before room ends.
+TEST_CASE("kv-damage: cleaning ahead goes on behind damaged segments, so that no writer waits for room") {
+  constexpr uint64_t kKeys = 9000, kNew = 7500, kDamaged = 12;
+  Kept kept(16 * kMiB);
+  StoreOptions options;
+  options.device = &kept.device;
+  options.log_bytes = 0;
+  options.segment_bytes = 64 * kKiB;
+  options.dram_bytes = 4 * kMiB;
+  options.expected_keys = 16;
+  kept.store = kv_test::open_store(options);
+  const auto name = [](uint64_t i) { return "key " + std::to_string(100'000 + i); };
+  const std::string value(1000, 'v');
+  for (uint64_t i = 0; i < kKeys; ++i) kept.set(name(i), value);
+  for (uint64_t i = 0; i < kKeys; ++i)  // of the first segments hardly anything is left, of the others two thirds
+    if (i < kDamaged * 60 ? i % 30 != 0 : i % 3 == 0) REQUIRE(kept.store->del(bytes_of(name(i))) >= 0);
+  for (uint64_t segment = 0; segment < kDamaged; ++segment) {
+    char* begin = kept.memory.data() + segment * 64 * kKiB;
+    for (uint64_t at = 32; at < 64 * kKiB; at += 500) begin[at] = static_cast<char>(begin[at] ^ 1);
+  }
+  for (uint64_t i = 0; i < kNew; ++i) kept.set("new " + std::to_string(i), value);
+  CHECK(kept.segments(SegmentState::kDamaged) == kDamaged);
+  CHECK(kept.store->cleaned_bytes() > kMiB);
+  CHECK(kept.store->waits_for_room() == 0);
+}
