@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 
 #include "sys/arena.h"
@@ -198,20 +199,29 @@ void Log::note_whether_state_is_wanted() {
   if (room_ends || log_grows) state_wanted_.store(true, std::memory_order_relaxed);
 }
 
-int Log::take_run(uint64_t count, uint64_t* first) {
-  MutexLock guard(mutex_);
-  if (state_bytes_) note_whether_state_is_wanted();
-  if (!room_for_writers(count)) return -EAGAIN;
+// The shortest row of free segments that is long enough: of all, or in a log of very many of the next kSeenMost from
+// where the last was. Pre: the mutex.
+bool Log::find_row(uint64_t count, uint64_t* first) {
   uint64_t length = 0, best = UINT64_MAX;
-  for (uint64_t i = 0; i <= count_ && best != count; ++i) {
-    if (i < count_ && state(i) == SegmentState::kFree) {
+  // Behind the last segment, and at last where it began, a row ends.
+  for (uint64_t seen = 0, i = next_run_; seen <= count_ + 1 && best != count; ++seen, i = i < count_ ? i + 1 : 0) {
+    const bool free = seen <= count_ && i < count_ && state(i) == SegmentState::kFree;
+    if (free && length < count + kSeenMost) {
       ++length;
       continue;
     }
     if (length >= count && length < best) best = length, *first = i - length;
     length = 0;
+    if (seen >= kSeenMost && best != UINT64_MAX) break;
   }
-  if (best == UINT64_MAX) return -EAGAIN;
+  if (best != UINT64_MAX && count_ > kSeenMost) next_run_ = *first;
+  return best != UINT64_MAX;
+}
+
+int Log::take_run(uint64_t count, uint64_t* first) {
+  MutexLock guard(mutex_);
+  if (state_bytes_) note_whether_state_is_wanted();
+  if (!room_for_writers(count) || !find_row(count, first)) return -EAGAIN;
   for (uint64_t i = *first; i < *first + count; ++i) {
     segments_[i].pending.store(true, std::memory_order_relaxed);
     segments_[i].saved = commits();
@@ -302,11 +312,18 @@ void Log::give_back(uint64_t number) {
   if (!in_window) free_.fetch_add(1, std::memory_order_relaxed);
 }
 
+// In a log of very many segments hardly less lives in the best of all than in the best of the next kSeenMost. Those
+// behind them have their turn next.
 int Log::victim(uint64_t* number) {
   MutexLock guard(mutex_);
-  uint64_t best = segment_bytes() / kUnitBytes / 8 * 7 + 1;
+  const uint64_t most = segment_bytes() / kUnitBytes / 8 * 7;
+  uint64_t best = most + 1;
   bool soon = false;
-  for (uint64_t i = 0; i < count_; ++i) {
+  for (uint64_t seen = 0, i = next_victim_; seen < count_; ++seen, i = i + 1 < count_ ? i + 1 : 0) {
+    if (seen != 0 && seen % kSeenMost == 0 && best <= most) {
+      next_victim_ = i;
+      break;
+    }
     const bool may_go = state(i) == SegmentState::kSealed || (state(i) == SegmentState::kDamaged && live(i) == 0);
     if (!may_go || live(i) >= best) continue;
     if (filling(i)) {
@@ -316,7 +333,7 @@ int Log::victim(uint64_t* number) {
     best = live(i);
     *number = i;
   }
-  if (best <= segment_bytes() / kUnitBytes / 8 * 7) return 0;
+  if (best <= most) return 0;
   return soon ? -EAGAIN : -ENOSPC;
 }
 
@@ -349,30 +366,37 @@ bool Log::retry_damaged() {
   return any;
 }
 
-bool Log::window_may_go(uint64_t first, uint64_t count, uint64_t* live_units) const {
-  *live_units = 0;
-  for (uint64_t i = first; i < first + count; ++i) {
+// The one with the fewest live units, in one pass: the window moves on by a segment at a time. What sets and deletes
+// take from the units meanwhile makes the choice worse, no more. Pre: the mutex.
+bool Log::cheapest_window(uint64_t count, uint64_t* first) const {
+  uint64_t best = UINT64_MAX, begin = 0, units = 0;
+  for (uint64_t i = 0; i < count_; ++i) {
     const SegmentState now = state(i);
-    if (now != SegmentState::kFree && now != SegmentState::kSealed) return false;
-    if (now == SegmentState::kSealed) *live_units += live(i);
+    if (now != SegmentState::kFree && now != SegmentState::kSealed) {
+      begin = i + 1;
+      units = 0;
+      continue;
+    }
+    units += live_if_sealed(i);
+    if (i + 1 - begin < count) continue;
+    if (units < best) best = units, *first = begin;
+    units -= std::min(units, live_if_sealed(begin++));
   }
-  return true;
+  return best != UINT64_MAX;
 }
 
 int Log::reserve_window(uint64_t count, uint64_t* first) {
   MutexLock guard(mutex_);
-  uint64_t best = UINT64_MAX;
-  for (uint64_t i = 0; i + count <= count_; ++i) {
-    uint64_t units;
-    if (window_may_go(i, count, &units) && units < best) best = units, *first = i;
+  if (!cheapest_window(count, first)) return -ENOSPC;
+  uint64_t inside = 0, units = 0;
+  for (uint64_t i = *first; i < *first + count; ++i) {
+    inside += state(i) == SegmentState::kFree ? 1 : 0;
+    units += live_if_sealed(i);
   }
-  if (best == UINT64_MAX) return -ENOSPC;
-  uint64_t inside = 0;
-  for (uint64_t i = *first; i < *first + count; ++i) inside += state(i) == SegmentState::kFree ? 1 : 0;
   const uint64_t outside = free_.load(std::memory_order_relaxed) - inside;
   // What lives there must find room elsewhere, a sixteenth of each segment being lost at its end, and leave the
   // reserve.
-  const uint64_t wanted = best / (segment_bytes() / kUnitBytes / 16 * 15) + 1;
+  const uint64_t wanted = units / (segment_bytes() / kUnitBytes / 16 * 15) + 1;
   if (outside < wanted + free_reserve() || outside + held() < wanted + reserve()) return -ENOSPC;
   for (uint64_t i = *first; i < *first + count; ++i) {
     if (state(i) == SegmentState::kFree) segments_[i].state.store(SegmentState::kReserved, std::memory_order_release);

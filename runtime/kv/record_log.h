@@ -101,7 +101,7 @@ class Log {
  public:
   static constexpr uint64_t kReserve = 3, kAheadMost = 8, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
   static constexpr uint64_t kFramesShare = 16, kStatesShare = 24, kMarkBytes = 64;
-  static constexpr uint64_t kDelayMostNs = 1'000'000;
+  static constexpr uint64_t kDelayMostNs = 1'000'000, kSeenMost = 16'384;
   static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB, kPartBytes = 64 * kKiB;
   static constexpr uint64_t kPartData =
       kPartBytes - sizeof(uint64_t);  // a part: checksum, then so much of a large pair
@@ -385,7 +385,9 @@ class Log {
   int roll(bool cleaning);
   uint64_t segments_ahead() const;
   bool take_one(bool cleaning, uint64_t* number);
-  bool window_may_go(uint64_t first, uint64_t count, uint64_t* live) const;
+  uint64_t live_if_sealed(uint64_t number) const { return state(number) == SegmentState::kSealed ? live(number) : 0; }
+  bool cheapest_window(uint64_t count, uint64_t* first) const;
+  bool find_row(uint64_t count, uint64_t* first);
   // on a device (log_device.cpp)
   int open_frames(uint64_t bytes, bool read_only);
   static char* map_records(uint64_t bytes);
@@ -441,10 +443,10 @@ class Log {
   bool tail_reserved_ = false;
   alignas(64) sys::Mutex mutex_;  // state changes
   std::atomic<uint64_t> free_{0}, retired_{0};
-  uint64_t links_ = 0;                             // segments that are kState
-  uint64_t next_free_ = 0;                         // where to look first
-  uint64_t first_retired_ = 0, last_retired_ = 0;  // number + 1, oldest first
-  uint64_t window_ = 0, window_count_ = 0;         // held back; 0: none
+  uint64_t links_ = 0;                                       // segments that are kState
+  uint64_t next_free_ = 0, next_victim_ = 0, next_run_ = 0;  // where to look first
+  uint64_t first_retired_ = 0, last_retired_ = 0;            // number + 1, oldest first
+  uint64_t window_ = 0, window_count_ = 0;                   // held back; 0: none
 
   // commit.cpp
   uint64_t log_id_ = 0;                                    // 0: no batches

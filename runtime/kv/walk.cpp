@@ -18,7 +18,7 @@
 namespace lunar::kv {
 namespace {
 
-constexpr uint64_t kRoomFirst = 4096;
+constexpr uint64_t kRoomFirst = 4096, kRoomKept = kMiB;
 
 }  // namespace
 
@@ -106,6 +106,12 @@ int Walk::append_key(const Record* record, const Store::Candidate* cold) {
 // Copies the keys of class_. What cannot be read may have moved meanwhile: then all of it again, with the lock of the
 // shard, so that nothing moves.
 int Walk::gather() {
+  // Keys of GiBs are no measure for those to come.
+  if (keys_room_ > kRoomKept) {
+    unmap_private(keys_, keys_room_);
+    keys_ = nullptr;
+    keys_room_ = 0;
+  }
   Shard& shard = store_->shards_[shard_];
   std::optional<MutexLock> lock;
   uint64_t wanted = kRoomFirst / sizeof(Address);

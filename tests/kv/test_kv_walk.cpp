@@ -2,7 +2,9 @@
 // Walks over a store on a device, one behaviour a case: what is read in the order of the log, while sets, deletes,
 // cleaning and the growth of the index move it.
 #include <errno.h>
+#include <stdio.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -239,4 +241,34 @@ TEST_CASE("kv-walk: where the budget leaves no buffers a walk reads record by re
   steps.go();
   CHECK(steps.others(keys) == 0);
   CHECK(kv.store->device_ios() - before > keys / 4);
+}
+
+TEST_CASE("kv-walk: what a long key took is given back when the walk has gone on") {
+  constexpr uint64_t kLong = 12 * kMiB;
+  const auto resident = [] {
+    unsigned long long pages = 0;
+    FILE* file = fopen("/proc/self/statm", "r");
+    const bool read = file && fscanf(file, "%*u %llu", &pages) == 1;
+    if (file) (void)fclose(file);
+    REQUIRE(read);
+    return pages * 4096;
+  };
+  const OnDevice kv;
+  kv.fill(3000);
+  REQUIRE(kv.set(std::string(kLong, 'k'), 1) == 0);
+  Steps before(kv);
+  before.go();
+  Walk* walk = nullptr;
+  REQUIRE(Walk::open(kv.store, &walk) == 0);
+  const uint64_t at_first = resident();
+  uint64_t most = 0, last = 0;
+  char name[100];
+  for (int64_t length; (length = walk->next(name, sizeof name)) != -ENOENT;) {
+    REQUIRE(length >= 0);
+    last = resident() > at_first ? resident() - at_first : 0;
+    most = std::max(most, last);
+  }
+  walk->close();
+  CHECK(most >= kLong);
+  CHECK(last < kLong / 2);
 }
