@@ -333,6 +333,61 @@ TEST_CASE("records that cleaning moved replace themselves when the log is replay
   }
 }
 
+// Of two entries that look alike (one tag, one segment) cleaning has moved one when a write fails, and the other not:
+// only what the records hold tells whose place it takes. Both moved, a wrong choice would not be seen.
+TEST_CASE("a record that cleaning moved takes the place of its own entry, not of one that looks alike") {
+  constexpr unsigned kPairs = 3, kKeys = 400, kRounds = 8;
+  std::unordered_map<uint64_t, uint64_t> seen;
+  std::vector<std::pair<uint64_t, uint64_t>> pairs;
+  for (uint64_t key = 0; pairs.size() < kPairs; ++key) {
+    const uint64_t hash = hash_of({&key, sizeof key}), known = (hash & 0xfffffff) | hash >> 62 << 28;
+    if (const auto [other, fresh] = seen.emplace(known, key); !fresh) pairs.emplace_back(other->second, key);
+  }
+  const auto set = [](Store* store, uint64_t key, char content) {
+    return store->set({&key, sizeof key}, bytes_of(std::string(900, content)));
+  };
+  unsigned failed = 0;
+  for (unsigned round = 0; round < kRounds; ++round) {
+    Backing backing;
+    Store* store = backing.must_open(Contents::kNew, Durability::kFlush);
+    const auto filler = [](unsigned i) { return "filler " + std::to_string(i); };
+    // Each pair in a segment of its own, at both of its ends: 64 KiB hold 68 records.
+    for (unsigned i = 0; i < kKeys; ++i) {
+      must_set(store, filler(i), std::string(900, 'f'));
+      if (i % 66 == 5 && i / 66 < kPairs) REQUIRE(set(store, pairs[i / 66].first, '1') == 0);
+      if (i % 66 == 55 && i / 66 < kPairs) REQUIRE(set(store, pairs[i / 66].second, '2') == 0);
+    }
+    // These segments are emptied first, the first of them last; a segment ends somewhere within what is moved of one.
+    for (unsigned i = 0; i < kKeys; ++i) {
+      const bool stays = i % 3 == 0 || (i % 3 == 1 && (i < 3 * round || i > 66 * kPairs));
+      if (!stays) REQUIRE(store->del(bytes_of(filler(i))) == 900);
+    }
+    REQUIRE(store->flush() == 0);
+    store->close();
+    const std::vector<char> before = backing.memory;
+    for (int writes = 0; writes < 40; ++writes) {
+      backing.memory = before;
+      store = backing.must_open(Contents::kKept, Durability::kEach);
+      backing.devices.back()->fail_after = writes;
+      const int status = store->compact();
+      store->close();
+      store = backing.must_open(Contents::kKept, Durability::kFlush);
+      kv_test::check_store(store);
+      for (const auto& [one, two] : pairs) {
+        char buffer[900] = {};
+        REQUIRE(store->get({&one, sizeof one}, buffer, sizeof buffer, 0) == sizeof buffer);
+        CHECK(buffer[0] == '1');
+        REQUIRE(store->get({&two, sizeof two}, buffer, sizeof buffer, 0) == sizeof buffer);
+        CHECK(buffer[0] == '2');
+      }
+      store->close();
+      if (status == 0) break;
+      ++failed;
+    }
+  }
+  CHECK(failed > kRounds);
+}
+
 TEST_CASE("kill -9 of threads that write loses nothing acknowledged") {
   const std::string path = "/var/tmp/lunar-kv-durable-" + std::to_string(getpid());
   kv_test::make_file(path.c_str(), 8 * kMiB);
