@@ -5,7 +5,10 @@
 #pragma once
 #include <arkdb.h>
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <condition_variable>
 #include <mutex>
@@ -45,6 +48,19 @@ struct Store {
     return ark_count(ark, &n) == 0 ? n : -1;
   }
   int status;
+};
+
+// A file that is removed at the end. One that could not be made is no store's.
+struct File {
+  char path[64] = "/var/tmp/lunar-test-ark-XXXXXX";
+  explicit File(uint64_t bytes) {
+    const int fd = mkstemp(path);
+    if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) perror(path);
+    if (fd >= 0) close(fd);
+  }
+  ~File() { unlink(path); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
 };
 
 // Callbacks that came, and the last one's words.

@@ -4,9 +4,10 @@
 // what was done before it asked, not newer than what was begun when it had its answer, whole, and never one that comes
 // back. That is linearizability for keys with one writer. Keys that all threads write must be whole, of a version that
 // one of them wrote. Walkers must see every key that stays, once.
-//   kv_threads [--writes N] [--writers N] [--readers N] [--device URI] [--kept FILE]; LUNAR_SEED= replays the choices,
-//   not the interleaving. --kept: the store lies in that file, is flushed all the time, and must come back whole;
-//   --durability 1 (group) or 2 (each): by its log alone, for the last flush is left out.
+//   kv_threads [--writes N] [--writers N] [--readers N] [--walkers N] [--keys N, of a writer] [--log MIB] [--dram MIB]
+//   [--segment KIB] [--device URI] [--kept FILE]; LUNAR_SEED= replays the choices, not the interleaving. --kept: the
+//   store lies in that file, is flushed all the time, and must come back whole; --durability 1 (group) or 2 (each): by
+//   its log alone, for the last flush is left out.
 #include <errno.h>
 #include <unistd.h>
 
@@ -24,7 +25,7 @@ using namespace kv_test;
 
 namespace {
 
-constexpr uint64_t kKeysAWriter = 300, kShared = 5, kStaying = 500, kLengthMax = 90'000;
+constexpr uint64_t kShared = 5, kStaying = 500, kLengthMax = 90'000;
 
 uint64_t length_of(uint64_t key, uint64_t version) {
   const uint64_t x = mix(key << 20 ^ version);
@@ -40,9 +41,10 @@ struct Progress {
 struct Run {
   Store* store;
   std::vector<Progress> keys;
+  uint64_t keys_a_writer;
   std::atomic<bool> over{false};
   std::atomic<uint64_t> writes{0}, reads{0}, walks{0}, full{0};
-  Run(Store* s, uint64_t n) : store(s), keys(n) {}
+  Run(Store* s, uint64_t writers, uint64_t n) : store(s), keys(writers * n), keys_a_writer(n) {}
 };
 
 std::string name_of(uint64_t key) { return "key " + std::to_string(key); }
@@ -139,7 +141,7 @@ void writer(Run& run, uint64_t number, uint64_t seed) {
     if (random.below(8) == 0)
       write_shared(run, number, random);
     else
-      write_one(run, number * kKeysAWriter + random.below(kKeysAWriter), &value);
+      write_one(run, number * run.keys_a_writer + random.below(run.keys_a_writer), &value);
     if (random.below(4) == 0) {  // what stays moves, too
       const std::string name = "staying " + std::to_string(random.below(kStaying));
       const std::string long_value(8 + random.below(300), 's');
@@ -190,11 +192,12 @@ int main(int argc, char** argv) {
   StoreOptions options;
   const char* kept = text_argument(argc, argv, "--kept");
   const char* uri = kept ? kept : text_argument(argc, argv, "--device");
-  options.log_bytes = kept ? 8 * kMiB : 6 * kMiB;
+  options.log_bytes = argument(argc, argv, "--log", kept ? 8 : 6) * kMiB;
   if (kept) options.contents = Contents::kNew;
   if (kept) make_file(kept, options.log_bytes + kMiB);
   options.device = open_device(uri, options.log_bytes);
-  options.dram_bytes = uri ? 5 * kMiB : 12 * kMiB;
+  options.dram_bytes = argument(argc, argv, "--dram", uri ? 5 : 12) * kMiB;
+  options.segment_bytes = argument(argc, argv, "--segment", 0) * kKiB;
   options.shards = 4;
   options.expected_keys = 16;
   options.durability = static_cast<Durability>(argument(argc, argv, "--durability", 0));
@@ -203,18 +206,18 @@ int main(int argc, char** argv) {
     const std::string name = "staying " + std::to_string(i);
     if (store->set(bytes_of(name), bytes_of(name)) != 0) fail("set");
   }
-  Run run(store, writers * kKeysAWriter);
+  Run run(store, writers, argument(argc, argv, "--keys", 300));
   std::vector<std::thread> threads;
   for (uint64_t i = 0; i < writers; ++i) threads.emplace_back([&, i] { writer(run, i, seed); });
   for (uint64_t i = 0; i < readers; ++i) threads.emplace_back([&, i] { reader(run, i, seed, writers); });
-  for (unsigned i = 0; i < 2; ++i)
+  for (uint64_t i = argument(argc, argv, "--walkers", 2); i != 0; --i)
     threads.emplace_back([&] {
       while (!run.over.load()) walk(run);
     });
   uint64_t flushes = 0;
   if (kept) threads.emplace_back([&] { flusher(run, &flushes); });
   // Until everything happened often enough, however slow the machine is.
-  while (run.writes.load() < writes || run.reads.load() < writes / 4 || run.walks.load() < 3 ||
+  while (run.writes.load() < writes || (readers != 0 && run.reads.load() < writes / 4) || run.walks.load() < 3 ||
          store->cleaned_bytes() == 0)
     sys::sleep_ns(10'000'000);
   run.over.store(true);

@@ -19,20 +19,6 @@ namespace {
 
 char some[] = "12345";
 
-// A file that is removed at the end.
-struct File {
-  char path[64] = "/var/tmp/lunar-test-ark-XXXXXX";
-  explicit File(uint64_t bytes) {
-    const int fd = mkstemp(path);
-    REQUIRE(fd >= 0);
-    REQUIRE(ftruncate(fd, static_cast<off_t>(bytes)) == 0);
-    close(fd);
-  }
-  ~File() { unlink(path); }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-};
-
 int create(const char* path, uint64_t flags, ARK** ark) { return ark_create(const_cast<char*>(path), ark, flags); }
 
 }  // namespace
