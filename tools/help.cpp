@@ -65,8 +65,9 @@ int cmd_help(int argc, char** argv) {
     known.push_back(kSubcommands[i].name);
   }
   std::string near = nearest_word(topic, known);
-  fprintf(stderr, "lunar help: nothing is called %s%s%s%s\n", printable(topic).c_str(),
-          near.empty() ? "" : "; did you mean ", near.c_str(), near.empty() ? "" : "?");
+  fprintf(stderr, "lunar help: nothing is called %s; %s%s%s\n", printable(topic).c_str(),
+          near.empty() ? "`lunar --help` lists the subcommands, `lunar help options` the options" : "did you mean ",
+          near.c_str(), near.empty() ? "" : "?");
   return kExitUsage;
 }
 

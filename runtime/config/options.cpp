@@ -11,9 +11,11 @@
 #include <initializer_list>
 
 #include "base/format.h"
+#include "base/likeness.h"
 #include "base/test_switches.h"
 #include "base/units.h"
 #include "config/trust.h"
+#include "config/variables.h"
 #include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/log.h"
@@ -62,9 +64,6 @@ constexpr size_t kPrefixLength = sizeof kPrefix - 1;
 // Names that options had in earlier versions.
 constexpr const char* kFormerNames[][2] = {{"arm_at", "activate_at"}};
 
-// LUNAR_* variables that are not options: read by the tests.
-constexpr const char* kOtherVariables[] = {"LUNAR_SEED", "LUNAR_BIN", "LUNAR_BUILD", "LUNAR_REDIS_SERVER"};
-
 size_t length_of(const char* text) {
   size_t n = 0;
   while (text[n]) ++n;
@@ -94,29 +93,6 @@ bool fold_name(const char* name, char out[kNameBytes]) {
     for (size_t i = 0; i + kPrefixLength <= n; ++i) out[i] = out[i + kPrefixLength];
   }
   return true;
-}
-
-// Edit distance in which exchanging two neighbours is one step ("drma" is one from "dram").
-size_t edit_distance(const char* a, const char* b) {
-  size_t rows[3][kNameBytes];
-  size_t length_a = length_of(a), length_b = length_of(b);
-  for (size_t j = 0; j <= length_b; ++j) rows[0][j] = j;
-  for (size_t i = 1; i <= length_a; ++i) {
-    size_t* now = rows[i % 3];
-    const size_t* before = rows[(i + 2) % 3];
-    const size_t* two_before = rows[(i + 1) % 3];
-    now[0] = i;
-    for (size_t j = 1; j <= length_b; ++j) {
-      size_t best = before[j - 1] + (a[i - 1] != b[j - 1]);
-      if (before[j] + 1 < best) best = before[j] + 1;
-      if (now[j - 1] + 1 < best) best = now[j - 1] + 1;
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && two_before[j - 2] + 1 < best) {
-        best = two_before[j - 2] + 1;
-      }
-      now[j] = best;
-    }
-  }
-  return rows[length_a % 3][length_b];
 }
 
 const char* keep_string(const char* text, size_t length) {
@@ -173,7 +149,7 @@ int parse_bounded(const char* value_name, const char* text, const char* origin, 
   }
   if (!parse_unsigned(text, &value)) return why->set(-EINVAL, "%s: '%.64s' is not a whole number", origin, text);
   if (value < least || value > most)
-    return why->set(-EINVAL, "%s: '%.64s' is not a number from %llu to %llu", origin, text,
+    return why->set(-EINVAL, "%s: %.64s is out of range: %llu to %llu", origin, text,
                     static_cast<unsigned long long>(least), static_cast<unsigned long long>(most));
   *out = value;
   return 0;
@@ -205,7 +181,7 @@ int set_row(Options* options, const Row& row, const char* value, const char* ori
       return why->set(-EINVAL, "%s: '%.64s' is neither yes nor no", origin, value);
     case OptionType::kChoice: {
       const char* choice = parse_choice(row.info.value_name, value);
-      if (!choice) return why->set(-EINVAL, "%s: '%.64s' is none of %s", origin, value, row.info.value_name);
+      if (!choice) return why->set(-EINVAL, "%s: '%.64s' is not one of %s", origin, value, row.info.value_name);
       member<const char*>(options, row) = choice;
       return 0;
     }
@@ -228,25 +204,33 @@ const char* find_variable(const char* const* environment, const char* name) {
   return nullptr;
 }
 
-bool is_other_variable(const char* name) {
-  for (const char* other : kOtherVariables) {
-    if (equal(other, name)) return true;
+// The nearest of the options and of the others, as a variable's name. False when nothing is near.
+bool nearest_variable(const char* name, char out[kNameBytes]) {
+  const char* option = option_nearest(name);
+  const char* other = nullptr;
+  char folded[kNameBytes];
+  size_t best = option && fold_name(name, folded) ? slip_distance(folded, option) : SIZE_MAX;
+  for (size_t i = 0; i < other_variable_count(); ++i) {
+    const OtherVariable& variable = other_variable(i);
+    if (!variable.help) continue;
+    const size_t distance = slip_distance(name, variable.name);
+    if (distance < best) best = distance, other = variable.name;
   }
-  return false;
+  if (other) return format_to(out, kNameBytes, "%s", other), true;
+  if (!option) return false;
+  size_t n = format_to(out, kNameBytes, "%s", kPrefix);
+  for (; *option && n + 1 < kNameBytes; ++option)
+    out[n++] = *option >= 'a' && *option <= 'z' ? static_cast<char>(*option - 'a' + 'A') : *option;
+  out[n] = '\0';
+  return true;
 }
 
 void warn_unknown_variable(const char* name) {
-  const char* near = option_nearest(name);
-  if (!near) {
+  char near[kNameBytes];
+  if (nearest_variable(name, near))
+    log_warning("unknown variable %s is ignored; did you mean %s?", name, near);
+  else
     log_warning("unknown variable %s is ignored; `lunar help options` lists those there are", name);
-    return;
-  }
-  char upper[kNameBytes];
-  size_t n = 0;
-  for (; near[n] && n + 1 < sizeof upper; ++n)
-    upper[n] = near[n] >= 'a' && near[n] <= 'z' ? static_cast<char>(near[n] - 'a' + 'A') : near[n];
-  upper[n] = '\0';
-  log_warning("unknown variable %s is ignored; did you mean LUNAR_%s?", name, upper);
 }
 
 // One line of a config file, NUL-terminated, changed in place.
@@ -356,13 +340,12 @@ int option_find(const char* name) {
 const char* option_nearest(const char* name) {
   char folded[kNameBytes];
   if (!fold_name(name, folded)) return nullptr;
-  size_t length = length_of(folded);
   const char* best_name = nullptr;
-  size_t best = length / 3 + 2;  // beyond this it is another word, not a slip
+  size_t best = SIZE_MAX;
   for (const Row& row : kTable) {
     if (row.info.test_only) continue;
-    size_t distance = edit_distance(folded, row.info.name);
-    if (distance < best && distance < length) best = distance, best_name = row.info.name;
+    const size_t distance = slip_distance(folded, row.info.name);
+    if (distance < best) best = distance, best_name = row.info.name;
   }
   return best_name;
 }

@@ -47,7 +47,7 @@ const OptionInfo& option_info(size_t index);
 // Index by name ("dram", "--dram", "LUNAR_DRAM", case and -/_ folded; also one that the option had in an earlier
 // version); -1 when unknown.
 int option_find(const char* name);
-// Nearest known name by edit distance, or nullptr when nothing is near. For "unknown X; did you mean Y?".
+// The known name that is nearest (base/likeness.h), or nullptr when nothing is near. For "unknown X; did you mean Y?".
 const char* option_nearest(const char* name);
 
 // Defaults into *options.
@@ -58,7 +58,8 @@ void options_defaults(Options* options);
 // `key = value` lines, '#' comments. A missing file is -ENOENT (the caller decides whether that matters), one that is
 // not to be trusted (config/trust.h) -EPERM.
 [[nodiscard]] int options_load_file(Options* options, const char* path, ErrorText* why);
-// All LUNAR_* of `environment` (environ-style). Unknown ones: one log_warning each, not an error.
+// All LUNAR_* of `environment` (environ-style). Unknown ones, which are no others' either (config/variables.h): one
+// log_warning each, not an error.
 [[nodiscard]] int options_load_environment(Options* options, const char* const* environment, ErrorText* why);
 // Defaults, then the config file (LUNAR_CONFIG, else ~/.config/lunar.conf, else /etc/lunar.conf; missing = skipped),
 // then the environment. What is not to be trusted (config/trust.h) is left out: with a warning where it is a file.

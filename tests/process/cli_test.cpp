@@ -103,7 +103,7 @@ TEST_CASE("run refuses unknown flags with the nearest name") {
   run_refused({"--mmap=perhaps"}, {"--mmap", "'perhaps'"});
   run_refused({"--log", "loud"}, {"--log", "error|warning|info|debug"});
   run_refused({"--handlers", "two"}, {"--handlers", "'two'"});
-  run_refused({"--handlers", "65"}, {"--handlers", "from 0 to 64"});
+  run_refused({"--handlers", "65"}, {"--handlers: 65 is out of range: 0 to 64"});
   check_refused(lunar_command({"run"}), 125, {"no command"});
   check_refused(lunar_command({"run", "--dram", "64m", "--"}), 125, {"no command"});
 }
@@ -320,6 +320,13 @@ TEST_CASE("help and version go to standard output and succeed") {
   for (const char* part : {"--dram SIZE", "--lun PATH|DIR|URI", "--no-mmap", "125", "126", "127"})
     CHECK(help.find(part) != std::string::npos);
   CHECK(help.find("test") == std::string::npos);  // switches for tests are not shown
+  std::string options = lunar_command({"help", "options"}).out;
+  for (size_t at; (at = options.find("\n                ")) != std::string::npos;)  // lines that were wrapped
+    options.replace(at, options.find_first_not_of("\n ", at) - at, " ");
+  for (const char* part :
+       {"key stats_file, flag --stats-file", "LUNAR_KV_DRAM", "LUNAR_RAID0_DEVICES", "man 3 ark_create"})
+    CHECK(options.find(part) != std::string::npos);
+  CHECK(options.find("LUNAR_SEED") == std::string::npos);  // nor are the tests' own
   std::string page = lunar_command({"help", "options", "--markdown"}).out;
   CHECK(page.find("| `--stats-file` | `LUNAR_STATS_FILE` |") != std::string::npos);
   CHECK(page.find("LUNAR_SQPOLL") != std::string::npos);
@@ -336,6 +343,7 @@ TEST_CASE("unknown subcommands and flags name the nearest and exit 2") {
                                            {{"--versoin"}, "did you mean --version?"},
                                            {{"doctor", "--jsno"}, "did you mean --json?"},
                                            {{"help", "optoins"}, "did you mean options?"},
+                                           {{"help", "nosuch"}, "lunar --help"},
                                            {{"frobnicate"}, "lunar --help"}}) {
     Ended ended = lunar_command(one.words);
     INFO(ended.err);

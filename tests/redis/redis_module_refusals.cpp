@@ -87,7 +87,7 @@ void bad_arguments(const Run& run) {
   must_refuse(run, run.setup(run.load("dram 4xb")), "loadmodule dram: '4xb' is not a size");
   must_refuse(run, run.setup(run.load("dam 4gb")), "unknown option 'dam'; did you mean 'dram'?");
   must_refuse(run, run.setup(run.load("dram")), "'dram' has no value");
-  must_refuse(run, run.setup(run.load("gate-threads 99")), "is not a number from 1 to 8");
+  must_refuse(run, run.setup(run.load("gate-threads 99")), "99 is out of range: 1 to 8");
   must_refuse(run, run.setup(run.load("forks perhaps")), "neither yes nor no");
   must_refuse(run, run.setup(run.load("mmap no")), "is not for this module");
   must_refuse(run, run.setup(run.load("dram 1mb lun " + run.scratch->path)), "is too small; give at least");

@@ -10,6 +10,7 @@
 #include <cctype>
 #include <cstring>
 
+#include "config/variables.h"
 #include "tools/support/text.h"
 
 namespace lunar::tools {
@@ -102,7 +103,7 @@ int parse_run_line(int argc, char** argv, RunLine* out, std::string* why) {
     if (index < 0) return *why = unknown_flag(name), -EINVAL;
     const OptionInfo& info = option_info(static_cast<size_t>(index));
     if (!info.flag) {
-      *why = text_of("%s is no flag; set the variable %s instead", name.c_str(), variable_name(info).c_str());
+      *why = text_of("%s is not a flag; set the variable %s instead", name.c_str(), variable_name(info).c_str());
       return -EINVAL;
     }
     RunFlag flag{static_cast<size_t>(index), name, ""};
@@ -187,16 +188,24 @@ std::string run_help() {
 
 std::string options_text() {
   std::string out =
-      "Options of Lunar. Precedence: default < config file < variable < flag of `lunar run`.\n"
+      "Options of Lunar: a variable each, a key (of the config file and of lunar_config.options), most a flag of\n"
+      "`lunar run`. Precedence: default < config file < variable < flag.\n"
       "Config file: $LUNAR_CONFIG, else ~/.config/lunar.conf, else /etc/lunar.conf; lines `name = value`, comments "
       "with #.\n\n";
   for (size_t i = 0; i < option_count(); ++i) {
     const OptionInfo& info = option_info(i);
     if (info.test_only) continue;
-    append_entry(
-        &out, variable_name(info),
-        text_of("%s: %s%s%s", info.value_name, info.help, default_note(info).c_str(), info.flag ? "" : " (no flag)"));
+    const std::string names = std::string("key ") + info.name + (info.flag ? ", flag " + flag_name(info) : ", no flag");
+    append_entry(&out, variable_name(info),
+                 text_of("%s: %s%s (%s)", info.value_name, info.help, default_note(info).c_str(), names.c_str()));
   }
+  out += "\nVariables of the libraries, which have neither key nor flag:\n";
+  for (size_t i = 0; i < other_variable_count(); ++i) {
+    const OtherVariable& variable = other_variable(i);
+    if (variable.help)
+      append_entry(&out, variable.name, text_of("%s: %s; %s", variable.value_name, variable.help, variable.page));
+  }
+  append_entry(&out, "CFLSH_BLK_...", "those of IBM's block library; man 3 cblk_open");
   return out;
 }
 

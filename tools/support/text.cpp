@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "base/format.h"
+#include "base/likeness.h"
 
 namespace lunar::tools {
 
@@ -52,29 +53,13 @@ void append_wrapped(std::string* out, std::string_view text, size_t column, size
   *out += '\n';
 }
 
-namespace {
-// Exchanging two neighbours counts as one step.
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
-  for (size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
-  for (size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    for (size_t j = 1; j <= b.size(); ++j) {
-      d[i][j] = std::min({d[i - 1][j - 1] + (a[i - 1] != b[j - 1]), d[i - 1][j] + 1, d[i][j - 1] + 1});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
-    }
-  }
-  return d[a.size()][b.size()];
-}
-}  // namespace
-
 std::string nearest_word(std::string_view word, const std::vector<std::string>& candidates) {
+  const std::string text(word);
   std::string best_word;
-  size_t best = word.size() / 3 + 2;
+  size_t best = SIZE_MAX;
   for (const std::string& candidate : candidates) {
-    size_t distance = edit_distance(word, candidate);
-    if (distance < best && distance < word.size()) {
+    const size_t distance = slip_distance(text.c_str(), candidate.c_str());
+    if (distance < best) {
       best = distance;
       best_word = candidate;
     }

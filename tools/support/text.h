@@ -15,7 +15,7 @@ std::string text_of(const char* format, ...) __attribute__((format(printf, 1, 2)
 std::string printable(std::string_view text);
 // Appends `text` to *out, broken at blanks; lines after the first begin with `indent` blanks. `column`: the start.
 void append_wrapped(std::string* out, std::string_view text, size_t column, size_t indent, size_t width = 100);
-// The candidate nearest to `word` by edit distance, or "" when none is near.
+// The candidate nearest to `word` (base/likeness.h), or "" when none is near.
 std::string nearest_word(std::string_view word, const std::vector<std::string>& candidates);
 // "PROGRAM: unknown KIND WORD; ..." on standard error, with the nearest of `known` or where they are listed. A word
 // that begins with - is called a flag.

@@ -45,7 +45,7 @@ typedef struct lunar_config {
                             available */
   uint64_t lun_bytes;    /* LUN space; 0: 8 times the budget, within the free space */
   const char *lun;       /* PATH, directory, block device or URI; NULL: /var/tmp */
-  const char *options;   /* further options, "name=value,..." of the options table (`lunar run --help`), or NULL */
+  const char *options;   /* further options, "key=value,..." by the keys of `lunar help options`, or NULL */
 } lunar_config;
 
 /* Starts the tier of this process. config NULL: the LUNAR_* environment and the config file decide; otherwise what is

@@ -13,6 +13,7 @@
 
 #include "base/units.h"
 #include "config/options.h"
+#include "config/variables.h"
 #include "sys/fatal.h"
 #include "sys/log.h"
 #include "tests/catch.h"
@@ -81,6 +82,8 @@ TEST_CASE("the nearest name is found, and none when nothing is near") {
   CHECK(std::string(option_nearest("lum")) == "lun");
   CHECK(option_nearest("zzzzzz") == nullptr);
   CHECK(option_nearest("q") == nullptr);
+  CHECK(option_nearest("foo") == nullptr);                // not `log`
+  CHECK(option_nearest("statsfilled") == nullptr);        // three steps are another word
   CHECK(option_nearest("test_no_hash_chek") == nullptr);  // switches for tests are not offered
 }
 
@@ -94,7 +97,7 @@ TEST_CASE("a bad value names its origin and what would do") {
   CHECK(options_set(&options, "size", "9999999t", "--size", &why) == -ERANGE);
   CHECK(options_set(&options, "handlers", "-1", "--handlers", &why) == -EINVAL);
   CHECK(options_set(&options, "gate_threads", "9", "--gate-threads", &why) == -EINVAL);
-  CHECK(std::string(why.text) == "--gate-threads: '9' is not a number from 1 to 8");
+  CHECK(std::string(why.text) == "--gate-threads: 9 is out of range: 1 to 8");
   CHECK(options_set(&options, "gate_hold_ms", "0", "LUNAR_GATE_HOLD_MS", &why) == -EINVAL);
   CHECK(options.gate_hold_ms == 100);
   CHECK(options_set(&options, "gate_hold_ms", "10000", "LUNAR_GATE_HOLD_MS", &why) == 0);
@@ -178,10 +181,29 @@ TEST_CASE("an unknown variable is a warning with the nearest name, once a proces
   CHECK(status == 0);
   CHECK(has(text, "unknown variable LUNAR_DRMA is ignored; did you mean LUNAR_DRAM?"));
   CHECK(std::count(text.begin(), text.end(), '\n') == 1);
+  text = lunar_test::stderr_of([&] { load({"LUNAR_FOO=1g"}); }, &status);
+  CHECK(has(text, "unknown variable LUNAR_FOO is ignored; `lunar help options` lists those there are"));
   text = lunar_test::stderr_of([&] { load({"LUNAR_DRMA=1g", "LUNAR_ACCOUNT=700"}); }, &status);
   CHECK(text.empty());
   text = lunar_test::stderr_of([&] { load({"LUNAR_DRAM=much"}); }, &status);
   CHECK(WEXITSTATUS(status) == 9);
+}
+
+TEST_CASE("variables of the libraries are no slips of options, and are offered for slips of their own") {
+  const auto said = [](const char* variable) {
+    return lunar_test::stderr_of([&] {
+      const char* environment[] = {variable, nullptr};
+      Options options;
+      options_defaults(&options);
+      ErrorText why;
+      (void)options_load_environment(&options, environment, &why);
+    });
+  };
+  CHECK(said("LUNAR_KV_DRAM=1g").empty());
+  CHECK(said("LUNAR_RAID0_DEVICES=/dev/sdb").empty());
+  CHECK(has(said("LUNAR_KV_DRAMM=1g"), "did you mean LUNAR_KV_DRAM?"));
+  CHECK(has(said("LUNAR_KV_SZIE=1g"), "did you mean LUNAR_KV_SIZE?"));
+  for (size_t i = 0; i < other_variable_count(); ++i) CHECK(option_find(other_variable(i).name) < 0);
 }
 
 TEST_CASE("the log is one line each, silent below warning, and limited where asked") {
