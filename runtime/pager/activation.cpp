@@ -231,7 +231,8 @@ int64_t adopt_present(PagerState& state, Region& region) {
     const bool on_touch = charged_on_touch(region);
     const auto there = static_cast<uint64_t>(std::count_if(present, present + n, [](uint8_t one) { return one != 0; }));
     if (on_touch && there != 0 && space_charge(state, there, true) < 0)
-      fatal("activation: there is no LUN space for MAP_NORESERVE memory in use; give a larger --size");
+      fatal("activation: there is no LUN space for MAP_NORESERVE memory in use; %s",
+            space_remedy(state, space_bound(state, there << state.page_shift)));
     for (uint64_t i = 0; i < n; ++i) {
       if (present[i] == 0) continue;
       AtomicPageWord& word = region.words[at + i];

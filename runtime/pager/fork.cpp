@@ -504,8 +504,9 @@ void charge_difference(PagerState& state, int64_t resident) {
   if (more < 0)
     state.account.lun_give(-more);
   else if (!lun_take_or_sweep(state, more))
-    fatal("fork: there is no LUN space for the child's memory (%s); give a larger --size",
-          format_size(committed << state.page_shift).text);
+    fatal("fork: there is no LUN space for the child's memory (%s); %s",
+          format_size(committed << state.page_shift).text,
+          space_remedy(state, space_bound(state, static_cast<uint64_t>(more))));
 }
 
 void child(PagerState& state) {
@@ -648,9 +649,10 @@ int pager_fork_check() {
   if (rc < 0) {
     int64_t left = state.account.lun_free() + t_checked.lun_bytes;
     pager_fork_failed();
-    LUNAR_LOG_LIMITED(
-        log_warning, 4, "fork refused: the child may come to need %s of LUN space and %s is left; give a larger --size",
-        format_size(pages << state.page_shift).text, format_size(static_cast<uint64_t>(left > 0 ? left : 0)).text);
+    const SpaceBound bound = space_bound(state, pages << state.page_shift);
+    LUNAR_LOG_LIMITED(log_warning, 4, "fork refused: the child may come to need %s of LUN space and %s is left; %s",
+                      format_size(pages << state.page_shift).text,
+                      format_size(static_cast<uint64_t>(left > 0 ? left : 0)).text, space_remedy(state, bound));
     return -ENOMEM;
   }
   {

@@ -281,12 +281,23 @@ void pager_say_refused() {
   auto& state = pager_state();
   const uint64_t bytes = state.refused_bytes.exchange(0, std::memory_order_relaxed);
   if (bytes == 0) return;
-  LUNAR_LOG_LIMITED(log_warning, 1,
-                    "allocation refused: no LUN space for %s more (%s of %s are promised to this tree); "
-                    "give a larger --size",
-                    format_size(bytes).text,
-                    format_size(static_cast<uint64_t>(state.account.lun_cap() - state.account.lun_free())).text,
-                    format_size(static_cast<uint64_t>(state.account.lun_cap())).text);
+  const SpaceBound bound = space_bound(state, bytes);
+  const int64_t cap = state.account.lun_cap(), promised = cap - state.account.lun_free();
+  char reason[256];
+  if (bound == SpaceBound::kPart) {
+    const SlotAllocator& lun = state.luns[state.own_lun];
+    format_to(reason, sizeof reason,
+              "of the LUN %.100s this process may use %s (the first one half, each child an eighth)", state.options.lun,
+              format_size(lun.capacity_slots() << state.page_shift).text);
+  } else if (bound == SpaceBound::kDevice) {
+    format_to(reason, sizeof reason, "the LUN %.100s has no more (%s are promised to this tree)", state.options.lun,
+              format_size(static_cast<uint64_t>(promised)).text);
+  } else {
+    format_to(reason, sizeof reason, "%s of %s are promised to this tree",
+              format_size(static_cast<uint64_t>(promised)).text, format_size(static_cast<uint64_t>(cap)).text);
+  }
+  LUNAR_LOG_LIMITED(log_warning, 1, "allocation refused: no LUN space for %s more: %s; %s", format_size(bytes).text,
+                    reason, space_remedy(state, bound));
 }
 
 int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
@@ -315,10 +326,8 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   }
   ErrorText why;
   if (!passed && pager_activate(&why) < 0) return -ENOMEM;
-  if (space_charge(state, pages, true) < 0) {
-    // else its device has said why
-    if (state.account.lun_free() < static_cast<int64_t>(bytes))
-      state.refused_bytes.store(bytes, std::memory_order_relaxed);
+  if (const int rc = space_charge(state, pages, true); rc < 0) {
+    if (rc != -EFBIG) state.refused_bytes.store(bytes, std::memory_order_relaxed);  // that has been said
     return -ENOMEM;
   }
   if (make_usable(state, region, offset, bytes, protection) < 0) {

@@ -213,11 +213,8 @@ unsigned Resolver::lock_empty(Region& region, PageIndex page, unsigned run) {
       // members may have died; more is reserved
       housekeeping_wake(state_, rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
       if (rc == -ENOMEM && locked == 0 && space_is_out())
-        fatal(
-            "LUN space is used up: none is left for page %p of a map without reservation (MAP_NORESERVE); give a "
-            "larger "
-            "--size",
-            static_cast<void*>(region.address_of(page)));
+        fatal("LUN space is used up: none is left for page %p of a map without reservation (MAP_NORESERVE); %s",
+              static_cast<void*>(region.address_of(page)), space_remedy(state_, space_bound(state_, state_.page_size)));
       return locked;
     }
     if (page_lock(word, seen)) continue;

@@ -45,7 +45,8 @@ class SlotAllocator {
   uint64_t charged_slots() const;
   uint64_t used_slots() const;  // allocated now
 
-  // Promise `slots` more. 0; -ENOMEM when capacity (or the file system) does not allow it: nothing is charged then.
+  // Promise `slots` more. 0; -ENOMEM when capacity (or the file system) does not allow it, -EFBIG when the limit on
+  // file sizes does not (which is logged): nothing is charged then.
   [[nodiscard]] int charge(uint64_t slots);
   // As charge(), but only out of space that is reserved already: never blocks. -EAGAIN: call charge() elsewhere.
   [[nodiscard]] int charge_fast(uint64_t slots);

@@ -161,6 +161,26 @@ void space_uncharge(PagerState& state, uint64_t pages) {
   state.account.lun_give(static_cast<int64_t>(pages << state.page_shift));
 }
 
+SpaceBound space_bound(PagerState& state, uint64_t bytes) {
+  if (state.account.lun_free() < static_cast<int64_t>(bytes)) {
+    const bool by_size =
+        state.options.size != 0 || state.account.lun_cap() >= static_cast<int64_t>(8 * state.dram_bytes);
+    return by_size ? SpaceBound::kSize : SpaceBound::kDevice;
+  }
+  if (!state.lun_ready.load(std::memory_order_acquire) || state.carved_pieces == 0) return SpaceBound::kDevice;
+  const SlotAllocator& lun = state.luns[state.own_lun];
+  const bool exceeds = lun.charged_slots() + (bytes >> state.page_shift) > lun.capacity_slots();
+  return exceeds ? SpaceBound::kPart : SpaceBound::kDevice;
+}
+
+const char* space_remedy(const PagerState& state, SpaceBound bound) {
+  if (bound == SpaceBound::kSize) return "give a larger --size";
+  if (bound == SpaceBound::kDevice) return "free space there, or give another --lun";
+  const bool named = state.options.lun != nullptr && strchr(state.options.lun, '#') != nullptr;
+  return named ? "enlarge it (lunar lun resize), or give --lun a directory or a device without a name"
+               : "give --lun a larger one, or a directory";
+}
+
 void uncharge_touched(PagerState& state, Region& region, PageWord was) {
   if (!was.charged()) return;
   space_uncharge(state, 1);

@@ -143,12 +143,21 @@ struct PagerState {
 
 PagerState& pager_state();
 
-// LUN space accounting in front of SlotAllocator: charges the tree's account, then the LUN. -ENOMEM.
+// LUN space accounting in front of SlotAllocator: charges the tree's account, then the LUN. -ENOMEM, -EFBIG (logged).
 [[nodiscard]] int space_charge(PagerState& state, uint64_t pages, bool may_block);
 // The latter alone: grows our LUN as needed. Any thread that may block; pre: it is open.
 [[nodiscard]] int slots_charge(PagerState& state, uint64_t slots);
 void slots_charge_as_asked(PagerState& state);  // by the housekeeping thread
 void space_uncharge(PagerState& state, uint64_t pages);
+
+// What bounds the LUN space of this process, where it cannot have `bytes` more.
+enum class SpaceBound : uint8_t {
+  kSize,    // the tree's --size, given or by default
+  kPart,    // of a LUN that the tree's processes divide, the part of this one
+  kDevice,  // what the device or its file system has left
+};
+SpaceBound space_bound(PagerState& state, uint64_t bytes);
+const char* space_remedy(const PagerState& state, SpaceBound bound);  // the end of a line: "give a larger --size"
 
 // Uncharges a page that was charged at its first touch (MAP_NORESERVE) and is empty from now on. Charged pages count as
 // committed.

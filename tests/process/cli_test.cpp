@@ -443,6 +443,30 @@ TEST_CASE("a full LUN is one line that names --size") {
   CHECK(ended.err.find("--size") == ended.err.rfind("--size"));
 }
 
+TEST_CASE("a LUN that is too small is one line that says how much of it there is for this process") {
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "no right to it");
+  TempDir dir;
+  const std::string device = dir.path + "/l.img", named = device + "#cold";
+  REQUIRE(run({"/usr/bin/truncate", "-s", "100m", device}).code == 0);
+  REQUIRE(lunar_command({"lun", "create", named, "--size", "90m", "--format"}).code == 0);
+  const auto refused = [](const std::string& lun, const char* megabytes) {
+    return lunar_command({"run", "--dram", "16m", "--lun", lun, "--", "/usr/bin/python3", "-c",
+                          "x = bytearray(" + std::string(megabytes) + " << 20)"});
+  };
+  const auto check = [](const Ended& ended, std::initializer_list<const char*> parts) {
+    INFO(ended.err);
+    CHECK(ended.code > 0);
+    const size_t line = ended.err.find("allocation refused");
+    REQUIRE(line != std::string::npos);
+    CHECK(ended.err.find("allocation refused", line + 1) == std::string::npos);
+    for (const char* part : parts) CHECK(ended.says(part));
+    CHECK_FALSE(ended.says("--size"));  // is not what bounds it
+  };
+  check(refused(named, "40"), {"this process may use", "the first one half, each child an eighth", "lunar lun resize"});
+  // The LUN itself gives less than 8 times the budget.
+  check(refused("sim:64m", "200"), {"free space there, or give another --lun"});
+}
+
 TEST_CASE("benches refuse bad flags in one line") {
   struct Case {
     std::vector<std::string> words;
