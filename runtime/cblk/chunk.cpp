@@ -16,6 +16,7 @@
 #include "cblk/wait.h"
 #include "lun/raid/path_device.h"
 #include "sys/arena.h"
+#include "sys/log.h"
 
 namespace lunar::cblk {
 namespace {
@@ -98,7 +99,10 @@ int Chunk::open_device(const Options& options) {
   } else {
     status = open_one(options.path, claim_of(options), &device_, &why);
   }
-  if (status < 0 && why.text[0]) trace("%s", why.text);
+  if (status < 0 && why.text[0]) {
+    trace("%s", why.text);
+    LUNAR_LOG_LIMITED(log_warning, 10, "%s", why.text);  // errno alone does not say what fixes it
+  }
   return status;
 }
 
