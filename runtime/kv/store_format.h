@@ -36,14 +36,17 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lun/volume/physical_lun.h"
+
 namespace lunar::kv::media {
 
-constexpr char kSuperMagic[16] = "LunarKeyValue\r\n";
+inline constexpr auto& kSuperMagic = kStoreMagic;
 constexpr char kRootMagic[8] = {'L', 'u', 'n', 'K', 'V', 'r', 't', 0};
 constexpr uint32_t kVersion = 1;
 constexpr uint64_t kFeatureLog = 1;
 constexpr uint64_t kBlockBytes = 4096, kHeadBytes = 64 * 1024, kTailBytes = 64 * 1024;
 constexpr uint64_t kSecondSuperAt = kHeadBytes - kBlockBytes, kFrontRootsAt = kBlockBytes;
+static_assert(kStoreMagicAt[0] == 0 && kStoreMagicAt[1] == kSecondSuperAt);
 
 struct Superblock {
   char magic[16];

@@ -169,7 +169,7 @@ def wrong_words(directory):
     refused(["check", f"{path}#first"], ["#first", "the device alone"], [path])
     refused(["check", path, "--repair=yes"], ["--repair takes no value"], [path])
     for name in (".hidden", "-dash", "a b", "x" * 32, "ä", ""):
-        refused(["create", f"{path}#{name}", "--size", "1m"], ["no name for a LUN"] if name else [], [path])
+        refused(["create", f"{path}#{name}", "--size", "1m"], ["not a name for a LUN"] if name else [], [path])
     for size in ("lots", "-5m", "0", "5q", "99999999999999t"):
         refused(["create", f"{path}#x", f"--size={size}"], ["--size"], [path])
         if size not in ("-5m",):
@@ -441,6 +441,30 @@ def erased_head(directory):
     check([lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]] == ["x"], "erased by name")
 
 
+def other_contents(directory):
+    """What holds something else is named, and no check says how to erase it."""
+    store = os.path.join(directory, "users.kv")
+    subprocess.run([LUNAR, "kv", "create", store, "--size", "4m"], stdout=subprocess.DEVNULL, check=True)
+    named = ["holds a key/value store of Lunar (`lunar kv info", store]
+    for words in (["check", store], ["list", store], ["create", f"{store}#x", "--size", "1m"],
+                  ["create", f"{store}#x", "--size", "1m", "--format"]):
+        refused(words, named, [store])
+    for words in (["check", store], ["list", store]):
+        err = run(*words).stderr
+        check("wipefs" not in err and "truncate" not in err and "erase" not in err, f"{words} propose erasing: {err}")
+    check("a key/value store of Lunar (`lunar kv info" in done("info", store), "info of a key/value store")
+    check(as_json("info", store)["holds"] == "a key/value store of Lunar", "info --json of a key/value store")
+    patch(store, 0, bytes(4096))   # its first superblock: the other one tells
+    refused(["check", store], named, [store])
+    ran = subprocess.run([LUNAR, "run", "--dram", "16m", "--lun", store, "--", "/bin/true"], stdin=subprocess.DEVNULL,
+                         capture_output=True, text=True, check=False)
+    check(ran.returncode == 125 and named[0] in ran.stderr, f"run on a key/value store: {ran.stderr}")
+    letter = os.path.join(directory, "letter")
+    with open(letter, "wb") as file:
+        file.write(b"a letter to keep" * 500_000)
+    refused(["check", letter], ["unknown data", "is the name right?"], [letter])
+
+
 def at_once(directory):
     """Eight of them, of whom the first formats."""
     path = blank(directory, "many.img", 64)
@@ -593,7 +617,7 @@ def main():
     wanted = sys.argv[3:]
     try:
         for case in (wrong_words, no_such_device, foreign, unsuitable, no_rights, in_use, scratch, life, damage, looks,
-                     erased_head, at_once, composite, heap, loop_device):
+                     erased_head, other_contents, at_once, composite, heap, loop_device):
             if wanted and case.__name__ not in wanted:
                 continue
             before, began = len(problems), time.monotonic()

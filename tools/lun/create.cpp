@@ -44,6 +44,8 @@ std::string erase_word(const Found& found) {
       return "lunar-member";
     case DeviceContent::kScratch:
       return "lunar-scratch";
+    case DeviceContent::kStore:
+      return "lunar-kv";
     default:
       break;
   }
@@ -121,7 +123,7 @@ int look_twice(const LunLine& line, const std::string& device, Found* out) {
 
 int refuse_foreign(const LunLine& line, const LunName& name, const Found& found) {
   const std::string word = erase_word(found);
-  const std::string what = found.what.empty() ? "unknown data" : found.what;
+  const std::string what = holds_text(found.content, found.what, found.where);
   if (line.erase_given && line.erase != word) {
     return lun_refuse(line, text_of("%s holds %s, not %s; if that may go: --erase=%s", found.where.c_str(),
                                     what.c_str(), line.erase.c_str(), word.c_str()));
@@ -159,9 +161,8 @@ int decide_format(const LunLine& line, const LunName& name, const Found& found, 
   *out = Format::kForce;
   return lun_consent(line,
                      text_of("%s holds %s, which is lost", found.where.c_str(),
-                             by_name              ? "a copy of Lunar's format at its end"
-                             : found.what.empty() ? "unknown data"
-                                                  : found.what.c_str()),
+                             by_name ? "a copy of Lunar's format at its end"
+                                     : holds_text(found.content, found.what, found.where).c_str()),
                      &code)
              ? 0
              : code;
@@ -172,7 +173,7 @@ int wanted_size(const LunLine& line, uint64_t* out) {
   if (line.size == "max") return *out = 0, 0;
   if (parse_size(line.size.c_str(), out) < 0 || *out > UINT64_MAX / 4)
     return lun_refuse(line, text_of("--size: '%s' is not a size; give one like 512m, 10g or max", line.size.c_str()));
-  if (*out == 0) return lun_refuse(line, "--size: 0 is no size for a LUN; give one like 512m, 10g or max");
+  if (*out == 0) return lun_refuse(line, "--size: 0 is not a size for a LUN; give one like 512m, 10g or max");
   *out = round_up(*out, kBlock);
   return 0;
 }

@@ -12,6 +12,7 @@ namespace {
 
 struct DeviceFacts {
   std::string kind, holds;
+  std::string shown;  // what it holds, for people
   uint64_t bytes = 0;
   uint32_t align = 0;
   Capabilities can;
@@ -110,7 +111,7 @@ int info_of_raw(const LunLine& line, const std::string& device, const DeviceFact
     return kLunDone;
   }
   row("device", device);
-  row("holds", facts.holds);
+  row("holds", facts.shown);
   if (refused) row("format", refused);
   show_facts(facts);
   return kLunDone;
@@ -137,7 +138,7 @@ int info_of_physical(const LunLine& line, const LunName& name, PhysicalLun* phys
     return kLunDone;
   }
   row("device", name.device);
-  row("holds", facts.holds);
+  row("holds", facts.shown);
   show_facts(facts);
   show_format(info);
   if (!name.name.empty()) show_lun(lun);
@@ -170,10 +171,11 @@ int lun_info(const LunLine& line) {
   device_close(raw);
   if (error < 0)
     return lun_refuse(line, text_of("%s cannot be read: %s", name.device.c_str(), errno_text(error)), kLunFailed);
-  facts.holds = content == DeviceContent::kBlank ? "nothing (blank)" : *what ? what : "unknown data";
+  facts.shown = holds_text(content, what, name.device);
+  facts.holds = content == DeviceContent::kStore ? what : facts.shown;
   if (content != DeviceContent::kPhysicalLun) {
     if (name.name.empty()) return info_of_raw(line, name.device, facts);
-    return lun_refuse(line, text_of("%s holds no LUNs but %s", name.device.c_str(), facts.holds.c_str()));
+    return lun_refuse(line, text_of("%s holds no LUNs but %s", name.device.c_str(), facts.shown.c_str()));
   }
   PhysicalLun* physical = nullptr;
   options.read_only = false;

@@ -181,9 +181,9 @@ int take_lun(const LunLine& line, const std::string& uri, bool wanted, LunName* 
     return lun_refuse(
         line, text_of("%s names a device but no LUN on it; give %s", uri.c_str(), shell_word(uri + "#NAME").c_str()));
   if (valid_lun_name(out->name)) return 0;
-  return lun_refuse(line,
-                    text_of("'%s' is no name for a LUN; give 1 to %zu of A-Z a-z 0-9 . _ - and begin with none of . -",
-                            out->name.c_str(), kLunNameBytes - 1));
+  return lun_refuse(
+      line, text_of("'%s' is not a name for a LUN; give 1 to %zu of A-Z a-z 0-9 . _ - and begin with none of . -",
+                    out->name.c_str(), kLunNameBytes - 1));
 }
 
 std::vector<std::string> leaves_of(const std::string& uri) {
@@ -259,6 +259,12 @@ int find_lun(const LunLine& line, const LunName& name, PhysicalLun* physical, Vi
 }
 
 // ---- showing
+
+std::string holds_text(DeviceContent content, const std::string& what, const std::string& device) {
+  if (content == DeviceContent::kBlank) return "nothing (blank)";
+  if (content == DeviceContent::kStore) return what + " (`lunar kv info " + shell_word(device) + "`)";
+  return what.empty() ? "unknown data" : what;
+}
 
 std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
 

@@ -87,6 +87,9 @@ std::vector<VirtualLunInfo> luns_of(PhysicalLun* physical);
 
 // ---- showing
 
+// What device_content() says a device holds, for people; of a key/value store also what shows it.
+std::string holds_text(DeviceContent content, const std::string& what, const std::string& device);
+
 std::string size_text(uint64_t bytes);
 std::string time_text(uint64_t seconds);
 std::string uuid_text(const uint8_t* uuid);

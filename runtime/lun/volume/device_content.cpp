@@ -39,6 +39,11 @@ DeviceContent look(const char* head, size_t bytes, char* what, size_t size) {
     format_to(what, size, "a Lunar scratch LUN");
     return DeviceContent::kScratch;
   }
+  for (const uint64_t at : kStoreMagicAt) {
+    if (at + sizeof kStoreMagic > bytes || memcmp(head + at, kStoreMagic, sizeof kStoreMagic) != 0) continue;
+    format_to(what, size, "a key/value store of Lunar");
+    return DeviceContent::kStore;
+  }
   if (!bytes_are_zero(head, bytes)) {
     format_to(what, size, "%s", kUnknownData);
     return DeviceContent::kForeign;
@@ -71,7 +76,15 @@ int device_content(Device* raw, DeviceContent* out, char* what, size_t size, boo
   const size_t bytes = held < kHeadBytes ? static_cast<size_t>(held) : kHeadBytes;
   *out = DeviceContent::kBlank;
   format_to(what, size, "nothing");
-  if (bytes == 0) return 0;
+  char path[4096];
+  struct stat status_of;
+  if (bytes == 0) {  // a file may hold less than what direct I/O moves
+    if (device_path(raw, path, sizeof path) < 0 || sys::path_status(path, &status_of) < 0 || status_of.st_size == 0)
+      return 0;
+    *out = DeviceContent::kForeign;
+    format_to(what, size, "%s", kUnknownData);
+    return 0;
+  }
   void* head = map_private(kHeadBytes, ForkPolicy::kDontFork);
   if (!head) return -ENOMEM;
   int status = raw_io(raw, Op::kRead, 0, head, bytes);
@@ -79,7 +92,7 @@ int device_content(Device* raw, DeviceContent* out, char* what, size_t size, boo
   unmap_private(head, kHeadBytes);
   if (status < 0 || (*out != DeviceContent::kBlank && *out != DeviceContent::kForeign)) return status;
   if (only_ours) return 0;
-  char path[4096], known[48];
+  char known[48];
   if (device_path(raw, path, sizeof path) < 0) return 0;
   const int found = block_signature(path, false, known, sizeof known);
   if (found == 1) {

@@ -113,8 +113,11 @@ class PhysicalLun {
 };
 
 // What the head of a raw device holds: kEmpty (zeros), kOurs (a scratch LUN of the plain kind), kForeign, or one of
-// these. kEnded: virtual LUNs that were being ended; as good as blank.
-enum class DeviceContent : uint8_t { kBlank, kPhysicalLun, kMember, kScratch, kForeign, kEnded };
+// these. kEnded: virtual LUNs that were being ended; as good as blank. kStore: a key/value store that is kept.
+enum class DeviceContent : uint8_t { kBlank, kPhysicalLun, kMember, kScratch, kForeign, kEnded, kStore };
+// How the superblocks of a key/value store begin (kv/store_format.h), of which there are two.
+constexpr char kStoreMagic[16] = "LunarKeyValue\r\n";
+constexpr uint64_t kStoreMagicAt[] = {0, 60 * 1024};
 // Looks at the head only; for a device that answers reads. `what` gets a word for people ("ext4", "a member of a stripe
 // of Lunar").
 [[nodiscard]] int device_content(Device* raw, DeviceContent* out, char* what, size_t size, bool only_ours = false);

@@ -216,6 +216,11 @@ int PhysicalLunImpl::refuse_contents(Format format, bool backup, ErrorText* why)
   if (content == DeviceContent::kMember && label_read(raw_, &label) == -EOPNOTSUPP)
     return refuse_mirror(name, "it", why);
   if (content == DeviceContent::kBlank) return refuse_blank(format, why);
+  if (content == DeviceContent::kStore)
+    return why->set(-EEXIST, "LUN %s: holds %s (`lunar kv info %s`); nothing was changed. Give another device or file",
+                    name, what, name);
+  if (format != Format::kIfBlank)  // nothing is to be made there
+    return why->set(-EEXIST, "LUN %s: holds %s, no virtual LUNs; is the name right?", name, what);
   return why->set(-EEXIST,
                   "LUN %s: holds %s; nothing was changed. If that may go, erase it (wipefs -a, or truncate -s 0 and "
                   "truncate -s SIZE of a file), or format it by name",

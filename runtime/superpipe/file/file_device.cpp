@@ -331,10 +331,7 @@ int FileDevice::open_regular(const char* path, const DeviceOptions& options, Err
   err = signature_read(opened, &contents, &flags);
   if (err < 0) return explain_open(err, path, "read its header", why);
   if (contents == Contents::kForeign)
-    return why->set(-EEXIST,
-                    "LUN %s: holds data that is not Lunar's; "
-                    "give an empty file, or empty this one (truncate -s 0)",
-                    path);
+    return why->set(-EEXIST, "LUN %s: holds data that is not Lunar's; is the name right? Give an empty file", path);
   struct stat status;
   err = sys::file_status(opened, &status);
   if (err < 0) return explain_open(err, path, "look at it", why);

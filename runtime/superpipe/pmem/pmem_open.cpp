@@ -242,9 +242,8 @@ int PmemDevice::open_regular(const char* path, const DeviceOptions& options, Err
   if (err == 0 && options.scratch) err = signature_read(fd(), &contents, &flags);
   if (err < 0) return explain(err, path, "look at it", why);
   if (contents == Contents::kForeign)
-    return why->set(
-        -EEXIST, "LUN pmem:%s: holds data that is not Lunar's; give an empty file, or empty this one (truncate -s 0)",
-        path);
+    return why->set(-EEXIST, "LUN pmem:%s: holds data that is not Lunar's; is the name right? Give an empty file",
+                    path);
   page_bytes_ = magic == HUGETLBFS_MAGIC ? static_cast<uint64_t>(status.st_blksize) : sys::page_bytes();
   if (chunk_bytes_ < page_bytes_) chunk_bytes_ = page_bytes_;
   if (options.scratch)

@@ -48,7 +48,7 @@ TEST_CASE("virtual: a named LUN keeps its content and its size") {
   CHECK(std::string(buffer.at, buffer.bytes) == std::string(buffer.bytes, 0x5a));
   lun->close();
   CHECK(refused(file.path, named("nobody", 0, false), "lunar lun list") == -ENOENT);
-  CHECK(refused(file.path, named("a/b"), "no name") == -EINVAL);
+  CHECK(refused(file.path, named("a/b"), "not a name") == -EINVAL);
   CHECK(refused(file.path, named("big", kTiB), "remain") == -ENOSPC);
   CHECK(refused(file.path, named("big", UINT64_MAX), "more than") == -ENOSPC);
 }
