@@ -63,6 +63,14 @@ int prepare_file(const KeptPlace& place, bool* made, ErrorText* why) {
   return 0;
 }
 
+// Of a place without a store: 0, it is blank; 1, `what` says what it holds; -errno.
+int holds_other(const KeptPlace& place, Device* device, char* what, size_t size, ErrorText* why) {
+  DeviceContent content = DeviceContent::kForeign;
+  if (const int status = device_content(device, &content, what, size, false); status < 0)
+    return why->set(status, "%s: %s: cannot be read: %s", place.caller, place.path, errno_text(status));
+  return content != DeviceContent::kBlank && content != DeviceContent::kEnded;
+}
+
 int refuse_content(const KeptPlace& place, const char* what, ErrorText* why) {
   return why->set(-EEXIST, "%s: %s: holds %s%s", place.caller, place.path, what, place.advice);
 }
@@ -81,8 +89,15 @@ int choose(const KeptPlace& place, Device* device, Contents* contents, ErrorText
   *contents = Contents::kKept;
   media::Superblock super;
   const int found = superblock_read(device, &super, why);
-  if (place.take == Take::kLook || place.take == Take::kLoad || (place.take == Take::kLoadOrMake && found != -ENOENT))
-    return found;
+  const bool only_there = place.take == Take::kLook || place.take == Take::kLoad;
+  if (found != -ENOENT && (only_there || place.take == Take::kLoadOrMake)) return found;
+  char what[64];
+  if (only_there) {
+    const int other = holds_other(place, device, what, sizeof what, why);
+    return other == 0  ? why->set(-ENOENT, "%s: holds no key/value store", place.path)
+           : other < 0 ? other
+                       : why->set(-EEXIST, "%s: holds %s, not a key/value store; is the name right?", place.path, what);
+  }
   *contents = Contents::kNew;
   if (place.take == Take::kReplaceAll) {
     constexpr uint64_t kLeast = media::kHeadBytes + media::kTailBytes + Log::kSegmentsMin * Log::kSegmentBytesMin;
@@ -99,12 +114,8 @@ int choose(const KeptPlace& place, Device* device, Contents* contents, ErrorText
     if (place.take == Take::kMake) return refuse_content(place, "a key/value store", why);
     return found == -EPROTONOSUPPORT ? found : 0;
   }
-  DeviceContent content = DeviceContent::kForeign;
-  char what[64];
-  if (const int status = device_content(device, &content, what, sizeof what, false); status < 0)
-    return why->set(status, "%s: %s: cannot be read: %s", place.caller, place.path, errno_text(status));
-  if (content == DeviceContent::kBlank || content == DeviceContent::kEnded) return 0;
-  return refuse_content(place, what, why);
+  const int other = holds_other(place, device, what, sizeof what, why);
+  return other == 1 ? refuse_content(place, what, why) : other;
 }
 
 }  // namespace
@@ -137,7 +148,7 @@ int size_variable(const char* name, const char* caller, uint64_t* bytes, ErrorTe
   *bytes = 0;
   if (!text || !*text) return 0;
   if (parse_size(text, bytes) == 0 && *bytes != 0) return 0;
-  return why->set(-EINVAL, "%s: %s=%s is no size; give one such as 512m or 4g", caller, name, text);
+  return why->set(-EINVAL, "%s: %s=%s is not a size; give one such as 512m or 4g", caller, name, text);
 }
 
 int dram_of_stores(const char* caller, uint64_t* bytes, ErrorText* why) {

@@ -21,17 +21,34 @@ constexpr unsigned kBuffers = 32;
 
 }  // namespace
 
-// What of `bytes` the buffers leave goes into frames, one of which is the cleaner's.
-int Log::open_frames(uint64_t bytes, bool read_only) {
-  buffer_bytes_ = segment_bytes() / 16 + 2 * kBlockBytes;
-  if (buffer_bytes_ < kPartBytes) buffer_bytes_ = kPartBytes;
-  block_count_ = bytes / 16 / kColdBytes < kBlocksMax ? bytes / 16 / kColdBytes : kBlocksMax;
-  const uint64_t reading = kBuffers * buffer_bytes_ + blocks_bytes();
-  const uint64_t tables = count_ * sizeof(Segment) + reading;
-  const uint64_t marks_a_frame = segment_bytes() / kMarkBytes / 8,
-                 own = segment_bytes() + sizeof(Frame) + marks_a_frame;
-  const uint64_t frames = bytes > tables ? (bytes - tables) / own : 0;
-  if (frames < kFramesMin + 1) return -ENOMEM;
+Log::FramePlan Log::plan_frames(uint64_t limit, unsigned segment_bits, uint64_t count) {
+  const uint64_t bytes = limit / 4 * 3, segment = uint64_t{1} << segment_bits;
+  FramePlan plan{segment / 16 + 2 * kBlockBytes, bytes / 16 / kColdBytes, 0, 0, 0};
+  if (plan.buffer_bytes < kPartBytes) plan.buffer_bytes = kPartBytes;
+  if (plan.blocks > kBlocksMax) plan.blocks = kBlocksMax;
+  plan.reading = kBuffers * plan.buffer_bytes + plan.blocks * kColdBytes;
+  plan.own = segment + sizeof(Frame) + segment / kMarkBytes / 8;
+  const uint64_t tables = count * sizeof(Segment) + plan.reading;
+  plan.frames = bytes > tables ? (bytes - tables) / plan.own : 0;
+  return plan;
+}
+
+uint64_t Log::dram_least(const LogPlace& place) {
+  constexpr uint64_t kForIndex = 4 * kMiB;  // of few keys in all shards, and the cache's tables
+  for (uint64_t limit = kMiB;; limit += kMiB) {
+    const unsigned bits = segment_bits_for(place, limit);
+    if (plan_frames(limit, bits, place.bytes >> bits).frames >= kFramesMin + 1) return limit + kForIndex;
+  }
+}
+
+// What of three quarters of the budget the buffers leave goes into frames, one of which is the cleaner's.
+int Log::open_frames(uint64_t limit, bool read_only) {
+  const FramePlan plan = plan_frames(limit, segment_bits_, count_);
+  if (plan.frames < kFramesMin + 1) return -ENOMEM;
+  const uint64_t bytes = limit / 4 * 3, reading = plan.reading, own = plan.own, frames = plan.frames;
+  const uint64_t marks_a_frame = segment_bytes() / kMarkBytes / 8;
+  buffer_bytes_ = plan.buffer_bytes;
+  block_count_ = plan.blocks;
   // Behind the tail DRAM does more in the read cache, but where there is enough for all of the log.
   const uint64_t share = bytes / kFramesShare / own;
   frame_count_ = frames - 1 >= count_ ? count_ : share > kFramesMin ? share : kFramesMin;

@@ -22,6 +22,17 @@ char* Log::map_records(uint64_t bytes) {
   return static_cast<char*>(memory);
 }
 
+// On a device a frame is a segment, and several are wanted.
+unsigned Log::segment_bits_for(const LogPlace& place, uint64_t limit) {
+  if (place.segment_bits) return place.segment_bits;
+  const auto fits = [&](unsigned bits) {
+    return place.bytes >> bits >= 4 * kSegmentsMin && (!place.device || limit >> bits >= 4 * kFramesMin);
+  };
+  unsigned bits = 16;
+  while (uint64_t{1} << bits < kSegmentBytesMax && fits(bits + 1)) ++bits;
+  return bits;
+}
+
 int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
   const uint64_t bytes = place.bytes;
   Device* device = place.device;
@@ -30,13 +41,7 @@ int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
   epochs_ = epochs;
   device_ = device;
   device_offset_ = place.offset;
-  segment_bits_ = place.segment_bits ? place.segment_bits : 16;
-  // On a device a frame is a segment, and several are wanted.
-  const auto may_double = [&] {
-    return bytes >> (segment_bits_ + 1) >= 4 * kSegmentsMin &&
-           (!device || budget->limit() >> (segment_bits_ + 1) >= 4 * kFramesMin);
-  };
-  while (!place.segment_bits && segment_bytes() < kSegmentBytesMax && may_double()) ++segment_bits_;
+  segment_bits_ = segment_bits_for(place, budget->limit());
   count_ = device ? bytes >> segment_bits_ : (bytes + segment_bytes() - 1) >> segment_bits_;
   if (count_ < kSegmentsMin) {
     if (device) return -ENOSPC;
@@ -48,7 +53,7 @@ int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
   for (uint64_t i = 0; i < count_; ++i) new (&segments_[i]) Segment;
   free_.store(count_, std::memory_order_relaxed);
   tail_used_ = segment_bytes();
-  if (device) return open_frames(budget->limit() / 4 * 3, place.read_only);
+  if (device) return open_frames(budget->limit(), place.read_only);
   if (!budget->take(count_ << segment_bits_)) return -ENOMEM;
   memory_ = map_records(count_ << segment_bits_);
   if (!memory_) return -ENOMEM;

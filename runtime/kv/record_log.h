@@ -106,6 +106,8 @@ class Log {
   static constexpr uint64_t kPartData =
       kPartBytes - sizeof(uint64_t);  // a part: checksum, then so much of a large pair
 
+  // The budget, in whole MiB, that a log on a device wants: frames and tables fit, and a small index.
+  static uint64_t dram_least(const LogPlace& place);
   // All DRAM is charged to the budget at once, and mapped lazily. On a device only what frames take is: a sixteenth, or
   // what holds all of the log, when a quarter is left then. 0, -EINVAL (larger than an address reaches), -ENOMEM.
   [[nodiscard]] int open(const LogPlace& place, Budget* budget, Epochs* epochs);
@@ -389,7 +391,13 @@ class Log {
   bool cheapest_window(uint64_t count, uint64_t* first) const;
   bool find_row(uint64_t count, uint64_t* first);
   // on a device (log_device.cpp)
-  int open_frames(uint64_t bytes, bool read_only);
+  // What a budget gives a log on a device: the size of buffers, blocks, and segments that there is DRAM for.
+  struct FramePlan {
+    uint64_t buffer_bytes, blocks, reading, own, frames;
+  };
+  static FramePlan plan_frames(uint64_t limit, unsigned segment_bits, uint64_t count);
+  static unsigned segment_bits_for(const LogPlace& place, uint64_t limit);
+  int open_frames(uint64_t limit, bool read_only);
   static char* map_records(uint64_t bytes);
   void keep_what_was_read(uint64_t frame);
   std::atomic<uint64_t>& read_mark(uint64_t byte) const { return marks_[byte / kMarkBytes / 64]; }

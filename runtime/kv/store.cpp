@@ -8,11 +8,23 @@
 
 #include <new>
 
+#include "base/format.h"
 #include "kv/saved_state.h"
 #include "sys/arena.h"
 #include "sys/file.h"
 
 namespace lunar::kv {
+namespace {
+
+// least: what would do.
+int too_little(int status, uint64_t limit, uint64_t bytes, uint64_t least, ErrorText* why) {
+  char give[32] = "more";
+  if (least > limit) format_to(give, sizeof give, "%llum", static_cast<unsigned long long>(least / kMiB));
+  return why->set(status, "%s of DRAM is too little for a store of %s; give %s", format_size(limit).text,
+                  format_size(bytes).text, give);
+}
+
+}  // namespace
 
 int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
   *out = nullptr;
@@ -73,11 +85,14 @@ int Store::start(const StoreOptions& options, ErrorText* why) {
   const LogPlace place{bytes, device_, around ? media::kHeadBytes : 0, kept ? super_.segment_bits : wanted_bits,
                        read_only_};
   budget_.open(options.dram_bytes || device_ ? options.dram_bytes : bytes + bytes / 3 + 2 * kMiB);
-  if (const int status = log_.open(place, &budget_, &epochs_); status == -ENOMEM)
+  const int status = log_.open(place, &budget_, &epochs_);
+  if (const uint64_t least = device_ && status == -ENOMEM ? Log::dram_least(place) : 0; least > budget_.limit())
+    return too_little(status, budget_.limit(), bytes, least, why);
+  if (status == -ENOMEM)
     return why->set(status,
                     "key/value store: a log of %s does not go into %s of DRAM; give it more DRAM or a smaller size",
                     format_size(bytes).text, format_size(budget_.limit()).text);
-  else if (status < 0)
+  if (status < 0)
     return why->set(status, "key/value store: a log of %s on %s: %s", format_size(bytes).text,
                     device_ ? device_->name() : "DRAM", errno_text(status));
   const auto lives = [](void* owner, const Record* record, Address address) {
@@ -91,8 +106,7 @@ int Store::start(const StoreOptions& options, ErrorText* why) {
     ++bits;
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
     if (const int status = shards_[i].index.open(bits, &budget_); status < 0)
-      return why->set(status, "key/value store: %s of DRAM leave none for the index; give it more",
-                      format_size(budget_.limit()).text);
+      return too_little(status, budget_.limit(), bytes, device_ ? Log::dram_least(place) : 0, why);
   }
   return around ? open_root(options, why) : 0;
 }

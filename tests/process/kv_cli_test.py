@@ -133,10 +133,20 @@ def test_create(directory):
         file.truncate(64 << 10)
     refused(["create", small], ["small"], small, code=4)
     refused(["create", small, "--force"], ["small"], small, code=4)
-    for words, part in ((["--size", "1m"], "2m"), (["--size", "x"], "no size"), (["--segment", "3m"], "64k"),
+    for words, part in ((["--size", "1m"], "2m"), (["--size", "x"], "not a size"), (["--segment", "3m"], "64k"),
                         (["--shards", "0"], "--shards"), (["--bogus"], "--bogus")):
         refused(["create", os.path.join(directory, "never"), *words], [part])
-    refused(["create", os.path.join(directory, "never"), "--size", "1g", "--dram", "100k"], ["DRAM"], code=4)
+    never = os.path.join(directory, "never")
+    little = ["--dram: 1 MiB", "too little for a store of", "; give "]
+    refused(["create", never, "--size", "64m", "--dram", "1m"], little)
+    least = run("create", never, "--size", "64m", "--dram", "1m").stderr.decode().split("; give ")[1].strip()
+    refused(["create", never, "--size", "64m", "--dram", "7m"], ["--dram: 7 MiB", f"; give {least}"])
+    told = run("create", never, "--size", "64m", environment={**os.environ, "LUNAR_KV_DRAM": "1m"})
+    check(told.returncode == 2 and b"LUNAR_KV_DRAM: 1 MiB" in told.stderr, f"LUNAR_KV_DRAM: {told.stderr!r}")
+    enough = os.path.join(directory, "enough")
+    done("create", enough, "--size", "64m", "--dram", least)
+    done("set", enough, "a", "b", "--dram", least)
+    refused(["get", enough, "a", "--dram", "1m"], little)
     check(not os.path.exists(os.path.join(directory, "never")), "a refused create leaves a file")
     refused(["create", directory], ["is a directory"])
 
@@ -217,16 +227,17 @@ def test_streams(directory):
     check(told != b"" and as_json("info", nothing)["keys"] == 0, "the dump of an empty store")
     # Not a whole stream: nothing of it is kept here, as it is shorter than what the place has free.
     begun, flipped = dump[:16], bytes([dump[100] ^ 1])
-    for what, stream in (("is cut off", dump[:-1]), ("is cut off", dump[:1000]),
-                         ("checksum", dump[:100] + flipped + dump[101:]), ("goes on", dump + b"x"),
-                         ("none of this version", b"LunarKV dump 9\r\n" + dump[16:]), ("is empty", b""),
-                         ("100 GiB", begun + b"P" + struct.pack("<QQ", 1 << 62, 1)),
-                         ("is cut off", begun + b"P" + struct.pack("<QQ", 1 << 36, 1)),
-                         ("is damaged", begun + b"Q"), ("line 1 is no JSON", b"hello\n"),
-                         ("line 2 lacks", b'{"key":"a","value":"b"}\n{"key":"a"}\n'),
-                         ("line 1 lacks", b'{"key_base64":"A","value":""}\n'),
-                         ("line 1 is no JSON", b'{"key":"\\ud800","value":""}\n')):
-        refused(["load", nothing], [what, "standard input", nothing], code=2, given=stream)
+    for code, what, stream in ((4, "is cut off", dump[:-1]), (4, "is cut off", dump[:1000]),
+                               (4, "checksum", dump[:100] + flipped + dump[101:]), (4, "goes on", dump + b"x"),
+                               (2, "not of this version", b"LunarKV dump 9\r\n" + dump[16:]), (2, "is empty", b""),
+                               (2, "100 GiB", begun + b"P" + struct.pack("<QQ", 1 << 62, 1)),
+                               (2, "is cut off", begun + b"P" + struct.pack("<QQ", 1 << 36, 1)),
+                               (2, "is damaged", begun + b"Q"), (2, "line 1 is not a JSON", b"hello\n"),
+                               (4, "line 2 lacks", b'{"key":"a","value":"b"}\n{"key":"a"}\n'),
+                               (2, "line 1 lacks", b'{"key_base64":"A","value":""}\n'),
+                               (2, "line 1 is not a JSON", b'{"key":"\\ud800","value":""}\n')):
+        changed = "pairs of the stream may be in it" if code == 4 else "nothing was changed"
+        refused(["load", nothing], [what, "standard input", nothing, changed], code=code, given=stream)
         check(as_json("info", nothing)["keys"] == 0, f"a stream that {what} left keys")
     refused(["load", nothing, path + ".none"], ["stream.none", "No such file"], nothing)
     done("load", nothing, given=b'\n{"value":"v\\u00e9\\n\\ud83d\\ude00","other":[1],"key":"k\\u0000"}\n')
@@ -237,6 +248,31 @@ def test_streams(directory):
     refused(["load", tight], ["full", "pair"], code=4, given=too_much)
     check(pairs_of(tight).get(b"old") == b"1" and as_json("check", tight)["verdict"] == "clean",
           "a load that was too much")
+
+
+def test_blank_places(directory):
+    """What is blank becomes a store by a load; what holds something else is named, and nothing is proposed for it."""
+    pairs = some_pairs(100)
+    dump = done("dump", make(directory, "source.kv", pairs=pairs))
+    blank, empty = os.path.join(directory, "blank"), os.path.join(directory, "emptied")
+    with open(blank, "wb") as file:
+        file.truncate(16 * MIB)
+    open(empty, "wb").close()
+    refused(["load", blank], ["nothing was changed"], blank, given=b"no stream")
+    for place in (blank, empty):
+        done("load", place, given=dump)
+        check(pairs_of(place) == pairs and as_json("check", place)["verdict"] == "clean", f"a load into {place}")
+    check(os.stat(empty).st_size == 1 << 30, "an empty file gets the size that create gives")
+    letter = os.path.join(directory, "letter")
+    with open(letter, "wb") as file:
+        file.write(b"a letter to keep" * 100_000)
+    note = os.path.join(directory, "note")
+    with open(note, "wb") as file:
+        file.write(b"short")
+    refused(["get", note, "a"], ["holds unknown data", "is the name right?"], note)
+    for words in (["info", letter], ["get", letter, "a"], ["set", letter, "a", "b"], ["load", letter]):
+        refused(words, ["holds unknown data", "is the name right?"], letter, given=dump)
+        check(b"create" not in run(*words, given=dump).stderr, f"{words}: proposes a store over what is there")
 
 
 def test_readers_write_nothing(directory):
@@ -345,7 +381,7 @@ def damage_of_values(store):
               f"get of a damaged pair: {result}")
         result = run("dump", store.place, "--json")
         lines = result.stdout.splitlines()
-        check(result.returncode == 3 and len(lines) == len(store.pairs) - 1 and b"1 pairs" in result.stderr,
+        check(result.returncode == 3 and len(lines) == len(store.pairs) - 1 and b"1 pair that" in result.stderr,
               "a dump leaves it out")
         check(key.decode() in done("check", store.place, code=3).decode(), "check names it")
 
@@ -479,6 +515,7 @@ def test_words(directory):
         file.truncate(4 * MIB)
     refused(["info", place], ["holds no key/value store", "lunar kv create"], place)
     refused(["info", place, "--dram", "lots"], ["--dram"], place)
+    refused(["scan", place, "--limit", "x"], ["--limit: 'x' is not a number"], place)
     refused(["gte", place], ["did you mean get?"])
     refused(["info", ""], ["empty word"])
     help_text = done("--help").decode()
@@ -512,8 +549,8 @@ def test_block_device(directory):
 
 def main():
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="lunar-kv-cli-") as directory:
-        for test in (test_create, test_pairs, test_streams, test_readers_write_nothing, test_in_use, test_killed_loads,
-                     test_damage, test_salvage, test_compact, test_words, test_block_device):
+        for test in (test_create, test_pairs, test_streams, test_blank_places, test_readers_write_nothing, test_in_use,
+                     test_killed_loads, test_damage, test_salvage, test_compact, test_words, test_block_device):
             before = len(problems)
             try:
                 test(directory)

@@ -24,7 +24,7 @@ inline uint64_t size_option(const std::string& name, const std::string& text) {
   const bool known = unit.empty() || unit == "b" || (unit.size() == 1 && power >= 1 && power <= 4);
   const double bytes = number * std::pow(1024.0, static_cast<double>(power));
   if (end == text.c_str() || !known || !std::isfinite(number) || number < 0 || bytes > 9e18) {
-    throw CLI::ValidationError(name, "'" + text + "' is no size (as 512m, 2g)");
+    throw CLI::ValidationError(name, "'" + text + "' is not a size (as 512m, 2g)");
   }
   return static_cast<uint64_t>(bytes);
 }

@@ -4,10 +4,12 @@
 #include "tools/kv/kv_tool.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 #include <cstdio>
 
 #include "kv/inspect.h"
+#include "lun/compose.h"
 #include "tools/support/flags.h"
 #include "tools/support/text.h"
 
@@ -55,7 +57,7 @@ bool KvCommand::size(const char* flag, const std::string& text, uint64_t* out, i
   *out = 0;
   if (text.empty()) return true;
   if (parse_size(text.c_str(), out) == 0 && *out != 0 && *out < UINT64_MAX / 4) return true;
-  *code = refuse(text_of("%s: '%s' is no size; give one such as 512m or 4g", flag, text.c_str()));
+  *code = refuse(text_of("%s: '%s' is not a size; give one such as 512m or 4g", flag, text.c_str()));
   return false;
 }
 
@@ -81,6 +83,12 @@ int KvCommand::open(kv::Take take, kv::Store** out, ErrorText* why, int* code) c
   kept.path = place.c_str();
   kept.take = take;
   kept.caller = "key/value store";
+  kept.advice = ", not a key/value store; is the name right?";
+  if (take == kv::Take::kLoadOrMake) {
+    uint64_t bytes = 0;
+    if (const int wrong = kv::size_variable("LUNAR_KV_SIZE", "LUNAR_KV_SIZE", &bytes, why); wrong < 0) return wrong;
+    if (bytes != 0) kept.bytes_if_empty = round_up(bytes, kv::media::kBlockBytes);
+  }
   bool made = false;
   const int status = kv::kept_place_open(kept, &options.device, &options.contents, &made, why);
   if (status < 0) return status;
@@ -90,14 +98,16 @@ int KvCommand::open(kv::Take take, kv::Store** out, ErrorText* why, int* code) c
   return kv::Store::open(options, out, why);
 }
 
+bool KvCommand::is_there() const { return scheme_length(place.c_str()) != 0 || access(place.c_str(), F_OK) == 0; }
+
 int KvCommand::failed_to_open(int status, const ErrorText& why) const {
   std::string text = why.text[0] ? why.text : errno_text(status);
+  // Nothing was done yet: more DRAM is all that it takes.
+  if (status == -ENOMEM) return refuse((dram_.empty() ? "LUNAR_KV_DRAM: " : "--dram: ") + text);
   if (status == -ENOENT)
     text += text_of("; `lunar kv create %s` makes one", shell_word(place).c_str());
   else if (status == -EBADMSG && text.find("--salvage") == std::string::npos)
     text += "; an earlier dump or a backup may have what it held";
-  else if (status == -ENOMEM)
-    text += " (--dram)";
   return failed(status, text);
 }
 

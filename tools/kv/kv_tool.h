@@ -39,13 +39,15 @@ class KvCommand {
   int failed(int64_t error, const std::string& text) const;
   // A size flag; "": 0. False: refused, *code says how to end.
   bool size(const char* flag, const std::string& text, uint64_t* out, int* code) const;
-  // Opens the store that is there. 0 or an exit code.
+  // Opens the store that is there; kLoadOrMake: where the place is blank, one that is made. 0 or an exit code.
   int open(kv::Take take, kv::Store** out) const;
   // The same for a caller that says why not: 0, or -errno with *why. *code: not 0 where the line was wrong.
   int open(kv::Take take, kv::Store** out, ErrorText* why, int* code) const;
   // What an error of opening means, in a line of its own.
   int failed_to_open(int status, const ErrorText& why) const;
   int dram(uint64_t* bytes) const;  // 0 or an exit code
+  // Whether the place may be blank (an empty file, a device without content), not a path that leads to nothing.
+  bool is_there() const;
   // Makes what was changed durable and closes. 0 or an exit code.
   int flush_and_close(kv::Store* store) const;
 

@@ -19,7 +19,7 @@ const Subcommand kVerbs[] = {
     {"set", "give a key a value", kv_set},
     {"del", "delete keys", kv_del},
     {"scan", "the keys that there are", kv_scan},
-    {"load", "set all pairs of a stream", kv_load},
+    {"load", "set all pairs of a stream; a blank place becomes a store", kv_load},
     {"dump", "all pairs, as a stream", kv_dump},
     {"compact", "give back the space of what was replaced and deleted", kv_compact},
 };
@@ -34,10 +34,10 @@ std::string kv_help() {
   out +=
       "\n`lunar kv VERB --help` tells more; each verb takes --json, and --dram for its memory. A word that begins with "
       "-\n"
-      "and is no flag comes after --.\n\n"
+      "and is not a flag comes after --.\n\n"
       "Exit code: 0 done, 1 a key is not there (check: damage without loss), 2 refused and nothing changed, 3 "
       "damaged,\n"
-      "4 an I/O error, no space or the like stopped it.\n\n"
+      "4 an I/O error, no space or the like stopped it, or a stream that broke off after some pairs.\n\n"
       "Examples:\n"
       "  lunar kv create /srv/users.kv --size 10g\n"
       "  lunar kv set /srv/users.kv alice '{\"id\": 1}'\n"

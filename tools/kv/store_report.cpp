@@ -139,11 +139,13 @@ int check_open(const KvCommand& command, kv::Store* store) {
     json.field("dead_records", report.dead_records).field("read_bytes", report.read_bytes).close('}');
     print_json(json);
   } else {
-    printf("%s: %s; %llu pairs are sound (%llu of them large), %llu lost; %llu records without a key; %s read\n",
-           printable(command.place).c_str(), verdict,
-           static_cast<unsigned long long>(report.records + report.large_pairs),
+    // What was replaced or deleted is of no interest but next to damage.
+    const std::string dead =
+        report.damages == 0 ? "" : "; " + counted(report.dead_records, "record") + " without a key";
+    printf("%s: %s; %s sound (%llu of them large), %llu lost%s; %s read\n", printable(command.place).c_str(), verdict,
+           counted(report.records + report.large_pairs, "pair").c_str(),
            static_cast<unsigned long long>(report.large_pairs), static_cast<unsigned long long>(report.pairs_lost),
-           static_cast<unsigned long long>(report.dead_records), size_text(report.read_bytes).c_str());
+           dead.c_str(), size_text(report.read_bytes).c_str());
     if (report.pairs_lost)
       printf("%s: `lunar kv set` or `load` gives a lost key whose name is shown a value again\n",
              printable(command.place).c_str());

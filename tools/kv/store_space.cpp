@@ -66,7 +66,8 @@ int kv_create(int argc, char** argv) {
   const bool power = (options.segment_bytes & (options.segment_bytes - 1)) == 0;
   if (options.segment_bytes != 0 && (!power || options.segment_bytes < kv::Log::kSegmentBytesMin ||
                                      options.segment_bytes > kv::Log::kSegmentBytesMax))
-    return command.refuse(text_of("--segment: %s is none; give 64k, 128k, 256k, 512k or 1m", segment.c_str()));
+    return command.refuse(
+        text_of("--segment: %s is not one of these; give 64k, 128k, 256k, 512k or 1m", segment.c_str()));
   if ((code = command.dram(&options.dram_bytes)) != 0) return code;
   if (bytes == 0 && kv::size_variable("LUNAR_KV_SIZE", "LUNAR_KV_SIZE", &bytes, &why) < 0)
     return command.refuse(why.text);
@@ -85,7 +86,7 @@ int kv_create(int argc, char** argv) {
   kv::Store* store = nullptr;
   status = kv::Store::open(options, &store, &why);
   if (status < 0 && made) (void)unlink(command.place.c_str());
-  if (status < 0) return command.failed(status, why.text);
+  if (status < 0) return command.failed_to_open(status, why);
   kv::StoreInfo info;
   store->info(&info);
   store->close();

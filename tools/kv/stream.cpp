@@ -125,7 +125,7 @@ bool PairReader::begin() {
   if (form_ == Form::kLines) return true;
   char head[kHeadBytes];
   if (!take(head, sizeof head)) return false;
-  return memcmp(head, kHead, sizeof head) == 0 || fail("begins like a dump, but is none of this version");
+  return memcmp(head, kHead, sizeof head) == 0 || fail("begins like a dump, but not of this version");
 }
 
 bool PairReader::end() {
@@ -162,7 +162,7 @@ bool PairReader::next_line(std::string* key, std::string* value) {
     const auto object = JsonValue::parse(text);
     const auto number = static_cast<unsigned long long>(line_);
     if (!object || object->kind != JsonValue::Kind::kObject)
-      return fail(text_of("line %llu is no JSON object; a line is {\"key\":...,\"value\":...}", number));
+      return fail(text_of("line %llu is not a JSON object; a line is {\"key\":...,\"value\":...}", number));
     if (!bytes_member(*object, "key", key) || !bytes_member(*object, "value", value))
       return fail(text_of("line %llu lacks a key or a value (key or key_base64, value or value_base64)", number));
     return true;

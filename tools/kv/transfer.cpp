@@ -2,7 +2,8 @@
 // lunar kv load and dump: streams of pairs (stream.h).
 //
 // A load is one change: what it set becomes durable when the stream has come to its end. Where more is loaded than the
-// place has free, the engine saves meanwhile, so a load that was stopped may have left some of its pairs, each whole.
+// place has free, the engine saves meanwhile, so a load that was stopped may have left some of its pairs, each whole:
+// its exit code is not that of a refusal. On a blank place it makes the store, once the stream has begun.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <errno.h>
 #include <unistd.h>
@@ -25,27 +26,53 @@ const char kStreamHelp[] =
     "or "
     "value_base64 for what is not UTF-8.";
 
+constexpr char kMayHold[] = "what it held before is kept, and pairs of the stream may be in it";
+
 struct Loaded {
   uint64_t bytes = 0;
   double seconds = 0;
 };
 
-// All pairs of the stream into the store. 0 or an exit code; the caller closes.
-int load_pairs(const KvCommand& command, const std::string& from, PairReader& reader, kv::Store* store, Loaded* out) {
+struct LoadedPair {
   std::string key, value;
-  const char* kept = "what it held before is kept, and pairs of the stream may be in it";
-  while (reader.next(&key, &value)) {
-    out->bytes += key.size() + value.size();
-    const int status = store->set(bytes_of(key), bytes_of(value));
+  bool there = false;
+};
+
+int refuse_stream(const KvCommand& command, const std::string& from, const PairReader& reader) {
+  const bool began = reader.pairs() != 0;
+  return command.refuse(text_of("%s %s; %s: %s", from.c_str(), reader.error().c_str(), command.place.c_str(),
+                                began ? kMayHold : "nothing was changed"),
+                        began ? kKvFailed : kKvRefused);
+}
+
+// All pairs of the stream, of which the first is read (has_pair), into the store. 0 or an exit code; the caller closes.
+int load_pairs(const KvCommand& command, const std::string& from, LoadedPair& pair, PairReader& reader,
+               kv::Store* store, Loaded* out) {
+  for (; pair.there; pair.there = reader.next(&pair.key, &pair.value)) {
+    out->bytes += pair.key.size() + pair.value.size();
+    const int status = store->set(bytes_of(pair.key), bytes_of(pair.value));
     if (status == 0) continue;
-    return command.failed(
-        status,
+    const std::string text =
         text_of("%s: pair %llu of %s (%zu bytes): %s%s; %s", command.place.c_str(),
-                static_cast<unsigned long long>(reader.pairs()), from.c_str(), key.size() + value.size(),
-                errno_text(status), status == -ENOSPC ? ": the store is full, or its index has no DRAM" : "", kept));
+                static_cast<unsigned long long>(reader.pairs()), from.c_str(), pair.key.size() + pair.value.size(),
+                errno_text(status), status == -ENOSPC ? ": the store is full, or its index has no DRAM" : "", kMayHold);
+    const int code = command.failed(status, text);
+    return code == kKvRefused && reader.pairs() > 1 ? kKvFailed : code;
   }
-  if (reader.error().empty()) return kKvDone;
-  return command.refuse(text_of("%s %s; %s: %s", from.c_str(), reader.error().c_str(), command.place.c_str(), kept));
+  return reader.error().empty() ? kKvDone : refuse_stream(command, from, reader);
+}
+
+// The store that is there, else one on a blank place, for which the stream must have begun well. 0 or an exit code.
+int open_to_load(const KvCommand& command, const std::string& from, LoadedPair* pair, PairReader& reader,
+                 kv::Store** out) {
+  ErrorText why;
+  int code = 0;
+  int status = command.open(kv::Take::kLoad, out, &why, &code);
+  const bool blank = code == 0 && status == -ENOENT && command.is_there();
+  if (status == 0 || blank) pair->there = reader.next(&pair->key, &pair->value);
+  if (blank && !reader.error().empty()) return refuse_stream(command, from, reader);
+  if (blank) status = command.open(kv::Take::kLoadOrMake, out, &why, &code);
+  return status == 0 || code != 0 ? code : command.failed_to_open(status, why);
 }
 
 struct Dump {
@@ -62,7 +89,8 @@ bool dump_pair(void* context, kv::Bytes key, kv::Bytes value) {
 
 int kv_load(int argc, char** argv) {
   KvCommand command("load", kStreamHelp);
-  command.app().description(std::string("Sets all pairs of a stream. They are durable when the command ends. ") +
+  command.app().description(std::string("Sets all pairs of a stream. They are durable when the command ends. Where the "
+                                        "place is blank (an empty file, a blank device), the store is made. ") +
                             kStreamHelp);
   std::string path = "-";
   command.app().add_option("FILE", path, "the stream; standard input unless given");
@@ -76,11 +104,12 @@ int kv_load(int argc, char** argv) {
   (void)setvbuf(file, nullptr, _IOFBF, kBuffer);
   kv::Store* store = nullptr;
   Loaded loaded;
+  LoadedPair pair;
   PairReader reader(file);
-  int code = command.open(kv::Take::kLoad, &store);
+  int code = open_to_load(command, from, &pair, reader, &store);
   if (code == 0) {
     const uint64_t start = now_ns();
-    code = load_pairs(command, from, reader, store, &loaded);
+    code = load_pairs(command, from, pair, reader, store, &loaded);
     if (code == 0)
       code = command.flush_and_close(store);
     else

@@ -24,6 +24,10 @@ std::string text_of(const char* format, ...) {
   return out;
 }
 
+std::string counted(uint64_t count, const char* noun) {
+  return text_of("%llu %s%s", static_cast<unsigned long long>(count), noun, count == 1 ? "" : "s");
+}
+
 std::string printable(std::string_view text) {
   std::string out(text.size() * 4 + 1, '\0');
   out.resize(format_line_to(out.data(), out.size(), "%.*s", static_cast<int>(text.size()), text.data()));

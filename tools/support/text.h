@@ -3,6 +3,7 @@
 // Threading: free functions, no state. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,8 @@ namespace lunar::tools {
 
 // printf into a string.
 std::string text_of(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// "1 extent", "2 extents".
+std::string counted(uint64_t count, const char* noun);
 // For a terminal: what is no printable text (names of files and LUNs may hold anything) as \xNN.
 std::string printable(std::string_view text);
 // Appends `text` to *out, broken at blanks; lines after the first begin with `indent` blanks. `column`: the start.

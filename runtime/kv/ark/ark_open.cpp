@@ -35,7 +35,8 @@ constexpr uint64_t kSizeLeast = kGiB, kPathMax = 4096;
 int durability_of(const CreateOptions& options, kv::Durability* out, ErrorText* why) {
   if (options.durability != 0) {
     if (options.durability > LUNAR_KV_DURABLE_EACH)
-      return why->set(-EINVAL, "%s: durability %u is none of LUNAR_KV_DURABLE_...", options.caller, options.durability);
+      return why->set(-EINVAL, "%s: durability %u is not one of LUNAR_KV_DURABLE_...", options.caller,
+                      options.durability);
     if ((options.flags & ARK_KV_PERSIST_STORE) == 0)
       return why->set(-EINVAL, "%s: durability is of a store with ARK_KV_PERSIST_STORE", options.caller);
     *out = options.durability == LUNAR_KV_DURABLE_FLUSH   ? kv::Durability::kFlush
@@ -51,7 +52,7 @@ int durability_of(const CreateOptions& options, kv::Durability* out, ErrorText* 
   else if (strcmp(text, "each") == 0)
     *out = kv::Durability::kEach;
   else
-    return why->set(-EINVAL, "%s: LUNAR_KV_DURABILITY=%s is none of flush, group and each", options.caller, text);
+    return why->set(-EINVAL, "%s: LUNAR_KV_DURABILITY=%s is not one of flush, group and each", options.caller, text);
   return 0;
 }
 
