@@ -5,8 +5,10 @@
 //   bigmap [ENTRIES [DRAM_MIB]]     default: 1,500,000 entries (about 200 MiB), 64 MiB of DRAM
 #include <lunar/lunar.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <random>
@@ -33,7 +35,8 @@ bool right(std::uint64_t key, const Value& value) {
 using Map = std::map<std::uint64_t, Value, std::less<>, lunar::allocator<std::pair<const std::uint64_t, Value>>>;
 
 int run(std::uint64_t entries, std::uint64_t dram) {
-  lunar::Tier tier({.dram_bytes = dram, .lun_bytes = entries * 512, .lun = {}, .options = {}});
+  // Not less than the DRAM.
+  lunar::Tier tier({.dram_bytes = dram, .lun_bytes = std::max(entries * 512, dram), .lun = {}, .options = {}});
   Map map;
   for (std::uint64_t key = 0; key < entries; ++key) map.emplace_hint(map.end(), key, value_of(key));
 
@@ -56,15 +59,33 @@ int run(std::uint64_t entries, std::uint64_t dram) {
               static_cast<unsigned long long>(stats.resident_peak_bytes >> 20),
               static_cast<unsigned long long>(stats.evicted_bytes >> 20),
               static_cast<unsigned long long>(stats.evictions));
-  return stats.resident_peak_bytes <= dram && stats.evictions > 0 ? 0 : 1;
+  if (stats.evictions == 0) return std::fputs("bigmap: nothing was evicted; give more ENTRIES\n", stderr), 1;
+  if (stats.resident_peak_bytes > dram) return std::fputs("bigmap: the budget was passed\n", stderr), 1;
+  return 0;
+}
+
+// A whole number above 0, or 0.
+std::uint64_t number_of(const char* text) {
+  constexpr std::uint64_t kMost = 1u << 30;
+  char* end;
+  const std::uint64_t number = std::strtoull(text, &end, 10);
+  return end != text && *end == '\0' && text[0] != '-' && number <= kMost ? number : 0;
+}
+
+int usage(int code) {
+  std::fputs("usage: bigmap [ENTRIES [DRAM_MIB]]     default: 1500000 entries, 64 MiB of DRAM\n",
+             code == 0 ? stdout : stderr);
+  return code;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 2 && std::strcmp(argv[1], "--help") == 0) return usage(0);
+  const std::uint64_t entries = argc > 1 ? number_of(argv[1]) : 1500000, dram_mib = argc > 2 ? number_of(argv[2]) : 64;
+  if (argc > 3 || entries == 0 || dram_mib == 0) return usage(2);
   try {
-    return run(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1500000,
-               (argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 64) << 20);
+    return run(entries, dram_mib << 20);
   } catch (const lunar::Error& error) {
     std::fprintf(stderr, "bigmap: %s\n", error.what());
     return error.code() == EPERM || error.code() == ENOSYS ? 77 : 1;

@@ -14,7 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TILE = 64 };
+enum { TILE = 64, MOST = 1 << 20 };
+
+/* A whole number above 0, or 0. */
+static size_t number_of(const char* text) {
+  char* end;
+  unsigned long long number = strtoull(text, &end, 10);
+  return end != text && *end == '\0' && text[0] != '-' && number <= MOST ? (size_t)number : 0;
+}
 
 static double value(size_t row, size_t column) { return (double)row * 1000003.0 + (double)column; }
 
@@ -43,9 +50,17 @@ static int transpose(double* out, const double* in, size_t n) {
   return 0;
 }
 
+static int usage(int code) {
+  fputs("usage: matrix [N [DRAM_MIB]]     an N x N matrix of doubles; default: 4096, 64 MiB of DRAM\n",
+        code == 0 ? stdout : stderr);
+  return code;
+}
+
 int main(int argc, char** argv) {
-  size_t n = argc > 1 ? strtoul(argv[1], NULL, 10) : 4096;
-  size_t dram_mib = argc > 2 ? strtoul(argv[2], NULL, 10) : 64;
+  if (argc == 2 && strcmp(argv[1], "--help") == 0) return usage(0);
+  size_t n = argc > 1 ? number_of(argv[1]) : 4096;
+  size_t dram_mib = argc > 2 ? number_of(argv[2]) : 64;
+  if (argc > 3 || n == 0 || dram_mib == 0) return usage(2);
   size_t page_doubles, bytes;
   double *a, *b;
   lunar_stats stats = {.struct_size = sizeof(stats)};
@@ -53,6 +68,7 @@ int main(int argc, char** argv) {
 
   config.dram_bytes = (uint64_t)dram_mib << 20;
   config.lun_bytes = (uint64_t)n * n * sizeof(double) * 3;
+  if (config.lun_bytes < config.dram_bytes) config.lun_bytes = config.dram_bytes;
   int rc = lunar_init(&config);
   if (rc < 0 && rc != -EEXIST) {
     fprintf(stderr, "matrix: %s\n", lunar_error());

@@ -11,7 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RECORD = 4096, BATCH = 128 };
+enum { RECORD = 4096, BATCH = 128, MOST = 1 << 20 };
+
+/* A whole number above 0, or 0. */
+static size_t number_of(const char* text) {
+  char* end;
+  unsigned long long number = strtoull(text, &end, 10);
+  return end != text && *end == '\0' && text[0] != '-' && number <= MOST ? (size_t)number : 0;
+}
 
 static uint64_t next_random(uint64_t* state) {
   *state ^= *state << 13;
@@ -50,11 +57,20 @@ static int look_up(const char* records, const uint32_t* index, size_t count, uin
   return 0;
 }
 
+static int usage(int code) {
+  fputs("usage: pin [RECORDS_MIB [DRAM_MIB]]     default: 256 MiB of records, 64 MiB of DRAM\n",
+        code == 0 ? stdout : stderr);
+  return code;
+}
+
 int main(int argc, char** argv) {
-  size_t bytes = (argc > 1 ? strtoul(argv[1], NULL, 10) : 256) << 20;
-  size_t dram = (argc > 2 ? strtoul(argv[2], NULL, 10) : 64) << 20;
+  if (argc == 2 && strcmp(argv[1], "--help") == 0) return usage(0);
+  size_t bytes = (argc > 1 ? number_of(argv[1]) : 256) << 20;
+  size_t dram = (argc > 2 ? number_of(argv[2]) : 64) << 20;
+  if (argc > 3 || bytes == 0 || dram == 0) return usage(2);
   size_t count = bytes / RECORD;
-  lunar_config config = {.struct_size = sizeof(config), .dram_bytes = dram, .lun_bytes = 3 * bytes};
+  lunar_config config = {.struct_size = sizeof(config), .dram_bytes = dram};
+  config.lun_bytes = 3 * bytes > dram ? 3 * bytes : dram; /* not less than the DRAM */
   int rc = lunar_init(&config);
   if (rc < 0 && rc != -EEXIST)
     return rc == -EPERM || rc == -ENOSYS ? (fail("lunar_init", rc), 77) : fail("lunar_init", rc);
@@ -95,6 +111,10 @@ int main(int argc, char** argv) {
       200 * BATCH, bytes >> 20, dram >> 20, (unsigned long long)(after.prefetched - before.prefetched),
       (unsigned long long)(after.major_faults - before.major_faults), (unsigned long long)(after.pinned_bytes >> 10),
       (unsigned long long)(after.resident_peak_bytes >> 20));
+  if (after.evictions == 0) {
+    fprintf(stderr, "pin: nothing was evicted; give more RECORDS_MIB or less DRAM_MIB\n");
+    return 1;
+  }
   if (after.resident_peak_bytes > dram || after.prefetched == before.prefetched)
     return fail("the figures are not right", -ERANGE);
   rc = lunar_unpin(index, count * sizeof(*index));

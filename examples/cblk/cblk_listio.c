@@ -86,11 +86,14 @@ static int work(chunk_id_t lun, unsigned char* out, unsigned char* in) {
   return 0;
 }
 
+static int usage(int code) {
+  fputs("usage: cblk_listio DEVICE\n", code == 0 ? stdout : stderr);
+  return code;
+}
+
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    fprintf(stderr, "usage: cblk_listio DEVICE\n");
-    return 2;
-  }
+  if (argc > 1 && argv[1][0] == '-') return usage(strcmp(argv[1], "--help") == 0 ? 0 : 2);
+  if (argc != 2) return usage(2);
   unsigned char *out = aligned_alloc(BLOCK, (size_t)COUNT * BLOCK), *in = aligned_alloc(BLOCK, (size_t)COUNT * BLOCK);
   if (!out || !in) return fail("memory");
   chunk_id_t lun = cblk_open(argv[1], COUNT, O_RDWR, 0, CBLK_OPN_VIRT_LUN);

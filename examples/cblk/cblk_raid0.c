@@ -49,12 +49,15 @@ static int work(chunk_cg_id_t group, int devices) {
   return 0;
 }
 
+static int usage(int code) {
+  fputs("usage: cblk_raid0 DEVICE DEVICE [...]\n", code == 0 ? stdout : stderr);
+  return code;
+}
+
 int main(int argc, char** argv) {
+  if (argc > 1 && argv[1][0] == '-') return usage(strcmp(argv[1], "--help") == 0 ? 0 : 2);
   char path[4096] = "";
-  if (argc < 3 || argc > DEVICES_MAX + 1) {
-    fprintf(stderr, "usage: cblk_raid0 DEVICE DEVICE [...]\n");
-    return 2;
-  }
+  if (argc < 3 || argc > DEVICES_MAX + 1) return usage(2);
   for (int i = 1; i < argc; ++i) {
     size_t used = strlen(path);
     if (snprintf(path + used, sizeof(path) - used, "%s%s", i > 1 ? ":" : "", argv[i]) >= (int)(sizeof(path) - used))

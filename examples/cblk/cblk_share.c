@@ -55,12 +55,15 @@ static int child(chunk_id_t lun, int to_parent, int from_parent) {
   return read_half(lun, 0, "child");
 }
 
+static int usage(int code) {
+  fputs("usage: cblk_share DEVICE\n", code == 0 ? stdout : stderr);
+  return code;
+}
+
 int main(int argc, char** argv) {
+  if (argc > 1 && argv[1][0] == '-') return usage(strcmp(argv[1], "--help") == 0 ? 0 : 2);
   int up[2], down[2], status = 0;
-  if (argc != 2) {
-    fprintf(stderr, "usage: cblk_share DEVICE\n");
-    return 2;
-  }
+  if (argc != 2) return usage(2);
   chunk_id_t lun = cblk_open(argv[1], 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
   if (lun == NULL_CHUNK_ID) return fail("cblk_open", argv[1]);
   if (cblk_set_size(lun, COUNT, 0) != 0) return fail("parent", "cblk_set_size");

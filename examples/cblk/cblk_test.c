@@ -51,11 +51,14 @@ static int copy_and_compare(chunk_id_t lun, FILE* file, size_t blocks, const cha
   return 0;
 }
 
+static int usage(int code) {
+  fputs("usage: cblk_test DEVICE FILE\n", code == 0 ? stdout : stderr);
+  return code;
+}
+
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    fprintf(stderr, "usage: cblk_test DEVICE FILE\n");
-    return 2;
-  }
+  if (argc > 1 && argv[1][0] == '-') return usage(strcmp(argv[1], "--help") == 0 ? 0 : 2);
+  if (argc != 3) return usage(2);
   FILE* file = fopen(argv[2], "rb");
   if (!file) return fail("cannot open", argv[2]);
   size_t blocks = blocks_of(file);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <latch>
 #include <lunar/kv.hpp>
@@ -90,14 +91,18 @@ int run(kv::Store& store, unsigned count, std::uint64_t records) {
   return 0;
 }
 
+int usage(int code) {
+  std::fputs("usage: kv_coroutines [PLACE [WALKERS (1 to 65536) [RECORDS (a power of two)]]]\n",
+             code == 0 ? stdout : stderr);
+  return code;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && argv[1][0] == '-') return usage(std::strcmp(argv[1], "--help") == 0 ? 0 : 2);
   const long walkers = argc > 2 ? std::atol(argv[2]) : 4000, wanted = argc > 3 ? std::atol(argv[3]) : 65536;
-  if (argc > 4 || walkers < 1 || walkers > 65536 || wanted < 1 || (wanted & (wanted - 1)) != 0) {
-    std::fprintf(stderr, "usage: kv_coroutines [PLACE [WALKERS (1 to 65536) [RECORDS (a power of two)]]]\n");
-    return 2;
-  }
+  if (argc > 4 || walkers < 1 || walkers > 65536 || wanted < 1 || (wanted & (wanted - 1)) != 0) return usage(2);
   kv::Options options{
       .place = argc > 1 ? argv[1] : "", .expected_keys = static_cast<std::uint64_t>(wanted), .threads = 4};
   options.asyncs = static_cast<unsigned>(walkers) + 4;  // a call still counts as under way while its coroutine goes on

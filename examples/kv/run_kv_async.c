@@ -65,12 +65,15 @@ static int fail(const char* what, int why) {
   return 1;
 }
 
+static int usage(int code) {
+  fprintf(code == 0 ? stdout : stderr, "usage: run_kv_async [PATH [DEPTH (1 to %d) [PAIRS]]]\n", DEPTH_MAX);
+  return code;
+}
+
 int main(int argc, char** argv) {
+  if (argc > 1 && argv[1][0] == '-') return usage(strcmp(argv[1], "--help") == 0 ? 0 : 2);
   int depth = argc > 2 ? atoi(argv[2]) : 32, pairs = argc > 3 ? atoi(argv[3]) : 500, result = 0;
-  if (argc > 4 || depth < 1 || depth > DEPTH_MAX || pairs < 1) {
-    fprintf(stderr, "usage: run_kv_async [PATH [DEPTH (1 to %d) [PAIRS]]]\n", DEPTH_MAX);
-    return 2;
-  }
+  if (argc > 4 || depth < 1 || depth > DEPTH_MAX || pairs < 1) return usage(2);
   struct chain* chains = calloc((size_t)depth, sizeof *chains);
   ARK* ark = NULL;
   if (!chains) return fail("memory", errno);

@@ -31,12 +31,15 @@ static int check(ARK* ark, int pairs) {
   return 0;
 }
 
+static int usage(int code) {
+  fputs("usage: run_kv_persist PLACE [PAIRS]\n", code == 0 ? stdout : stderr);
+  return code;
+}
+
 int main(int argc, char** argv) {
+  if (argc > 1 && argv[1][0] == '-') return usage(strcmp(argv[1], "--help") == 0 ? 0 : 2);
   int more = argc > 2 ? atoi(argv[2]) : 1000;
-  if (argc < 2 || argc > 3 || more < 1) {
-    fprintf(stderr, "usage: run_kv_persist PLACE [PAIRS]\n");
-    return 2;
-  }
+  if (argc < 2 || argc > 3 || more < 1) return usage(2);
   ARK* ark = NULL;
   int rc = ark_create(argv[1], &ark, ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD);
   if (rc != 0) return fail("ark_create", rc);

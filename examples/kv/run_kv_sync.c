@@ -70,13 +70,16 @@ static int remove_all(ARK* ark, int64_t wanted) {
   return 1;
 }
 
+static int usage(int code) {
+  fprintf(code == 0 ? stdout : stderr, "usage: run_kv_sync [PATH [THREADS (1 to %d) [PAIRS]]]\n", THREADS_MAX);
+  return code;
+}
+
 int main(int argc, char** argv) {
+  if (argc > 1 && argv[1][0] == '-') return usage(strcmp(argv[1], "--help") == 0 ? 0 : 2);
   static struct worker workers[THREADS_MAX];
   int threads = argc > 2 ? atoi(argv[2]) : 4, pairs = argc > 3 ? atoi(argv[3]) : 2000, result = 0;
-  if (argc > 4 || threads < 1 || threads > THREADS_MAX || pairs < 1) {
-    fprintf(stderr, "usage: run_kv_sync [PATH [THREADS (1 to %d) [PAIRS]]]\n", THREADS_MAX);
-    return 2;
-  }
+  if (argc > 4 || threads < 1 || threads > THREADS_MAX || pairs < 1) return usage(2);
   ARK* ark = NULL;
   int rc = ark_create(argc > 1 ? argv[1] : NULL, &ark, 0);
   if (rc != 0) return fail("ark_create", rc);

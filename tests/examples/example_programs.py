@@ -46,6 +46,18 @@ def run(program, *words, **variables):
                           env=environment)
 
 
+def check_options(program, wrong=(), name=None):
+    """--help; an option that there is not; words that are wrong."""
+    name = name or os.path.basename(program)
+    result = run(program, "--help")
+    check(result.returncode == 0 and result.stdout.startswith("usage: " + name) and result.stderr == "",
+          f"{name} --help: {result}")
+    for words in (["--nonsense"], *wrong):
+        result = run(program, *words)
+        check(result.returncode == 2 and result.stdout == "" and "usage: " + name in result.stderr,
+              f"{name} {words}: {result}")
+
+
 def changes_nothing(path, program, *words, **variables):
     """Runs it on a file that holds foreign data."""
     with open(path, "rb") as file:

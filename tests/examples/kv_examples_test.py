@@ -8,7 +8,8 @@ import re
 import shutil
 import sys
 
-from example_programs import LIBRARY, MIB, build, changes_nothing, check, compile_program, main, problems, run
+from example_programs import (LIBRARY, MIB, build, changes_nothing, check, check_options, compile_program, main,
+                              problems, run)
 
 DRAM = {"LUNAR_KV_DRAM": "256m"}
 run = functools.partial(run, **DRAM)
@@ -23,6 +24,7 @@ def file_of(directory, name, head):
 
 
 def check_persist(program, place, foreign):
+    check_options(program, ([], [place, "0"]))
     for found, more in ((0, 1000), (1000, 300), (1300, 1)):
         result = run(program, place, str(more))
         wanted = f"run_kv_persist: {found} pairs were there, all equal, and {more} more are now\n"
@@ -37,18 +39,6 @@ def one_line(program, wanted, *words):
     result = run(program, *words)
     held = result.returncode == 0 and result.stderr == "" and re.fullmatch(wanted + "\n", result.stdout)
     check(held, f"{os.path.basename(program)} {words}: {result}, not {wanted}")
-
-
-def check_options(program, missing=()):
-    """--help; an option that there is not; what cannot be left out."""
-    name = os.path.basename(program)
-    result = run(program, "--help")
-    check(result.returncode == 0 and result.stdout.startswith("usage: " + name) and result.stderr == "",
-          f"{name} --help: {result}")
-    for words in (["--nonsense"], *missing):
-        result = run(program, *words)
-        check(result.returncode == 2 and result.stdout == "" and "usage: " + name in result.stderr,
-              f"{name} {words}: {result}")
 
 
 def check_benchmark(program, place, foreign):
@@ -114,8 +104,7 @@ def check_coroutines(program, place):
     one_line(program, wanted.format(4000, 65536))
     one_line(program, wanted.format(50, 1), "", "50", "1")
     one_line(program, wanted.format(500, 1024), place, "500", "1024")
-    for words in (["", "0"], ["", "5", "1000"], ["", "5", "8", "word"]):
-        check(run(program, *words).returncode == 2, f"kv_coroutines {words}")
+    check_options(program, (["", "0"], ["", "5", "1000"], ["", "5", "8", "word"]))
 
 
 def check_migrate(program, persist, directory, foreign):
@@ -164,6 +153,7 @@ def check_all(directory):
     check_migrate(programs.pop("kv_migrate"), programs["run_kv_persist"], directory, foreign)
     check_persist(programs.pop("run_kv_persist"), file_of(directory, "kept.img", b""), foreign)
     for name, program in programs.items():
+        check_options(program, (["", "0"], ["", "1", "1", "word"]))
         # On a blank file, and where a store was.
         for words in ([], ["", "3", "200"], [place, "4", "500"], [place, "4", "500"]):
             result = run(program, *words)
