@@ -52,12 +52,12 @@ void show(const LunLine& line, const std::string& device, const CheckReport& rep
   for (const std::string& finding : findings) printf("%s: %s\n", device.c_str(), finding.c_str());
   if (info.repaired) printf("%s: a damaged copy of the metadata was found at open and written again\n", device.c_str());
   if (report.extents_lost + report.extents_double + report.extents_missing > 0)
-    printf("%s: %llu extents lost (of no LUN), %llu owned twice, %llu missing\n", device.c_str(),
-           static_cast<unsigned long long>(report.extents_lost), static_cast<unsigned long long>(report.extents_double),
+    printf("%s: %s lost (of no LUN), %llu owned twice, %llu missing\n", device.c_str(),
+           counted(report.extents_lost, "extent").c_str(), static_cast<unsigned long long>(report.extents_double),
            static_cast<unsigned long long>(report.extents_missing));
-  printf("%s: %s; %llu extents used, %llu free, %u LUN%s\n", device.c_str(), result.word,
-         static_cast<unsigned long long>(report.extents_used), static_cast<unsigned long long>(report.extents_free),
-         info.luns, info.luns == 1 ? "" : "s");
+  printf("%s: %s; %s used, %llu free, %s\n", device.c_str(), result.word,
+         counted(report.extents_used, "extent").c_str(), static_cast<unsigned long long>(report.extents_free),
+         counted(info.luns, "LUN").c_str());
   if (result.code == kLunRepaired && report.problems > report.repaired)
     printf("%s: to fix it: lunar lun check %s --repair\n", device.c_str(), shell_word(device).c_str());
 }

@@ -226,8 +226,8 @@ int make(const LunLine& line, const LunName& name, uint64_t bytes, bool formatte
     json.close('}');
     print_json(json);
   } else {
-    printf("%s#%s: %s in %llu extents of %s%s; %s free\n", name.device.c_str(), name.name.c_str(),
-           size_text(made.size_bytes).c_str(), static_cast<unsigned long long>(made.extents),
+    printf("%s#%s: %s in %s of %s%s; %s free\n", name.device.c_str(), name.name.c_str(),
+           size_text(made.size_bytes).c_str(), counted(made.extents, "extent").c_str(),
            size_text(info.extent_bytes).c_str(), formatted ? ", on a device formatted for it" : "",
            size_text(info.free_bytes).c_str());
   }

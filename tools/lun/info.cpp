@@ -91,8 +91,7 @@ void show_lun(const VirtualLunInfo& lun) {
   row("LUN", lun.name);
   row("LUN type", type_word(lun));
   row("LUN uuid", uuid_text(lun.uuid));
-  row("LUN size",
-      text_of("%s in %llu extents", size_text(lun.size_bytes).c_str(), static_cast<unsigned long long>(lun.extents)));
+  row("LUN size", text_of("%s in %s", size_text(lun.size_bytes).c_str(), counted(lun.extents, "extent").c_str()));
   row("LUN in use", yes_no(lun.in_use));
   row("LUN created", time_text(lun.created_s));
   row("LUN cipher", lun.cipher_id ? text_of("%u", lun.cipher_id) : "none");

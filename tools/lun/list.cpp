@@ -116,8 +116,8 @@ std::string as_table(const std::vector<Shown>& all) {
     free_bytes += shown.info.free_bytes;
     luns += shown.luns.size();
   }
-  return table.text() + text_of("\n%zu LUN%s on %zu device%s: %s of %s used, %s free\n", luns, luns == 1 ? "" : "s",
-                                all.size(), all.size() == 1 ? "" : "s", size_text(usable - free_bytes).c_str(),
+  return table.text() + text_of("\n%s on %s: %s of %s used, %s free\n", counted(luns, "LUN").c_str(),
+                                counted(all.size(), "device").c_str(), size_text(usable - free_bytes).c_str(),
                                 size_text(usable).c_str(), size_text(free_bytes).c_str());
 }
 
@@ -157,9 +157,8 @@ int lun_list(const LunLine& line) {
     printf("%u device%s of stripes: lunar lun list stripe:URI;URI shows these\n", passed.members,
            passed.members == 1 ? " is a member" : "s are members");
   if (!passed.forbidden.empty()) {
-    printf("Permission denied:");
-    for (const std::string& device : passed.forbidden) printf(" %s", device.c_str());
-    puts(geteuid() == 0 ? "" : "; to look there too: sudo lunar lun list");
+    printf("%s could not be opened%s\n", counted(passed.forbidden.size(), "device").c_str(),
+           geteuid() == 0 ? "" : "; `sudo lunar lun list` looks at them too");
   }
   return kLunDone;
 }

@@ -19,6 +19,7 @@
 namespace lunar {
 
 constexpr unsigned kNoEntry = UINT32_MAX;
+constexpr char kExistsAlready[] = "LUN %s#%s: exists already; choose another name, or `lunar lun resize` it";
 constexpr char kUnknownData[] = "unknown data";  // device_content(): foreign, of unknown kind
 // A killed owner's ring holds its file for some milliseconds after the process is gone: so a busy result is retried.
 constexpr int kBusyTries = 25;

@@ -125,7 +125,7 @@ int PhysicalLunImpl::list(VirtualLunInfo* out, unsigned max, unsigned first) {
 
 int PhysicalLunImpl::remove(const char* name, ErrorText* why) {
   if (!lun_name_legal(name))
-    return why->set(-EINVAL, "LUN %s: '%s' is no name of a virtual LUN; 1 to 31 of A-Z a-z 0-9 . _ -", raw_->name(),
+    return why->set(-EINVAL, "LUN %s: '%s' is not a name of a virtual LUN; 1 to 31 of A-Z a-z 0-9 . _ -", raw_->name(),
                     name);
   Session session(this, Repair::kOne, why);
   if (session.status() < 0) return session.status();
@@ -185,12 +185,15 @@ int PhysicalLunImpl::check(bool repair, CheckReport* report) {
   }
   for (unsigned i = 0; i < geometry().entry_count; ++i) {
     if (!dead(i)) continue;
-    tell("scratch LUN %u: its owners are gone; its %u extents are free again", i,
-         static_cast<unsigned>(entries()[i].extents));
+    const auto extents = static_cast<unsigned>(entries()[i].extents);
+    tell("scratch LUN %u: its owners are gone; its %u extent%s free", i, extents, extents == 1 ? " is" : "s are");
     report->repaired += repair;
   }
   if (repair && !seen.bad) status = reclaim();
   count_extents(report);
+  const uint64_t dead = dead_extents();  // free, as info() and list() have it
+  report->extents_used -= dead;
+  report->extents_free += dead;
   return status;
 }
 

@@ -203,7 +203,7 @@ int PhysicalLunImpl::create(const NewLun& wanted, OwnedLun* lun, ErrorText* why)
   if (named) {
     const Session session(this, Repair::kOne, why);
     if (session.status() < 0) return session.status();
-    if (find(wanted.name) != kNoEntry) return why->set(-EEXIST, "LUN %s#%s: exists already", raw_->name(), wanted.name);
+    if (find(wanted.name) != kNoEntry) return why->set(-EEXIST, kExistsAlready, raw_->name(), wanted.name);
   }
   int status = create_quick(nameless, lun, why);
   if (status == 0) status = grow(wanted.size_bytes, lun, why);
@@ -223,8 +223,7 @@ int PhysicalLunImpl::create_quick(const NewLun& wanted, OwnedLun* lun, ErrorText
   Session session(this, Repair::kOne, why);
   if (session.status() < 0) return session.status();
   const bool scratch = *wanted.name == '\0';
-  if (!scratch && find(wanted.name) != kNoEntry)
-    return why->set(-EEXIST, "LUN %s#%s: exists already", raw_->name(), wanted.name);
+  if (!scratch && find(wanted.name) != kNoEntry) return why->set(-EEXIST, kExistsAlready, raw_->name(), wanted.name);
   const uint64_t count = extents_for(wanted.size_bytes, geometry());
   int status = make_room(count, why);
   if (status < 0) return status;

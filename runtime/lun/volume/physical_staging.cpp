@@ -111,7 +111,7 @@ int PhysicalLunImpl::take_over(const OwnedLun& staged, uint64_t bytes, OwnedLun*
 int PhysicalLunImpl::adopt_name(const NewLun& wanted, OwnedLun* lun, ErrorText* why) {
   Session session(this, Repair::kOne, why);
   if (session.status() < 0) return session.status();
-  if (find(wanted.name) != kNoEntry) return why->set(-EEXIST, "LUN %s#%s: exists already", raw_->name(), wanted.name);
+  if (find(wanted.name) != kNoEntry) return why->set(-EEXIST, kExistsAlready, raw_->name(), wanted.name);
   LunEntry& entry = entries()[lun->index];
   entry.flags = kEntryUsed;
   strncpy(entry.name, wanted.name, sizeof entry.name - 1);

@@ -88,9 +88,9 @@ int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& option
 int VirtualLunImpl::start(const VirtualOptions& options, ErrorText* why) {
   const bool scratch = *options.name == '\0';
   if (!scratch && !lun_name_legal(options.name))
-    return why->set(-EINVAL,
-                    "LUN %s: '%s' is no name of a virtual LUN; 1 to 31 of A-Z a-z 0-9 . _ -, not starting with . or -",
-                    base_->name(), options.name);
+    return why->set(
+        -EINVAL, "LUN %s: '%s' is not a name of a virtual LUN; 1 to 31 of A-Z a-z 0-9 . _ -, not starting with . or -",
+        base_->name(), options.name);
   format_to(name_, sizeof name_, scratch ? "%s" : "%s#%s", base_->name(), options.name);
   lun_.exclusive = scratch || options.exclusive;
   lun_.zeroed = options.zeroed;
