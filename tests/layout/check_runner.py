@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`check_runner.py ROOT`: tools/run_tests.py keeps its rules, shown with made-up tests: what passes, fails and skips,
 that a test which hangs is examined, that tests start with default signals, which share the machine, and that an
-untested pager fails the run."""
+untested pager fails the run. And tools/demo and tools/test answer --help at once."""
 import contextlib
 import importlib.util
 import io
@@ -147,8 +147,17 @@ def untested_pager():
     check(run_without_userfaultfd(entry("good", "pass"))[0] == 0, "a run that needs no userfaultfd fails without it")
 
 
+def help_comes_first():
+    """The two entries install and build nothing for a user who only asks."""
+    for name in ("demo", "test"):
+        asked = subprocess.run([os.path.join(ROOT, "tools", name), "--help"], stdin=subprocess.DEVNULL,
+                               capture_output=True, text=True, check=False)
+        told = asked.returncode == 0 and asked.stdout.startswith(f"tools/{name}: ") and asked.stderr == ""
+        check(told, f"tools/{name} --help: {asked}")
+
+
 def main():
-    for part in (verdicts, limits, signals, sharing, untested_pager):
+    for part in (verdicts, limits, signals, sharing, untested_pager, help_comes_first):
         part()
     print("\n".join(problems) or "the runner keeps its rules")
     return 1 if problems else 0
