@@ -49,7 +49,7 @@ bool stands_alone(const char* uri) {
 
 int check_room(Device* device, const char* uri, uint64_t want_bytes, ErrorText* why) {
   if (device->size_bytes() >= want_bytes) return 0;
-  return why->set(-ENOSPC, "LUN %s: %s %s, %s wanted; lower --size, or give another LUN", uri,
+  return why->set(-ENOSPC, "LUN %s: %s %s, %s wanted; ask for less, or give another LUN", uri,
                   format_size(device->size_bytes()).text, device->growable() ? "free" : "large",
                   format_size(want_bytes).text);
 }
@@ -178,7 +178,7 @@ int scratch_open(const char* uris, const DeviceOptions& options, Device** out, E
     if (count == kLunsMax) return why->set(-E2BIG, "LUN: more than %u of them; a stripe has so many at most", kLunsMax);
     words[count++] = word;
   }
-  if (count == 0) return why->set(-EINVAL, "LUN: empty name; give a directory on a disk (--lun /var/tmp)");
+  if (count == 0) return why->set(-EINVAL, "LUN: empty name; give a directory on a disk");
   if (count == 1) return open_one(words[0], options, out, why);
   DeviceOptions each = options;
   each.want_bytes = (options.want_bytes + count - 1) / count;

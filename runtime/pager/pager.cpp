@@ -47,16 +47,15 @@ int check_sizes(PagerState& state, ErrorText* why) {
   state.dram_bytes = state.options.dram != 0 ? state.options.dram : available / 4;
   if (state.options.dram == 0 && state.dram_bytes < least) state.dram_bytes = least;
   if (state.dram_bytes < least)
-    return why->set(-EINVAL, "dram: %s is too small; give at least %s (--dram, LUNAR_DRAM)",
-                    format_size(state.dram_bytes).text, format_size(least).text);
+    return why->set(-EINVAL, "dram: %s is too small; give at least %s", format_size(state.dram_bytes).text,
+                    format_size(least).text);
   if (total != 0 && state.dram_bytes > total)
-    return why->set(-EINVAL, "dram: %s is more than this machine has (%s); give less (--dram, LUNAR_DRAM)",
+    return why->set(-EINVAL, "dram: %s is more than this machine has (%s); give less",
                     format_size(state.dram_bytes).text, format_size(total).text);
   state.lun_bytes = state.options.size;
   if (state.lun_bytes != 0 && state.lun_bytes < state.dram_bytes)
-    return why->set(
-        -EINVAL, "size: a LUN of %s is smaller than the DRAM budget of %s; give at least as much (--size, LUNAR_SIZE)",
-        format_size(state.lun_bytes).text, format_size(state.dram_bytes).text);
+    return why->set(-EINVAL, "size: a LUN of %s is smaller than the DRAM budget of %s; give at least as much",
+                    format_size(state.lun_bytes).text, format_size(state.dram_bytes).text);
   return 0;
 }
 
@@ -72,10 +71,9 @@ int check_lun(PagerState& state, ErrorText* why) {
     uint64_t spare = device->size_bytes() / 16 * 15;
     state.lun_bytes = state.dram_bytes * 8 < spare ? state.dram_bytes * 8 : spare;
     if (state.lun_bytes < state.dram_bytes)
-      rc = why->set(
-          -ENOSPC,
-          "lun: %s has room for %s only, less than the DRAM budget; free some space or name another place (--lun)",
-          state.options.lun, format_size(device->size_bytes()).text);
+      rc = why->set(-ENOSPC,
+                    "lun: %s has room for %s only, less than the DRAM budget; free some space or name another place",
+                    state.options.lun, format_size(device->size_bytes()).text);
   }
   if (rc < 0) close_device(state, 0);
   return rc;
@@ -162,9 +160,9 @@ int activate_parts(PagerState& state, ErrorText* why) {
   }
   rc = lun_open_own(state);
   if (rc < 0)
-    return why->set(
-        rc, "lun: %s cannot be set up with %s (%s); free space there, or give a smaller --size or another --lun",
-        state.options.lun, format_size(state.lun_bytes).text, errno_text(rc));
+    return why->set(rc,
+                    "lun: %s cannot be set up with %s (%s); free space there, or give a smaller size or another place",
+                    state.options.lun, format_size(state.lun_bytes).text, errno_text(rc));
   return 0;
 }
 

@@ -20,7 +20,7 @@ const char* device_schemes() { return "file, nvme, pmem, capi, mem, sim"; }
 
 int device_open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
   *out = nullptr;
-  if (!uri || !*uri) return why->set(-EINVAL, "LUN: empty name; give a directory on a disk (--lun /var/tmp)");
+  if (!uri || !*uri) return why->set(-EINVAL, "LUN: empty name; give a directory on a disk");
   const char* colon = strchr(uri, ':');
   const char* slash = strchr(uri, '/');
   if (!colon || (slash && slash < colon)) return FileDevice::open(uri, uri, options, out, why);

@@ -125,7 +125,14 @@ TEST_CASE("run refuses a LUN that cannot serve, and touches nothing") {
   run_refused({"--dram", "64m", "--lun", "/var/tmp", "--lun", ""}, {"--lun", "empty"});
   run_refused({"--dram", "64m", "--lun", "/var/my tmp"}, {"--lun", "'/var/my tmp'", "blank", "ln -s"});
   run_refused({"--dram", "64m", "--lun", "stripe:/var/tmp;/no/such"}, {"--lun", "/no/such"});
-  run_refused({"--dram", "64m", "--lun", "nvme:/dev/no-such"}, {"--lun", "/dev/no-such"});
+  for (const char* device : {"nvme:/dev/no-such", "/dev/no-such", "pmem:/no/such", "stripe:/dev/no-such;/var/tmp"}) {
+    run_refused({"--dram", "64m", "--lun", device}, {"--lun", "no", "such does not exist", "lunar doctor"});
+    CHECK_FALSE(lunar_command({"run", "--lun", device, "--", "true"}).says("fallocate"));
+  }
+  for (const char* letter : {"/etc/passwd", "file:/etc/passwd"}) {
+    run_refused({"--dram", "64m", "--lun", letter}, {"--lun"});
+    CHECK_FALSE(lunar_command({"run", "--dram", "64m", "--lun", letter, "--", "true"}).says("truncate"));
+  }
   TempDir dir;
   std::string file = dir.write("lun", "precious");
   run_refused({"--dram", "64m", "--size", "800t", "--lun", file}, {"--size", file});

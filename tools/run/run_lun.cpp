@@ -139,13 +139,24 @@ bool check_block_device(const Look& look, const std::string& path, Room* room, s
   return true;
 }
 
-// Whether the path is there and this user may use it.
-bool check_rights(const Look& look, const std::string& path, struct stat* status, std::string* why) {
+// A file that is not there can be made; a device cannot.
+bool can_be_made(const std::string& leaf, const std::string& path) {
+  const std::string scheme = path == leaf ? "" : scheme_of(leaf);
+  return (scheme.empty() || scheme == "file") && !has_prefix(path, "/dev/");
+}
+
+// Whether the path of the leaf is there and this user may use it.
+bool check_rights(const Look& look, const std::string& leaf, const std::string& path, struct stat* status,
+                  std::string* why) {
   const std::string origin = look.origin();
   if (path.empty())
     return refuse(why, origin + ": no path is named; give a directory, a block device, file:PATH or nvme:/dev/ngXnY");
   if (stat(path.c_str(), status) != 0) {
     if (errno != ENOENT) return refuse(why, text_of("%s: %s: %s", origin.c_str(), path.c_str(), errno_text(errno)));
+    if (!can_be_made(leaf, path)) {
+      return refuse(why, text_of("%s: %s does not exist; `lunar doctor` shows which devices this host has",
+                                 origin.c_str(), path.c_str()));
+    }
     return refuse(
         why,
         text_of("%s: %s does not exist; give a directory, a block device, or a file made with `fallocate -l 8G %s`",
@@ -162,7 +173,7 @@ bool check_rights(const Look& look, const std::string& path, struct stat* status
 
 bool check_path(const Look& look, const std::string& path, Room* room, std::string* why) {
   struct stat status{};
-  if (!check_rights(look, path, &status, why)) return false;
+  if (!check_rights(look, path, path, &status, why)) return false;
   if (S_ISDIR(status.st_mode)) return check_directory(look, path, room, why);
   if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
     return refuse(why, text_of("%s: %s is neither a directory, a regular file nor a block device",
@@ -190,7 +201,7 @@ bool check_simulated(const Look& look, const std::string& lun, Room* room, std::
 bool check_named(const Look& look, const LunName& name, Room* room, std::string* why) {
   for (const std::string& leaf : leaves_of(name.device)) {
     struct stat status{};
-    if (const std::string path = path_of_leaf(leaf); !path.empty() && !check_rights(look, path, &status, why))
+    if (const std::string path = path_of_leaf(leaf); !path.empty() && !check_rights(look, leaf, path, &status, why))
       return false;
   }
   PhysicalLun* physical = nullptr;
@@ -231,7 +242,7 @@ bool check_one(const Look& look, const std::string& lun, Room* room, std::string
     for (const std::string& leaf : leaves_of(lun)) {
       struct stat status{};
       const std::string path = path_of_leaf(leaf);
-      if (!path.empty() && !check_rights(look, path, &status, why)) return false;
+      if (!path.empty() && !check_rights(look, leaf, path, &status, why)) return false;
     }
     return true;
   }

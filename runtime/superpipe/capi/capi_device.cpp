@@ -72,9 +72,8 @@ int CapiDevice::open_node(const char* uri, const DeviceOptions& options, ErrorTe
   if (claim == Claim::kParts)
     return why->set(-ENOTSUP,
                     "LUN %s: carries no virtual LUNs: Lunar's locks do not reach a CAPI disk's other nodes; give it as "
-                    "a whole, to one "
-                    "program (lunar run --lun %s, or a physical chunk)",
-                    uri, uri);
+                    "a whole, to one program",
+                    uri);
   const int node = sys::open_file(path_, (read_only_ ? O_RDONLY : O_RDWR) | O_NONBLOCK);
   if (node < 0)
     return why->set(node, "LUN %s: cannot be opened: %s (%s); run as a user who may", uri, errno_text(node),
@@ -109,7 +108,7 @@ int CapiDevice::open_chunk(const char* uri, const DeviceOptions& options, ErrorT
     size_bytes_ = blocks * kBlockBytes;
     if (options.scratch) err = take_as_scratch(path_, why);
     if (err == 0 && (size_bytes_ == 0 || options.want_bytes > size_bytes_))
-      err = why->set(-ENOSPC, "LUN %s: %s large, %s wanted; lower --size, or give another LUN", uri,
+      err = why->set(-ENOSPC, "LUN %s: %s large, %s wanted; ask for less, or give another LUN", uri,
                      format_size(size_bytes_).text, format_size(options.want_bytes).text);
   }
   if (err < 0) (void)ibm.close(chunk, 0);

@@ -48,12 +48,12 @@ int explain_open(int err, const char* path, const char* what, ErrorText* why) {
     case EPERM:
       return why->set(err,
                       "LUN %s: no permission to %s; "
-                      "run as a user who may, or give another LUN (--lun DIR)",
+                      "run as a user who may, or give another LUN",
                       path, what);
     case EROFS:
       return why->set(err,
                       "LUN %s: the file system is read-only; "
-                      "remount it read-write or give another LUN (--lun DIR)",
+                      "remount it read-write or give another LUN",
                       path);
     case EINVAL:
     case EOPNOTSUPP:
@@ -63,7 +63,7 @@ int explain_open(int err, const char* path, const char* what, ErrorText* why) {
                       path);
     case ENOSPC:
     case EDQUOT:
-      return why->set(err, "LUN %s: no space left on the file system; free some or give another LUN (--lun DIR)", path);
+      return why->set(err, "LUN %s: no space left on the file system; free some or give another LUN", path);
     case EFBIG:
       return why->set(err,
                       "LUN %s: it would pass this process' limit on file sizes; raise it (ulimit -f, LimitFSIZE=), or "
@@ -75,7 +75,7 @@ int explain_open(int err, const char* path, const char* what, ErrorText* why) {
     default:
       return why->set(err,
                       "LUN %s: cannot %s: %s (%s); "
-                      "give another LUN (--lun DIR)",
+                      "give another LUN",
                       path, what, errno_text(err), errno_name(err));
   }
 }
@@ -94,9 +94,8 @@ int refuse_memory(const char* path, int flags, ErrorText* why) {
   const int asked = sys::file_system_type(fd, &magic, nullptr);
   sys::close_file(fd);
   const char* memory = asked == 0 ? memory_file_system(magic) : nullptr;
-  return memory ? why->set(-ENOTSUP,
-                           "LUN %s: lies on %s, which is memory itself; give a directory on a disk (--lun /var/tmp)",
-                           path, memory)
+  return memory ? why->set(-ENOTSUP, "LUN %s: lies on %s, which is memory itself; give a directory on a disk", path,
+                           memory)
                 : 0;
 }
 
@@ -123,8 +122,9 @@ int FileDevice::open(const char* uri, const char* path, const DeviceOptions& opt
   const int err = sys::path_status(path, &status);
   if (err == -ENOENT || err == -ENOTDIR)
     return why->set(err,
-                    "LUN %s: there is no such file or directory; "
-                    "make it, or give a directory on a disk (--lun /var/tmp)",
+                    options.scratch
+                        ? "LUN %s: there is no such file or directory; give a directory on a disk, or make it"
+                        : "LUN %s: there is no such file or device",
                     path);
   if (err < 0) return explain_open(err, path, "look at it", why);
 
@@ -167,7 +167,7 @@ int FileDevice::check_file_system(const char* path, uint64_t* free_bytes, ErrorT
   if (const char* memory = memory_file_system(magic))
     return why->set(-ENOTSUP,
                     "LUN %s: lies on %s, which is memory itself; "
-                    "give a directory on a disk (--lun /var/tmp)",
+                    "give a directory on a disk",
                     path, memory);
   if (magic == OVERLAYFS_SUPER_MAGIC && sys::extent_map_supported(fd()) == -EOPNOTSUPP)
     return why->set(-ENOTSUP,
@@ -190,7 +190,7 @@ int FileDevice::learn_alignment(const char* path, ErrorText* why) {
 
 int FileDevice::check_size(uint64_t want_bytes, ErrorText* why) const {
   if (want_bytes <= size_bytes_) return 0;
-  return why->set(-ENOSPC, "LUN %s: %s %s, %s wanted; free some space, lower --size, or give another LUN", name_,
+  return why->set(-ENOSPC, "LUN %s: %s %s, %s wanted; free some space, ask for less, or give another LUN", name_,
                   format_size(size_bytes_).text, growable_ ? "free" : "large", format_size(want_bytes).text);
 }
 

@@ -119,7 +119,7 @@ int NvmeDevice::open_path(const char* path, const DeviceOptions& options, ErrorT
   size_bytes_ = geometry_.blocks << geometry_.block_shift;
   if (options.scratch) err = take_as_scratch(path, why);
   if (err == 0 && (size_bytes_ == 0 || options.want_bytes > size_bytes_))
-    err = why->set(-ENOSPC, "LUN %s: %s large, %s wanted; lower --size, or give another LUN", path,
+    err = why->set(-ENOSPC, "LUN %s: %s large, %s wanted; ask for less, or give another LUN", path,
                    format_size(size_bytes_).text, format_size(options.want_bytes).text);
   return err;
 }

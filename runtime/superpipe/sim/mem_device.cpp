@@ -27,8 +27,7 @@ int parse_part(const char* text, size_t length, uint64_t* out) {
 }  // namespace
 
 int MemDevice::open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
-  if (options.scratch)
-    return why->set(-ENOTSUP, "LUN %s: is memory itself; give a directory on a disk (--lun /var/tmp)", uri);
+  if (options.scratch) return why->set(-ENOTSUP, "LUN %s: is memory itself; give a directory on a disk", uri);
   const char* text = uri + strlen("mem:");
   size_t length = strcspn(text, ",");
   uint64_t bytes = 0, limit = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sys::page_bytes();
