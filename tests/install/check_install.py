@@ -199,8 +199,38 @@ def check_run(prefix):
     return [] if loaded == {wanted} else [f"lunar run loaded {sorted(loaded) or 'nothing'}, not {wanted}"]
 
 
+def check_uninstalled(build, directory):
+    """A program builds by the words of what meson offers for the build directory."""
+    problems = []
+    for name, text in (("lunar", PROGRAM), ("libcflsh_block", CBLK_PROGRAM), ("libarkdb", ARK_PROGRAM)):
+        flags = run(["pkg-config", "--cflags", "--libs", name],
+                    env={**os.environ, "PKG_CONFIG_PATH": os.path.join(build, "meson-uninstalled")})
+        if flags.returncode != 0:
+            problems.append(f"pkg-config of the build: {flags.stdout.strip()}")
+            continue
+        source, program = os.path.join(directory, "here.c"), os.path.join(directory, "here")
+        with open(source, "w", encoding="utf-8") as file:
+            file.write(text)
+        built = run(["gcc", "-Wall", "-Werror", source, "-o", program, *flags.stdout.split()])
+        if built.returncode != 0:
+            problems.append(f"a program does not build by {name} of the build directory: {built.stdout.strip()}")
+    return problems
+
+
+def check_heads(prefix):
+    """Man pages say whose they are, and since when."""
+    problems = []
+    for folder, _, names in os.walk(os.path.join(prefix, "share/man")):
+        for name in names:
+            page = page_of(prefix, os.path.splitext(name)[0]) if name.endswith(".3") else ""
+            if page and not re.search(r"^\.Dd \w+ \d+, \d{4}\n\.ds doc-volume-operating-system Lunar\n"
+                                      r"\.Dt .*\n\.Os Lunar$", page, re.M):
+                problems.append(f"{os.path.join(folder, name)}: not the head of a page of Lunar's")
+    return problems
+
+
 def main():
-    build = sys.argv[1]
+    build = os.path.abspath(sys.argv[1])
     destination = tempfile.mkdtemp(prefix="lunar-install-", dir="/var/tmp")
     try:
         installed = run(["meson", "install", "-C", build, "--no-rebuild", "--quiet"],
@@ -211,7 +241,7 @@ def main():
         command = find(destination, "lunar") or os.path.join(destination, "usr/local/bin/lunar")
         prefix = os.path.dirname(os.path.dirname(command))
         problems = check_files(prefix) + check_compiles(destination, prefix) + check_run(prefix)
-        problems += check_kv_hpp(destination, prefix)
+        problems += check_kv_hpp(destination, prefix) + check_uninstalled(build, destination) + check_heads(prefix)
         for name in IBMS:
             problems += check_ibms(destination, prefix, name)
         print("\n".join(problems) or "installed as it should be")
