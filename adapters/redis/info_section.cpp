@@ -157,7 +157,7 @@ static const char* gate_state_name() {
     case GateState::kStarting:
       return "starting";
     case GateState::kBypassed:
-      return "open";
+      return "bypassed";
     case GateState::kWatching:
       return "watching";
   }

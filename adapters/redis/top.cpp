@@ -73,6 +73,8 @@ int top_command(Context* context, String** words, int count) {
   static PrefixUse uses[Prefixes::kMost];
   uint64_t samples = 0;
   const unsigned known = tier().gate == nullptr ? 0 : tier().gate->prefixes().copy(uses, &samples);
+  if (tier().gate != nullptr && tier().gate->state() == GateState::kStarting && samples == 0)
+    return g_api.ReplyWithError(context, "ERR the input gate begins with the first key, and there are no samples yet");
   if (!watching && samples == 0)
     return g_api.ReplyWithError(
         context,
