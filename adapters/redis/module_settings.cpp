@@ -83,7 +83,8 @@ int set_dram(const char*, long long value, void*, String** error) {
                              format_size(bytes).text),
                      why));
     if (rc < 0)
-      return refuse(error, (why.set(rc, "%s is too small; the least is 16 MiB", format_size(bytes).text), why));
+      return refuse(
+          error, (why.set(rc, "%s is less than 16 MiB, or more than this machine has", format_size(bytes).text), why));
   }
   settings().tier.dram = bytes;
   return kOk;

@@ -40,18 +40,16 @@ uint64_t meminfo(const char* key) {
   return bytes < 0 ? 0 : static_cast<uint64_t>(bytes);
 }
 
+// Frames, windows and what eviction keeps free are counted in pages: with large pages the least is more.
+uint64_t dram_least(const PagerState& state) {
+  return kDramMin > kPagesMin << state.page_shift ? kDramMin : kPagesMin << state.page_shift;
+}
+
 int check_sizes(PagerState& state, ErrorText* why) {
-  // Frames, windows and what eviction keeps free are counted in pages: with large pages the least is more.
-  const uint64_t least = kDramMin > kPagesMin << state.page_shift ? kDramMin : kPagesMin << state.page_shift;
-  uint64_t total = meminfo("MemTotal"), available = meminfo("MemAvailable");
+  const uint64_t least = dram_least(state), available = meminfo("MemAvailable");
   state.dram_bytes = state.options.dram != 0 ? state.options.dram : available / 4;
   if (state.options.dram == 0 && state.dram_bytes < least) state.dram_bytes = least;
-  if (state.dram_bytes < least)
-    return why->set(-EINVAL, "dram: %s is too small; give at least %s", format_size(state.dram_bytes).text,
-                    format_size(least).text);
-  if (total != 0 && state.dram_bytes > total)
-    return why->set(-EINVAL, "dram: %s is more than this machine has (%s); give less",
-                    format_size(state.dram_bytes).text, format_size(total).text);
+  if (const int rc = check_dram(state, state.dram_bytes, why); rc < 0) return rc;
   state.lun_bytes = state.options.size;
   if (state.lun_bytes != 0 && state.lun_bytes < state.dram_bytes)
     return why->set(-EINVAL, "size: a LUN of %s is smaller than the DRAM budget of %s; give at least as much",
@@ -331,6 +329,17 @@ size_t page_bytes() { return sys::page_bytes(); }
 
 uint64_t pager_budget_pages() { return static_cast<uint64_t>(pager_state().account.cap_pages()); }
 int pager_evictor_thread() { return pager_state().evictor_tid.load(std::memory_order_relaxed); }
+
+int check_dram(const PagerState& state, uint64_t bytes, ErrorText* why) {
+  const uint64_t least = dram_least(state), total = meminfo("MemTotal");
+  if (bytes < least)
+    return why->set(-EINVAL, "dram: %s is too small; give at least %s", format_size(bytes).text,
+                    format_size(least).text);
+  if (total != 0 && bytes > total)
+    return why->set(-EINVAL, "dram: %s is more than this machine has (%s); give less", format_size(bytes).text,
+                    format_size(total).text);
+  return 0;
+}
 
 uint64_t pager_lun_bytes() {
   auto& state = pager_state();

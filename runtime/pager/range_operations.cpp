@@ -500,7 +500,8 @@ int64_t pager_evict(const void* address, size_t bytes) {
 
 int pager_set_dram(uint64_t bytes) {
   auto& state = pager_state();
-  if (bytes < 16 * kMiB) return -EINVAL;
+  ErrorText why;
+  if (const int rc = check_dram(state, bytes, &why); rc < 0) return rc;
   state.dram_bytes = bytes;
   if (!pager_active()) return 0;
   int64_t pages = static_cast<int64_t>(bytes >> state.page_shift);

@@ -143,6 +143,9 @@ struct PagerState {
 
 PagerState& pager_state();
 
+// What a DRAM budget may be, at the start and later. -EINVAL with *why.
+[[nodiscard]] int check_dram(const PagerState& state, uint64_t bytes, ErrorText* why);
+
 // LUN space accounting in front of SlotAllocator: charges the tree's account, then the LUN. -ENOMEM, -EFBIG (logged).
 [[nodiscard]] int space_charge(PagerState& state, uint64_t pages, bool may_block);
 // The latter alone: grows our LUN as needed. Any thread that may block; pre: it is open.

@@ -16,7 +16,7 @@ namespace lunar {
 namespace {
 
 struct StatsFile {
-  StatsFileHeader header;
+  lunar_stats_file_header header;
   lunar_stats stats;
 };
 

@@ -1,23 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Live counters in a file that other programs map or read: a 64-byte header, then struct lunar_stats (lunar/lunar.h).
+// Live counters in a file that other programs map or read: lunar_stats_file_header, then lunar_stats (lunar/lunar.h).
 // Written by a thread of its own, once a second and more often while they change, under a sequence number (odd while it
 // changes). The file system may hang, and the file may be cut: that stops or hurts nothing else.
 #pragma once
-#include <cstdint>
+#include <cstddef>
 
 #include "lunar/lunar.h"
 
 namespace lunar {
 
-struct StatsFileHeader {
-  char magic[8];         // "LUNARST1"
-  uint32_t stats_bytes;  // sizeof(struct lunar_stats)
-  uint32_t pid;
-  uint64_t sequence;    // odd: being written
-  uint64_t updated_ns;  // CLOCK_MONOTONIC
-  uint8_t reserved[32];
-};
-static_assert(sizeof(StatsFileHeader) == 64);
+static_assert(sizeof(lunar_stats_file_header) == 64 && offsetof(lunar_stats_file_header, sequence) == 16);
 
 // Creates or replaces `path`. 0 or -errno. Not for the fault path.
 [[nodiscard]] int stats_file_open(const char* path);

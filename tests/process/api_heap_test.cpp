@@ -143,6 +143,26 @@ void regions() {
   CHECK(lunar_region_create(0) == nullptr && errno == EINVAL);
 }
 
+// At run time the budget may be what it may be at the start.
+void budget_has_bounds() {
+  lunar_config c = config();
+  c.dram_bytes = uint64_t{1} << 50;
+  c.lun_bytes = uint64_t{1} << 51;
+  CHECK(lunar_set_dram(64 << 20) == -EINVAL);  // not started
+  CHECK(lunar_init(&c) == -EINVAL && strstr(lunar_error(), "more than this machine has") != nullptr);
+  c = config();
+  CHECK(lunar_init(&c) == 0);
+  CHECK(lunar_set_dram(uint64_t{1} << 50) == -EINVAL);
+  CHECK(lunar_set_dram(15 << 20) == -EINVAL);
+  CHECK(lunar_set_dram(48 << 20) == 0);
+  lunar_stats stats{};
+  stats.struct_size = sizeof(stats);
+  CHECK(lunar_get_stats(&stats) == 0 && stats.dram_budget_bytes == 48 << 20);
+  char byte = 0;
+  CHECK(lunar_region_destroy(&byte, 1) == -EINVAL && lunar_unpin(&byte, 1) == -EINVAL);
+  CHECK(lunar_shutdown() == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -174,5 +194,6 @@ int main() {
   bad.options = nullptr;
   bad.lun = "/nonexistent/lun";
   CHECK(lunar_init(&bad) < 0 && strstr(lunar_error(), "/nonexistent") != nullptr);
+  budget_has_bounds();
   return 0;
 }

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdlib>
 
+#include "runtime/include/lunar/lunar.h"
 #include "spawn.h"
 
 using namespace lunar::test;
@@ -260,6 +261,16 @@ TEST_CASE("the command gets its options as variables, the library in front, and 
   CHECK(std::stoi(account) >= 700);
   CHECK(std::count(account.begin(), account.end(), ':') == 2);
   CHECK(bytes == 4 << 20);
+  // The file of live counters is what lunar.h says.
+  struct {
+    lunar_stats_file_header header;
+    lunar_stats stats;
+  } live{};
+  std::ifstream(stats, std::ios::binary).read(reinterpret_cast<char*>(&live), sizeof live);
+  CHECK(std::string(live.header.magic, sizeof live.header.magic) == "LUNARST1");
+  CHECK(live.header.stats_bytes == sizeof live.stats);
+  CHECK(live.header.pid > 0);
+  CHECK(live.header.sequence % 2 == 0);
 }
 
 TEST_CASE("several LUNs reach the command as one list of absolute paths") {

@@ -41,8 +41,8 @@ extern "C" {
 /* Zero-initialise, set `struct_size`, then what is wanted. Strings are copied. */
 typedef struct lunar_config {
   size_t struct_size;    /* sizeof(struct lunar_config): lets the structure grow */
-  uint64_t dram_bytes;   /* DRAM budget, a hard cap on resident tiered pages, frames and tables; 0: a quarter of what is
-                            available */
+  uint64_t dram_bytes;   /* DRAM budget, a hard cap on resident tiered pages, frames and tables: at least 16 MiB, at
+                            most what the machine has; 0: a quarter of what is available */
   uint64_t lun_bytes;    /* LUN space; 0: 8 times the budget, within the free space */
   const char *lun;       /* PATH, directory, block device or URI; NULL: /var/tmp */
   const char *options;   /* further options, "key=value,..." by the keys of `lunar help options`, or NULL */
@@ -50,15 +50,16 @@ typedef struct lunar_config {
 
 /* Starts the tier of this process. config NULL: the LUNAR_* environment and the config file decide; otherwise what is
  * set in config comes first. -EEXIST: already started (also by LD_PRELOAD; then the API uses that tier). Other errors:
- * see lunar_error(). */
+ * see lunar_error(). Before it and after lunar_shutdown calls below fail with EINVAL, lunar_malloc and its like with
+ * ENOMEM. */
 LUNAR_API int lunar_init(const lunar_config *config) LUNAR_NOEXCEPT;
-/* Ends it. -EBUSY while regions or allocations of this API exist. */
+/* Ends it. -EBUSY while regions or allocations of this API exist, or where it is LD_PRELOAD's. */
 LUNAR_API int lunar_shutdown(void) LUNAR_NOEXCEPT;
 /* One line on the last failure of lunar_init in this thread ("" when none): what, where, how to fix it. */
 LUNAR_API const char *lunar_error(void) LUNAR_NOEXCEPT;
 LUNAR_API size_t lunar_page_bytes(void) LUNAR_NOEXCEPT;
-/* Changes the DRAM budget at run time; shrinking returns when the new cap holds (evicts). -EINVAL: below the
- * minimum. */
+/* Changes the DRAM budget at run time; shrinking returns when the new cap holds (evicts). -EINVAL: less or more than
+ * lunar_config.dram_bytes may be. -EBUSY: more than half of it is pinned, or the rest does not leave DRAM. */
 LUNAR_API int lunar_set_dram(uint64_t bytes) LUNAR_NOEXCEPT;
 
 /* ---- allocation: as malloc(3), from tiered memory ---------------------------------------------------------------- */
@@ -74,7 +75,7 @@ LUNAR_API size_t lunar_usable_size(const void *pointer) LUNAR_NOEXCEPT;
 /* A zero-filled tiered range of `bytes` (rounded up to pages). NULL with errno ENOMEM, EINVAL (0 bytes). Owned by the
  * caller until lunar_region_destroy. */
 LUNAR_API void *lunar_region_create(size_t bytes) LUNAR_NOEXCEPT;
-/* `address`, `bytes` exactly as created. */
+/* `address`, `bytes` exactly as created. -EINVAL: not such a region. */
 LUNAR_API int lunar_region_destroy(void *address, size_t bytes) LUNAR_NOEXCEPT;
 /* 1 when the address is tiered memory, else 0. */
 LUNAR_API int lunar_is_tiered(const void *address) LUNAR_NOEXCEPT;
@@ -104,8 +105,10 @@ LUNAR_API int lunar_touch(const void *address, size_t bytes) LUNAR_NOEXCEPT;
 LUNAR_API int lunar_prefetch(const lunar_range *ranges, size_t count) LUNAR_NOEXCEPT;
 /* Contents become zeros; DRAM and LUN space are freed. Only whole pages inside the range. Pinned pages stay pinned. */
 LUNAR_API int lunar_discard(void *address, size_t bytes) LUNAR_NOEXCEPT;
-/* Resident until unpinned. Pins do not nest. -ENOMEM: pins would pass half of the budget. */
+/* Resident until unpinned. Pins do not nest. -EINVAL: not tiered memory. -ENOMEM: pins would pass half of the budget.
+ * -EIO: as lunar_touch. */
 LUNAR_API int lunar_pin(const void *address, size_t bytes) LUNAR_NOEXCEPT;
+/* What is not pinned is passed over. -EINVAL: not tiered memory. */
 LUNAR_API int lunar_unpin(const void *address, size_t bytes) LUNAR_NOEXCEPT;
 /* Writes the range out and drops it from DRAM now; returns pages evicted, or a negative errno. */
 LUNAR_API int64_t lunar_evict(const void *address, size_t bytes) LUNAR_NOEXCEPT;
@@ -146,6 +149,18 @@ typedef struct lunar_stats {
   uint64_t lun_free_bytes;       /* LUN space that can still be promised to this process */
   uint64_t lun_forked_bytes;     /* promised to the other processes of the tree: forked children */
 } lunar_stats;
+
+/* What `lunar run --stats-file PATH` (LUNAR_STATS_FILE, the key stats_file) keeps live: this header, then struct
+ * lunar_stats, both in the byte order of the host. Read the sequence, what is wanted, and the sequence again: the same
+ * even number twice means that nothing changed meanwhile. */
+typedef struct lunar_stats_file_header {
+  char magic[8];                 /* "LUNARST1" */
+  uint32_t stats_bytes;          /* of the struct lunar_stats that follows: a later version may have more members */
+  uint32_t pid;
+  uint64_t sequence;             /* odd: being written */
+  uint64_t updated_ns;           /* CLOCK_MONOTONIC */
+  uint8_t reserved[32];
+} lunar_stats_file_header;
 
 /* Fills *stats up to stats->struct_size. -EINVAL: not started or struct_size 0. */
 LUNAR_API int lunar_get_stats(lunar_stats *stats) LUNAR_NOEXCEPT;
