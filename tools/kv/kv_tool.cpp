@@ -140,8 +140,8 @@ int visit_pairs(const KvCommand& command, kv::Store* store, const Pairs& pairs) 
     return command.failed(status, text_of("%s: stopped: %s", command.place.c_str(), errno_text(status)));
   if (report.pairs_lost == 0) return kKvDone;
   return command.refuse(
-      text_of("%s: %llu pairs cannot be read and were left out; `lunar kv check %s` names them", command.place.c_str(),
-              static_cast<unsigned long long>(report.pairs_lost), shell_word(command.place).c_str()),
+      text_of("%s: left out %s that cannot be read; `lunar kv check %s` names what is damaged", command.place.c_str(),
+              counted(report.pairs_lost, "pair").c_str(), shell_word(command.place).c_str()),
       kKvDamaged);
 }
 

@@ -127,10 +127,9 @@ int kv_compact(int argc, char** argv) {
            size_text(after.segment_bytes).c_str(), static_cast<unsigned long long>(had), size_text(moved).c_str());
   }
   if (damaged == 0) return kKvDone;
-  return command.refuse(
-      text_of("%s: %llu damaged segments were left as they are; `lunar kv check %s` names them", command.place.c_str(),
-              static_cast<unsigned long long>(damaged), shell_word(command.place).c_str()),
-      kKvDamaged);
+  return command.refuse(text_of("%s: damage in %s, left as it was; `lunar kv check %s` names it", command.place.c_str(),
+                                counted(damaged, "segment").c_str(), shell_word(command.place).c_str()),
+                        kKvDamaged);
 }
 
 }  // namespace lunar::tools

@@ -96,7 +96,7 @@ bool PairReader::fail(const std::string& text) {
 
 bool PairReader::cut_off() {
   if (ferror(file_)) return fail(text_of("cannot be read: %s", strerror(errno)));
-  return fail(text_of("is cut off after %llu pairs", static_cast<unsigned long long>(pairs_)));
+  return fail("is cut off after " + counted(pairs_, "pair"));
 }
 
 bool PairReader::take(void* data, size_t bytes) {
@@ -144,11 +144,10 @@ bool PairReader::next_binary(std::string* key, std::string* value) {
   if (!take(&kind, 1)) return false;
   if (kind == 'E') return end();
   uint64_t lengths[2];
-  if (kind != 'P') return fail(text_of("is damaged after %llu pairs", static_cast<unsigned long long>(pairs_)));
+  if (kind != 'P') return fail("is damaged after " + counted(pairs_, "pair"));
   if (!take(lengths, sizeof lengths)) return false;
   if (lengths[0] > kv::kPairBytesMax || lengths[1] > kv::kPairBytesMax)
-    return fail(
-        text_of("is damaged after %llu pairs: a length beyond 100 GiB", static_cast<unsigned long long>(pairs_)));
+    return fail("is damaged after " + counted(pairs_, "pair") + ": a length beyond 100 GiB");
   return take_text(lengths[0], key) && take_text(lengths[1], value);
 }
 

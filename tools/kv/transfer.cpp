@@ -124,8 +124,8 @@ int kv_load(int argc, char** argv) {
     json.field("seconds", loaded.seconds).close('}');
     print_json(json);
   } else {
-    printf("%s: %llu pairs, %s, in %.1f s\n", printable(command.place).c_str(),
-           static_cast<unsigned long long>(reader.pairs()), format_size(loaded.bytes).text, loaded.seconds);
+    printf("%s: %s, %s, in %.1f s\n", printable(command.place).c_str(), counted(reader.pairs(), "pair").c_str(),
+           format_size(loaded.bytes).text, loaded.seconds);
   }
   return kKvDone;
 }
