@@ -374,7 +374,7 @@ bool use(std::vector<char>* memory, bool read_only, Counts* counts) {
     return false;
   }
   if (read_only) {
-    CheckReport report;
+    kv::CheckReport report;
     Sweep sweep;
     sweep.on_damage = [](void*, const Damage&) {};
     if (store->sweep(sweep, &report) < 0) fail("check");

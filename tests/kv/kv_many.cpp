@@ -156,7 +156,7 @@ void Many::sweep() {
     to.wrong += got == value_of(word, to.many->version_of(number_of(word))) ? 0 : 1;
     return true;
   };
-  CheckReport report;
+  kv::CheckReport report;
   const int status = store->sweep(sweep, &report);
   if (status < 0 || seen.wrong != 0) fail("sweep: " + std::to_string(status) + ", wrong " + std::to_string(seen.wrong));
   if (report.records != count()) fail("a sweep finds " + std::to_string(report.records));

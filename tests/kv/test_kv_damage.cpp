@@ -97,7 +97,7 @@ struct Kept {
     sweep.on_damage = [](void* context, const Damage& damage) {
       *static_cast<uint64_t*>(context) += std::string(damage.fault) == "no sound record leads to them" ? 1 : 0;
     };
-    CheckReport report;
+    kv::CheckReport report;
     REQUIRE(store->sweep(sweep, &report) == 0);
     open(Contents::kKept);
     return {report.damages, without_record};

@@ -475,7 +475,7 @@ TEST_CASE("marks of every length are read again, by cleaning and by a look") {
     REQUIRE(Store::open(options, &store, &backing.why) == 0);
     Sweep sweep;
     sweep.on_damage = [](void*, const Damage&) {};
-    CheckReport report;
+    kv::CheckReport report;
     CHECK(store->sweep(sweep, &report) == 0);
     CHECK(report.damages == 0);
     CHECK(report.records + report.large_pairs == 75);
@@ -524,7 +524,7 @@ TEST_CASE("what cleaning moved and a set changes next is replayed with its right
       *static_cast<uint64_t*>(sum) += key.size + value.size;
       return true;
     };
-    CheckReport report;
+    kv::CheckReport report;
     REQUIRE(store->sweep(sweep, &report) == 0);
     CHECK(report.damages == 0);
     CHECK(store->bytes_actual() == bytes);

@@ -98,7 +98,7 @@ Found look(Store* store) {
                                                     std::string(static_cast<const char*>(value.data), value.size));
     return put.second;
   };
-  CheckReport report;
+  kv::CheckReport report;
   REQUIRE(store->sweep(sweep, &report) == 0);
   return found;
 }
