@@ -113,7 +113,7 @@ CASES = [
     ("runtime/pager/evictor.cpp", "void f() { pager_state().account.give(1); }\n", "which it is given"),
     ("runtime/pager/evict_write.cpp", "auto& state = pager_state();\n", "which it is given"),
     ("runtime/pager/evictor.cpp", "state_.account.give(1);  // not pager_state()\n", None),
-    ("runtime/pager/fork.cpp", "auto& state = pager_state();\n", None),
+    ("runtime/pager/fork.cpp", "auto& state = pager_state();\n", "which it is given"),
     ("runtime/pager/region.cpp", "int pager_touch(void* p) {\n  return find(pager_state(), p);\n}\n", None),
     ("runtime/pager/region.cpp",
      "int pager_touch(void* p) {}\nstatic int find(void* p) {\n  return pager_state().n;\n}\n", "which it is given"),

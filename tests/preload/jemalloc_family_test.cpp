@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// jemalloc's extended calls on blocks of the early heap, which jemalloc does not know: they come back to the early heap,
-// keep their bytes when they are resized, and leave jemalloc's cache alone. Threads that activate or fork at the right
-// moment put such blocks into a program's hands; here they are made on purpose.
+// jemalloc's extended calls on blocks of the early heap, which jemalloc does not know: the blocks come back to that
+// heap, keep their bytes when they are resized, and stay out of jemalloc's cache. In a program such blocks are rare: a
+// thread of the runtime allocates while another one makes a thread. Here they are made on purpose.
 // Threading: one thread.
 #include "adapters/preload/jemalloc_family.h"
 
