@@ -78,13 +78,12 @@ class Holder:
     """A process that has `path` open in one way."""
 
     def __init__(self, use, path, wait=True):
-        environment = dict(os.environ, CFLSH_BLK_TRACE="/dev/stderr")
         words = [PROBE, use, path]
         if use == "run":
             words = [LUNAR, "run", "--dram", "32m", "--lun", path, "--", sys.executable, "-S", "-c", GROWS]
         self.use = use
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                        text=True, env=environment)
+                                        text=True)
         if wait:
             self.listen()
 
