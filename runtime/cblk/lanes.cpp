@@ -33,6 +33,7 @@ void Lanes::close() {
   for (unsigned i = 0; i < count_; ++i) device_->detach(lane_[i].context);
   count_ = 0;
   attached_.store(0, std::memory_order_relaxed);
+  none_until_ns_.store(0, std::memory_order_relaxed);
   if (memory_) unmap_private(memory_, kMost * kBlockBytes);
   memory_ = nullptr;
 }
@@ -52,10 +53,15 @@ int Lanes::take_free(bool any) {
 }
 
 // Where there are others to wait for, one more is not asked for again and again while the system has none to give: each
-// time costs system calls, one thread after the other.
+// time costs system calls, one thread after the other. One thread asks each kNoneNs.
 int Lanes::attach_one() {
-  const uint64_t none_until = none_until_ns_.load(std::memory_order_relaxed);
-  if (none_until && sys::now_ns() < none_until) return -EAGAIN;
+  const uint32_t attached = attached_.load(std::memory_order_relaxed);
+  if (attached == kMost) return -EAGAIN;
+  uint64_t none_until = none_until_ns_.load(std::memory_order_relaxed);
+  if (attached && none_until) {
+    const uint64_t now = sys::now_ns();
+    if (now < none_until || !none_until_ns_.compare_exchange_strong(none_until, now + kNoneNs)) return -EAGAIN;
+  }
   sys::Locked guard(lock_);
   if (count_ == kMost) return -EAGAIN;
   if (!memory_) memory_ = static_cast<char*>(map_private(kMost * kBlockBytes, ForkPolicy::kWipe));
@@ -77,6 +83,8 @@ int Lanes::attach_one() {
   return static_cast<int>(count_++);
 }
 
+// What is waited for may be stuck in the device, and the system may have one more to give by then: so that is tried
+// each kNoneNs, too.
 int Lanes::await_one(uint64_t deadline_ns) {
   int index = -1;
   while (index < 0) {
@@ -84,8 +92,10 @@ int Lanes::await_one(uint64_t deadline_ns) {
     const uint32_t word = word_.load(std::memory_order_seq_cst);
     const bool some_late = sweep() != 0;  // no wake-up when the device releases one
     index = take_free(true);
+    if (index < 0) index = attach_one();
     const uint64_t now = sys::now_ns();
     uint64_t left = now < deadline_ns ? deadline_ns - now : 0;
+    if (left > kNoneNs && attached_.load(std::memory_order_relaxed) < kMost) left = kNoneNs;
     if (some_late && left > kLostRetryNs) left = kLostRetryNs;
     if (index < 0 && left) (void)sys::futex_wait(&word_, word, static_cast<int64_t>(left), false);
     waiting_.fetch_sub(1, std::memory_order_relaxed);

@@ -31,6 +31,7 @@ class FewContexts : public lunar_test::MemoryDevice {
   }
   void detach(Context* context) override { sim_->detach(context); }
   int64_t transfer(const Command& command) override { return sim_->transfer(command); }
+  void allow(int more) { left_.store(more); }
   std::atomic<int> asked{0};
 
  private:
@@ -47,21 +48,27 @@ struct Fixture {
     lanes->close();
     bounces.close();
   }
-  int64_t read(char* block) {
+  int begin(char* block, bool may_wait, Underway* out) {
     Transfer transfer;
     transfer.blocks = 1;
-    transfer.deadline_ns = sys::now_ns() + 10'000'000'000;
+    transfer.deadline_ns = sys::now_ns() + 5'000'000'000;
     transfer.buffer = block;
-    Bounce none;
-    Underway underway;
+    return lanes->begin(transfer, &none, may_wait, false, out);
+  }
+  int64_t end(Underway* underway) {
     bool lost = false;
-    const int status = lanes->begin(transfer, &none, true, false, &underway);
-    return status < 0 ? status : lanes->end(&underway, &none, &lost);
+    return lanes->end(underway, &none, &lost);
+  }
+  int64_t read(char* block) {
+    Underway underway;
+    const int status = begin(block, true, &underway);
+    return status < 0 ? status : end(&underway);
   }
   FewContexts device;
   BouncePool bounces;
   Cache cache;
   LateWrites late;
+  Bounce none;
   std::unique_ptr<Lanes> lanes = std::make_unique<Lanes>();
 };
 
@@ -83,4 +90,46 @@ TEST_CASE("a crowd that waits for lanes does not ask for one more each time") {
   // two that were given, and a few that try in the same moment
   REQUIRE(fixture.device.asked.load() <= static_cast<int>(2 + 8 * turns));
   REQUIRE(fixture.device.asked.load() < 200);
+}
+
+TEST_CASE("who waits for a lane that is stuck takes one more as soon as there is one") {
+  Fixture fixture("sim:1m", 1);
+  std::array<char, 4096> stuck_block;
+  Underway stuck;
+  REQUIRE(fixture.begin(stuck_block.data(), true, &stuck) == 0);
+  constexpr int kThreads = 8;
+  std::vector<std::thread> threads;
+  std::atomic<int> read{0};
+  for (int t = 0; t < kThreads; ++t)
+    threads.emplace_back([&] {
+      std::array<char, 4096> block;
+      read += fixture.read(block.data()) == 4096;
+    });
+  const uint64_t start = sys::now_ns();
+  sys::sleep_ns(200'000'000);
+  // each may try as it comes; then one of them each 20 ms
+  const uint64_t turns = (sys::now_ns() - start) / 20'000'000 + 1;
+  const int asked = fixture.device.asked.load();
+  fixture.device.allow(kThreads);
+  for (std::thread& thread : threads) thread.join();
+  REQUIRE(read == kThreads);
+  REQUIRE(asked > 1);
+  REQUIRE(asked <= static_cast<int>(1 + kThreads + turns));
+  REQUIRE(fixture.end(&stuck) == 4096);
+}
+
+TEST_CASE("a child whose parent was refused a lane attaches its own") {
+  Fixture fixture("sim:1m", 1);
+  std::array<char, 4096> block;
+  for (const int allowed : {0, 1}) {
+    fixture.device.allow(1);
+    Underway only, another;
+    REQUIRE(fixture.begin(block.data(), true, &only) == 0);
+    REQUIRE(fixture.begin(block.data(), false, &another) == -EAGAIN);
+    REQUIRE(fixture.end(&only) == 4096);
+    fixture.lanes->forget_in_child();
+    fixture.device.allow(allowed);
+    REQUIRE(fixture.read(block.data()) == (allowed ? 4096 : -EMFILE));
+    fixture.lanes->forget_in_child();
+  }
 }
