@@ -70,8 +70,10 @@ void* map_pages(size_t bytes, bool populate, bool plain = false, int protection 
   return address;
 }
 
-void unmap_pages(void* address, size_t bytes) {
-  if (sys::unmap(address, bytes) == 0) g_mapped_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+bool unmap_pages(void* address, size_t bytes) {
+  if (sys::unmap(address, bytes) < 0) return false;
+  g_mapped_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+  return true;
 }
 
 // Memory of its own, aligned beyond a page when asked: maps more and gives the ends back.
@@ -113,7 +115,8 @@ void* arena_alloc(size_t bytes, size_t align) {
     }
     Chunk* fresh = new_chunk();
     if (!fresh) return nullptr;
-    if (!g_current.compare_exchange_strong(chunk, fresh, std::memory_order_acq_rel)) unmap_pages(fresh, kChunkBytes);
+    if (!g_current.compare_exchange_strong(chunk, fresh, std::memory_order_acq_rel))
+      (void)unmap_pages(fresh, kChunkBytes);
   }
 }
 
@@ -135,13 +138,19 @@ void* map_private(size_t bytes, ForkPolicy fork_policy) {
 }
 
 void* map_private_huge(size_t bytes, ForkPolicy fork_policy) {
-  if (bytes == 0 || bytes > SIZE_MAX / 2) return nullptr;
+  if (bytes == 0 || bytes > SIZE_MAX / 4) return nullptr;
   bytes = round_up(bytes, kHugeBytes);
   auto* mapped = static_cast<char*>(map_private(bytes + kHugeBytes, fork_policy));
-  if (!mapped) return nullptr;
+  if (!mapped) return map_private(bytes, fork_policy);
   const size_t before = round_up(reinterpret_cast<uintptr_t>(mapped), kHugeBytes) - reinterpret_cast<uintptr_t>(mapped);
-  if (before) unmap_private(mapped, before);
-  unmap_private(mapped + before + bytes, kHugeBytes - before);
+  // Behind a neighbour of the same kind an end may not come off alone (vm.max_map_count): then all goes.
+  size_t left = bytes + kHugeBytes;
+  const bool end_is_off = unmap_pages(mapped + before + bytes, kHugeBytes - before);
+  if (end_is_off) left -= kHugeBytes - before;
+  if (!end_is_off || (before && !unmap_pages(mapped, before))) {
+    (void)unmap_pages(mapped, left);
+    return map_private(bytes, fork_policy);
+  }
   (void)sys::advise(mapped + before, bytes, MADV_HUGEPAGE);
   return mapped + before;
 }

@@ -27,7 +27,8 @@ void* map_private(size_t bytes, ForkPolicy fork_policy);
 void* map_readable(size_t bytes);
 void unmap_private(void* address, size_t bytes);
 // The same on a boundary of 2 MiB, rounded up to multiples of it, of huge pages where the kernel gives any: each is one
-// piece of memory to a device, and is used whole once a byte of it is touched.
+// piece of memory to a device, and is used whole once a byte of it is touched. Where the address space or the number of
+// mappings has an end that is too near for that, a plain mapping of as many bytes.
 constexpr size_t kHugeBytes = size_t{2} << 20;
 void* map_private_huge(size_t bytes, ForkPolicy fork_policy);
 

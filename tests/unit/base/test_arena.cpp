@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -97,4 +98,28 @@ TEST_CASE("private mappings are counted, and forked as their policy says") {
   unmap_private(dont, 1 << 20);
   CHECK(arena_bytes() == before);
   CHECK(map_private(0, ForkPolicy::kInherit) == nullptr);
+}
+
+TEST_CASE("a huge mapping leaves nothing behind where there can be no mapping more") {
+  size_t most = 0;
+  std::ifstream("/proc/sys/vm/max_map_count") >> most;
+  if (most > 200'000) LUNAR_SKIP("memory", "vm.max_map_count is too large to be used up");
+  const pid_t child = fork();
+  if (child == 0) {
+    constexpr size_t kPage = 4096;
+    const size_t bytes = 2 * most * kPage;
+    void* many = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* neighbour = map_private(2 * kHugeBytes, ForkPolicy::kWipe);
+    if (many == MAP_FAILED || !neighbour) _exit(2);
+    for (size_t at = 0; at < bytes; at += 2 * kPage)
+      if (mprotect(static_cast<char*>(many) + at, kPage, PROT_READ) != 0) break;
+    const size_t before = arena_bytes();
+    void* huge = map_private_huge(kHugeBytes, ForkPolicy::kWipe);
+    const size_t with = arena_bytes();
+    if (huge) *static_cast<char*>(huge) = 1;
+    _exit(with == before + (huge ? kHugeBytes : 0) ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
 }
