@@ -14,11 +14,18 @@
 namespace lunar::cblk {
 namespace {
 
-constexpr size_t kPieceBytes = 4096;
+constexpr size_t kSmallBytes = 4096;
 constexpr size_t kWindowBytes = 1024 * kKiB;  // 256 at a time
-constexpr size_t kWindowsBytes = 16 * kMiB;
 
-std::atomic<size_t> windows{0};  // bytes, of all chunks of the process
+// Bytes, of all chunks of the process.
+constexpr size_t kWindowsMost = 16 * kMiB, kSlabsMost = 16 * kMiB;
+std::atomic<size_t> windows{0}, slabs{0};
+
+bool reserve(std::atomic<size_t>* all, size_t bytes, size_t most) {
+  if (all->fetch_add(bytes, std::memory_order_relaxed) + bytes <= most) return true;
+  all->fetch_sub(bytes, std::memory_order_relaxed);
+  return false;
+}
 
 unsigned size_class(size_t bytes) {
   return bytes <= BouncePool::kUnitBytes ? 0
@@ -34,15 +41,21 @@ uint64_t units_of(size_t bytes) {
 }  // namespace
 
 void BouncePool::open(uint32_t requests) {
-  pieces_ = static_cast<uint32_t>(round_up(requests, 64)) + 64;  // and blocking ones
+  small_ = static_cast<uint32_t>(round_up(requests, 64)) + 64;  // and blocking ones
+  pieces_ = small_ + (small_ < kMiddleMost ? small_ : kMiddleMost);
 }
+
+size_t BouncePool::pool_bytes() const { return small_ * kSmallBytes + (pieces_ - small_) * kUnitBytes; }
 
 void BouncePool::close() {
   char* memory = memory_.load(std::memory_order_relaxed);
-  if (memory) unmap_private(memory, pieces_ * kPieceBytes);
+  if (memory) unmap_private(memory, pool_bytes());
   memory_.store(nullptr, std::memory_order_relaxed);
   for (Slab& slab : slabs_) {
-    if (char* huge = slab.memory.exchange(nullptr)) unmap_private(huge, kHugeBytes);
+    char* huge = slab.memory.exchange(nullptr);
+    if (!huge) continue;
+    unmap_private(huge, kHugeBytes);
+    slabs.fetch_sub(kHugeBytes, std::memory_order_relaxed);
   }
   windows.fetch_sub(window_.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
   for (unsigned i = 0; i < kSizes; ++i) {
@@ -53,7 +66,7 @@ void BouncePool::close() {
 char* BouncePool::memory() {
   char* known = memory_.load(std::memory_order_acquire);
   if (known) return known;
-  const size_t bytes = pieces_ * kPieceBytes;
+  const size_t bytes = pool_bytes();
   // A child has no use for them, and the kernel copies pinned pages at fork.
   auto* fresh = static_cast<char*>(map_private(bytes, ForkPolicy::kWipe));
   if (!fresh || memory_.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) return fresh;
@@ -65,11 +78,8 @@ char* BouncePool::window(size_t* bytes) {
   *bytes = window_.load(std::memory_order_relaxed);
   if (*bytes == 0) {
     if (!sys::may_lock_memory()) return nullptr;
-    const size_t want = pieces_ * kPieceBytes < kWindowBytes ? pieces_ * kPieceBytes : kWindowBytes;
-    if (windows.fetch_add(want, std::memory_order_relaxed) + want > kWindowsBytes) {
-      windows.fetch_sub(want, std::memory_order_relaxed);
-      return nullptr;
-    }
+    const size_t want = small_ * kSmallBytes < kWindowBytes ? small_ * kSmallBytes : kWindowBytes;
+    if (!reserve(&windows, want, kWindowsMost)) return nullptr;
     window_.store(*bytes = want, std::memory_order_relaxed);
   }
   return memory();
@@ -78,15 +88,17 @@ char* BouncePool::window(size_t* bytes) {
 char* BouncePool::memory_of(Slab* slab) {
   char* known = slab->memory.load(std::memory_order_acquire);
   if (known) return known;
+  if (!reserve(&slabs, kHugeBytes, kSlabsMost)) return nullptr;
   auto* fresh = static_cast<char*>(map_private_huge(kHugeBytes, ForkPolicy::kWipe));
-  if (!fresh || slab->memory.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) return fresh;
-  unmap_private(fresh, kHugeBytes);  // another thread was quicker
+  if (fresh && slab->memory.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) return fresh;
+  if (fresh) unmap_private(fresh, kHugeBytes);  // another thread was quicker
+  slabs.fetch_sub(kHugeBytes, std::memory_order_relaxed);
   return known;
 }
 
-// -1: none is free.
-int32_t BouncePool::take_piece() {
-  for (uint32_t word = 0; word < pieces_ / 64; ++word) {
+// A piece of [from, to), or -1.
+int32_t BouncePool::take_piece(uint32_t from, uint32_t to) {
+  for (uint32_t word = from / 64; word < to / 64; ++word) {
     uint64_t taken = taken_[word].load(std::memory_order_relaxed);
     while (~taken) {
       const int bit = std::countr_one(taken);
@@ -120,12 +132,15 @@ bool BouncePool::take_units(size_t bytes, Bounce* out) {
 }
 
 int BouncePool::take(size_t bytes, Bounce* out) {
-  if (bytes <= kPieceBytes) {
+  const bool small = bytes <= kSmallBytes;
+  if (bytes <= kUnitBytes) {
     char* pool = memory();
     if (!pool) return -ENOMEM;
-    const int32_t piece = take_piece();
+    const int32_t piece = small ? take_piece(0, small_) : take_piece(small_, pieces_);
     if (piece >= 0) {
-      *out = {pool + static_cast<size_t>(piece) * kPieceBytes, static_cast<uint32_t>(bytes), piece};
+      const auto at = static_cast<size_t>(piece);
+      *out = {pool + (small ? at * kSmallBytes : small_ * kSmallBytes + (at - small_) * kUnitBytes),
+              static_cast<uint32_t>(bytes), piece};
       return 0;
     }
   } else if (bytes <= kHugeBytes && take_units(bytes, out)) {

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounce buffers of several blocks lie in huge pages, each by itself, however many threads take them.
+// Bounce buffers of more than 64 KiB lie in huge pages, each by itself, however many threads take them; and what they
+// use is bounded.
 #include "tests/catch.h"
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -30,6 +35,16 @@ bool takes_huge_pages(const void* address) {
   return false;
 }
 
+// From /proc/self/statm: mapped, and in memory.
+struct Used {
+  Used() {
+    std::ifstream("/proc/self/statm") >> mapped >> resident;
+    mapped *= 4 * kKiB;
+    resident *= 4 * kKiB;
+  }
+  size_t mapped = 0, resident = 0;
+};
+
 struct Pool : BouncePool {
   Pool() { open(64); }
   ~Pool() { close(); }
@@ -37,9 +52,9 @@ struct Pool : BouncePool {
 
 }  // namespace
 
-TEST_CASE("a buffer of several blocks is one piece of memory for the device") {
+TEST_CASE("a large buffer is one piece of memory for the device") {
   Pool pool;
-  for (const size_t bytes : {8 * kKiB, 64 * kKiB, 68 * kKiB, 512 * kKiB, 2 * kMiB, 16 * kMiB}) {
+  for (const size_t bytes : {68 * kKiB, 512 * kKiB, 2 * kMiB, 16 * kMiB}) {
     Bounce bounce;
     REQUIRE(pool.take(bytes, &bounce) == 0);
     const auto at = reinterpret_cast<uintptr_t>(bounce.memory);
@@ -49,10 +64,49 @@ TEST_CASE("a buffer of several blocks is one piece of memory for the device") {
     pool.give(&bounce);
     REQUIRE(bounce.memory == nullptr);
   }
-  Bounce block;
-  REQUIRE(pool.take(4 * kKiB, &block) == 0);
-  REQUIRE(!takes_huge_pages(block.memory));  // most chunks need no more than that
-  pool.give(&block);
+  for (const size_t bytes : {4 * kKiB, 8 * kKiB, 64 * kKiB}) {  // most chunks need no more than that
+    Bounce few;
+    REQUIRE(pool.take(bytes, &few) == 0);
+    REQUIRE(!takes_huge_pages(few.memory));
+    pool.give(&few);
+  }
+}
+
+TEST_CASE("many chunks use no more memory than their I/O and 16 MiB") {
+  for (const size_t bytes : {8 * kKiB, 68 * kKiB}) {
+    std::vector<Pool> pools(200);
+    const size_t before = Used().resident;
+    unsigned huge = 0;
+    for (Pool& pool : pools) {
+      Bounce bounce;
+      REQUIRE(pool.take(bytes, &bounce) == 0);
+      memset(bounce.memory, 1, bytes);
+      huge += takes_huge_pages(bounce.memory);
+      pool.give(&bounce);
+    }
+    REQUIRE(huge == (bytes > 64 * kKiB ? 8 : 0));
+    const size_t now = Used().resident;
+    REQUIRE(now < before + 200 * bytes + 20 * kMiB);
+  }
+  Pool next;  // the others gave theirs back
+  Bounce bounce;
+  REQUIRE(next.take(kMiB, &bounce) == 0);
+  REQUIRE(takes_huge_pages(bounce.memory));
+  next.give(&bounce);
+}
+
+TEST_CASE("a large buffer needs no more address space than its own") {
+  const pid_t child = fork();
+  if (child == 0) {
+    Pool pool;
+    const rlim_t most = Used().mapped + 4 * kMiB + 512 * kKiB;
+    const rlimit limit = {most, most};
+    Bounce bounce;
+    _exit(setrlimit(RLIMIT_AS, &limit) == 0 && pool.take(4 * kMiB, &bounce) == 0 ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(status == 0);
 }
 
 TEST_CASE("more than the slabs hold gets mappings, and what comes back is used again") {
