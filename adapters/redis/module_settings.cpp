@@ -83,8 +83,11 @@ int set_dram(const char*, long long value, void*, String** error) {
                              format_size(bytes).text),
                      why));
     if (rc < 0)
-      return refuse(
-          error, (why.set(rc, "%s is less than 16 MiB, or more than this machine has", format_size(bytes).text), why));
+      return refuse(error, (why.set(rc,
+                                    bytes < 16 * kMiB ? "%s is too small; the least is 16 MiB"
+                                                      : "%s is more than this machine has; give less",
+                                    format_size(bytes).text),
+                            why));
   }
   settings().tier.dram = bytes;
   return kOk;
