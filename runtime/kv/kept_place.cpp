@@ -45,13 +45,13 @@ int make_large(const KeptPlace& place, int flags, ErrorText* why) {
 }
 
 // A file that is wanted, or empty, gets its size.
-int prepare_file(const KeptPlace& place, bool* made, ErrorText* why) {
+int prepare_file(const KeptPlace& place, FileBefore* before, ErrorText* why) {
   struct stat status_of;
   const int status = sys::path_status(place.path, &status_of);
   const bool makes = place.take == Take::kMake || place.take == Take::kReplaceAll;
   if (status == -ENOENT && makes && scheme_length(place.path) == 0) {
     const int done = make_large(place, O_CREAT | O_EXCL, why);
-    *made = done == 0;
+    if (done != -EEXIST) *before = FileBefore::kMissing;
     return done;
   }
   if (status < 0) return 0;  // a URI, or opening says it
@@ -59,8 +59,23 @@ int prepare_file(const KeptPlace& place, bool* made, ErrorText* why) {
     return why->set(-EINVAL, "%s: %s: is a directory; a store that is kept wants a file in it", place.caller,
                     place.path);
   const bool may_grow = place.take != Take::kLook && place.take != Take::kLoad;
-  if (S_ISREG(status_of.st_mode) && status_of.st_size == 0 && may_grow) return make_large(place, 0, why);
+  if (S_ISREG(status_of.st_mode) && status_of.st_size == 0 && may_grow) {
+    *before = FileBefore::kEmpty;
+    return make_large(place, 0, why);
+  }
   return 0;
+}
+
+void undo(const KeptPlace& place, FileBefore before) {
+  if (before == FileBefore::kMissing) (void)::unlink(place.path);
+  if (before == FileBefore::kEmpty) (void)::truncate(place.path, 0);
+}
+
+int check_size(const KeptPlace& place, const Device* device, ErrorText* why) {
+  constexpr uint64_t kLeast = media::kHeadBytes + media::kTailBytes + Log::kSegmentsMin * Log::kSegmentBytesMin;
+  if (device->size_bytes() >= kLeast) return 0;
+  return why->set(-ENOSPC, "%s: %s: %s are too small for a store; give %s at least", place.caller, place.path,
+                  format_size(device->size_bytes()).text, format_size(kLeast).text);
 }
 
 // Of a place without a store: 0, it is blank; 1, `what` says what it holds; -errno.
@@ -100,10 +115,7 @@ int choose(const KeptPlace& place, Device* device, Contents* contents, ErrorText
   }
   *contents = Contents::kNew;
   if (place.take == Take::kReplaceAll) {
-    constexpr uint64_t kLeast = media::kHeadBytes + media::kTailBytes + Log::kSegmentsMin * Log::kSegmentBytesMin;
-    if (device->size_bytes() < kLeast)
-      return why->set(-ENOSPC, "%s: %s: %s are too small for a store; give %s at least", place.caller, place.path,
-                      format_size(device->size_bytes()).text, format_size(kLeast).text);
+    if (const int small = check_size(place, device, why); small < 0) return small;
     const int status = erase_ends(device);
     return status < 0 ? why->set(status, "%s: %s: cannot be erased: %s", place.caller, place.path, errno_text(status))
                       : 0;
@@ -115,20 +127,24 @@ int choose(const KeptPlace& place, Device* device, Contents* contents, ErrorText
     return found == -EPROTONOSUPPORT ? found : 0;
   }
   const int other = holds_other(place, device, what, sizeof what, why);
-  return other == 1 ? refuse_content(place, what, why) : other;
+  if (other != 0) return other == 1 ? refuse_content(place, what, why) : other;
+  return check_size(place, device, why);
 }
 
 }  // namespace
 
-int kept_place_open(const KeptPlace& place, Device** device, Contents* contents, bool* made, ErrorText* why) {
+int kept_place_open(const KeptPlace& place, Device** device, Contents* contents, FileBefore* before, ErrorText* why) {
   *device = nullptr;
-  *made = false;
+  *before = FileBefore::kAsItIs;
   if (names_virtual_lun(place.path))
     return why->set(-EINVAL,
                     "%s: %s: names a virtual LUN, which ends with its process; a store that is kept wants a device or "
                     "file of its own, without #NAME",
                     place.caller, place.path);
-  if (const int status = prepare_file(place, made, why); status < 0) return status;
+  if (const int status = prepare_file(place, before, why); status < 0) {
+    undo(place, *before);
+    return status;
+  }
   DeviceOptions options;
   options.scratch = false;
   options.read_only = place.take == Take::kLook;
@@ -139,7 +155,16 @@ int kept_place_open(const KeptPlace& place, Device** device, Contents* contents,
   if (status == 0) return 0;
   device_close(*device);
   *device = nullptr;
-  if (*made) (void)::unlink(place.path);
+  undo(place, *before);
+  return status;
+}
+
+int kept_store_open(const KeptPlace& place, StoreOptions* options, Store** out, ErrorText* why) {
+  FileBefore before;
+  if (const int status = kept_place_open(place, &options->device, &options->contents, &before, why); status < 0)
+    return status;
+  const int status = Store::open(*options, out, why);
+  if (status < 0) undo(place, before);
   return status;
 }
 

@@ -101,9 +101,9 @@ Store* Place::open(Contents contents, Durability durability) {
   place.bytes_if_empty = kPlaceBytes;
   place.caller = "kv_kill";
   StoreOptions options;
-  bool made = false;
+  FileBefore before;
   ErrorText why;
-  if (kept_place_open(place, &options.device, &options.contents, &made, &why) < 0) fail(why.text);
+  if (kept_place_open(place, &options.device, &options.contents, &before, &why) < 0) fail(why.text);
   options.durability = durability;
   options.log_bytes = 0;
   options.segment_bytes = contents == Contents::kNew ? 64 * kKiB : 0;

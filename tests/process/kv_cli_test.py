@@ -131,8 +131,8 @@ def test_create(directory):
     small = os.path.join(directory, "small")
     with open(small, "wb") as file:
         file.truncate(64 << 10)
-    refused(["create", small], ["small"], small, code=4)
-    refused(["create", small, "--force"], ["small"], small, code=4)
+    refused(["create", small], ["small"], small)
+    refused(["create", small, "--force"], ["small"], small)
     for words, part in ((["--size", "1m"], "2m"), (["--size", "x"], "not a size"), (["--segment", "3m"], "64k"),
                         (["--shards", "0"], "--shards"), (["--bogus"], "--bogus")):
         refused(["create", os.path.join(directory, "never"), *words], [part])
@@ -259,6 +259,17 @@ def test_blank_places(directory):
         file.truncate(16 * MIB)
     open(empty, "wb").close()
     refused(["load", blank], ["nothing was changed"], blank, given=b"no stream")
+    # What is refused leaves an empty file empty, and a place that is too small is told the least.
+    refused(["load", empty, "--dram", "1m"], ["too little"], empty, given=dump)
+    refused(["create", empty, "--size", "64m", "--dram", "1m"], ["too little"], empty)
+    os.environ["LUNAR_KV_SIZE"] = "33k"
+    refused(["load", empty], ["too small for a store", "at least"], empty, given=dump)
+    del os.environ["LUNAR_KV_SIZE"]
+    small = os.path.join(directory, "small")
+    for size in (4096, 65536, 1000000):
+        with open(small, "wb") as file:
+            file.truncate(size)
+        refused(["load", small], ["too small for a store", "at least"], small, given=dump)
     for place in (blank, empty):
         done("load", place, given=dump)
         check(pairs_of(place) == pairs and as_json("check", place)["verdict"] == "clean", f"a load into {place}")

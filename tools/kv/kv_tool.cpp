@@ -89,13 +89,10 @@ int KvCommand::open(kv::Take take, kv::Store** out, ErrorText* why, int* code) c
     if (const int wrong = kv::size_variable("LUNAR_KV_SIZE", "LUNAR_KV_SIZE", &bytes, why); wrong < 0) return wrong;
     if (bytes != 0) kept.bytes_if_empty = round_up(bytes, kv::media::kBlockBytes);
   }
-  bool made = false;
-  const int status = kv::kept_place_open(kept, &options.device, &options.contents, &made, why);
-  if (status < 0) return status;
   options.log_bytes = 0;
   options.read_only = take == kv::Take::kLook;
   options.salvage = salvage;
-  return kv::Store::open(options, out, why);
+  return kv::kept_store_open(kept, &options, out, why);
 }
 
 bool KvCommand::is_there() const { return scheme_length(place.c_str()) != 0 || access(place.c_str(), F_OK) == 0; }
@@ -104,6 +101,7 @@ int KvCommand::failed_to_open(int status, const ErrorText& why) const {
   std::string text = why.text[0] ? why.text : errno_text(status);
   // Nothing was done yet: more DRAM is all that it takes.
   if (status == -ENOMEM) return refuse((dram_.empty() ? "LUNAR_KV_DRAM: " : "--dram: ") + text);
+  if (status == -ENOSPC) return refuse(text);  // the place is too small, and as it was
   if (status == -ENOENT)
     text += text_of("; `lunar kv create %s` makes one", shell_word(place).c_str());
   else if (status == -EBADMSG && text.find("--salvage") == std::string::npos)

@@ -2,7 +2,6 @@
 // lunar kv create and compact: what changes a store's place or the room that it takes there.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <errno.h>
-#include <unistd.h>
 
 #include <cstdio>
 
@@ -79,13 +78,10 @@ int kv_create(int argc, char** argv) {
   if (bytes != 0) place.bytes_if_empty = round_up(bytes, kv::media::kBlockBytes);
   place.caller = "key/value store";
   place.advice = "; give another place, or --force if that may go";
-  bool made = false;
-  int status = kv::kept_place_open(place, &options.device, &options.contents, &made, &why);
-  if (status < 0) return command.failed(status, why.text[0] ? why.text : errno_text(status));
   options.log_bytes = bytes ? round_down(bytes, kv::media::kBlockBytes) - kAround : 0;
   kv::Store* store = nullptr;
-  status = kv::Store::open(options, &store, &why);
-  if (status < 0 && made) (void)unlink(command.place.c_str());
+  const int status = kv::kept_store_open(place, &options, &store, &why);
+  if (status == -ENOENT) return command.failed(status, why.text);  // a folder that is not there
   if (status < 0) return command.failed_to_open(status, why);
   kv::StoreInfo info;
   store->info(&info);

@@ -118,7 +118,8 @@ unsigned shards_for(int threads) {
   return shards;
 }
 
-int open_kept(const CreateOptions& options, uint64_t bytes_if_empty, kv::StoreOptions* out, ErrorText* why) {
+int open_kept(const CreateOptions& options, uint64_t bytes_if_empty, kv::StoreOptions* store, kv::Store** out,
+              ErrorText* why) {
   const char* path = options.path ? options.path : "";
   const uint64_t flags = options.flags;
   if (flags & ARK_KV_VIRTUAL_LUN || !*path || strncmp(path, "mem:", 4) == 0 || is_stripe(path))
@@ -133,8 +134,7 @@ int open_kept(const CreateOptions& options, uint64_t bytes_if_empty, kv::StoreOp
   place.bytes_if_empty = bytes_if_empty;
   place.caller = options.caller;
   place.advice = "; give an empty file or device, or erase it (wipefs -a)";
-  bool made;
-  return kv::kept_place_open(place, &out->device, &out->contents, &made, why);
+  return kv::kept_store_open(place, store, out, why);
 }
 
 }  // namespace
@@ -164,8 +164,7 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
   if (kept) {
     store.log_bytes = 0;
     if (options.flags & ARK_KV_PERSIST_STORE) store.durability = durability;
-    status = open_kept(options, wanted ? wanted : larger(options.size, kSizeLeast), &store, why);
-    return status < 0 ? status : kv::Store::open(store, out, why);
+    return open_kept(options, wanted ? wanted : larger(options.size, kSizeLeast), &store, out, why);
   }
   const bool wants_virtual = (options.flags & ARK_KV_VIRTUAL_LUN) != 0;
   bool grows = wants_virtual;
