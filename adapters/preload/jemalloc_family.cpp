@@ -8,11 +8,9 @@
 // Threading: any thread.
 #include "jemalloc_family.h"
 
-#include <dlfcn.h>
 #include <jemalloc/jemalloc.h>
 
 #include <cstring>
-#include <type_traits>
 
 #include "early_heap.h"
 #include "preload.h"
@@ -39,14 +37,11 @@ int cache_of_guarded(int flags) {
 }  // namespace
 
 void jemalloc_prepare() {
-  auto find = [](auto* out, const char* name) {
-    *out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(dlsym(RTLD_NEXT, name));
-  };
-  find(&g_jemalloc.dallocx, "dallocx");
-  find(&g_jemalloc.sdallocx, "sdallocx");
-  find(&g_jemalloc.rallocx, "rallocx");
-  find(&g_jemalloc.xallocx, "xallocx");
-  find(&g_jemalloc.sallocx, "sallocx");
+  look_up(g_jemalloc.dallocx, "dallocx");
+  look_up(g_jemalloc.sdallocx, "sdallocx");
+  look_up(g_jemalloc.rallocx, "rallocx");
+  look_up(g_jemalloc.xallocx, "xallocx");
+  look_up(g_jemalloc.sallocx, "sallocx");
 }
 
 }  // namespace lunar::preload
@@ -70,6 +65,7 @@ LUNAR_EXPORT void sdallocx(void* pointer, size_t bytes, int flags) noexcept {
 }
 
 LUNAR_EXPORT void* rallocx(void* pointer, size_t bytes, int flags) noexcept {
+  flags = cache_of_guarded(flags);
   if (__builtin_expect(!early_owns(pointer), 1)) return g_jemalloc.rallocx(pointer, bytes, flags);
   void* moved = mallocx(bytes, flags);
   if (moved == nullptr) return nullptr;

@@ -23,6 +23,9 @@ namespace {
 
 constexpr uint64_t kDramLeast = 64 * kMiB, kEndBytes = kMiB;
 
+// What a file was before its place was opened: what was made of it is undone when the store cannot be opened.
+enum class FileBefore : uint8_t { kAsItIs, kEmpty, kMissing };
+
 // PATH#NAME or URI#NAME, as scratch LUNs are named; not a file that has one in its name, there or to be made.
 bool names_virtual_lun(const char* path) {
   const char* hash = strrchr(path, '#');
@@ -131,9 +134,8 @@ int choose(const KeptPlace& place, Device* device, Contents* contents, ErrorText
   return check_size(place, device, why);
 }
 
-}  // namespace
-
-int kept_place_open(const KeptPlace& place, Device** device, Contents* contents, FileBefore* before, ErrorText* why) {
+// *contents is what to open the store with.
+int open_place(const KeptPlace& place, Device** device, Contents* contents, FileBefore* before, ErrorText* why) {
   *device = nullptr;
   *before = FileBefore::kAsItIs;
   if (names_virtual_lun(place.path))
@@ -159,9 +161,11 @@ int kept_place_open(const KeptPlace& place, Device** device, Contents* contents,
   return status;
 }
 
+}  // namespace
+
 int kept_store_open(const KeptPlace& place, StoreOptions* options, Store** out, ErrorText* why) {
   FileBefore before;
-  if (const int status = kept_place_open(place, &options->device, &options->contents, &before, why); status < 0)
+  if (const int status = open_place(place, &options->device, &options->contents, &before, why); status < 0)
     return status;
   const int status = Store::open(*options, out, why);
   if (status < 0) undo(place, before);

@@ -30,15 +30,9 @@ struct KeptPlace {
   const char* advice = "";         //   what to do about a place that holds something: "; give another"
 };
 
-// What a file was before a place was opened: what was made of it is undone when the store cannot be opened.
-enum class FileBefore : uint8_t { kAsItIs, kEmpty, kMissing };
-
-// The device is for this process alone (but kLook), and *contents is what to open the store with. 0; -ENOENT, -EEXIST,
-// -EBUSY, -ENOSPC (too small) and the like, with *why and nothing changed.
-[[nodiscard]] int kept_place_open(const KeptPlace& place, Device** device, Contents* contents, FileBefore* before,
-                                  ErrorText* why);
-// The same, and the store in it. options: all but its device and contents. On failure nothing has changed, but with
-// kReplaceStore and kReplaceAll.
+// Opens the store of a place; its device is for this process alone (but kLook). options: all but device and contents.
+// 0; -ENOENT, -EEXIST, -EBUSY, -ENOSPC (too small) and the like, with *why and nothing changed, but with kReplaceStore
+// and kReplaceAll.
 [[nodiscard]] int kept_store_open(const KeptPlace& place, StoreOptions* options, Store** out, ErrorText* why);
 
 // A size from the environment; 0: not set. -EINVAL with *why.

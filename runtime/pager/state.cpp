@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared helpers of the pager: LUN space accounting, slots kept for children, hashes, resident counts, fork's gate.
 #include "pager/state.h"
-#include "pager/commit_charge.h"
 
 #define XXH_INLINE_ALL
 #include <errno.h>

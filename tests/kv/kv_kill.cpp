@@ -101,16 +101,16 @@ Store* Place::open(Contents contents, Durability durability) {
   place.bytes_if_empty = kPlaceBytes;
   place.caller = "kv_kill";
   StoreOptions options;
-  FileBefore before;
-  ErrorText why;
-  if (kept_place_open(place, &options.device, &options.contents, &before, &why) < 0) fail(why.text);
   options.durability = durability;
   options.log_bytes = 0;
   options.segment_bytes = contents == Contents::kNew ? 64 * kKiB : 0;
   options.dram_bytes = 6 * kMiB;
   options.expected_keys = kKeys;
   options.replay_bytes_most = 16 * kMiB;
-  return open_store(options);
+  ErrorText why;
+  Store* store = nullptr;
+  if (kept_store_open(place, &options, &store, &why) < 0) fail(why.text);
+  return store;
 }
 
 // With the keys that stay: numbers behind those of the others.
