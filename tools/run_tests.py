@@ -131,6 +131,7 @@ EXPECTED = {
     "python3": lambda: True,
     "bubblewrap": has_bubblewrap,
     "userfaultfd-device": lambda: os.path.exists("/dev/userfaultfd"),
+    "groff": lambda: shutil.which("groff") is not None,
     "gdb": lambda: shutil.which("gdb") is not None,
     "python3-testsuite": lambda: True,   # tools/deps --all installs these
     "stress-ng": lambda: True,

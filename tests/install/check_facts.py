@@ -58,6 +58,12 @@ FACTS = [
      ("tools/run/program.h", r"kExitNotExecutable = (N);")),
     (("tools/README.md", r"\n\| (N) \| the command was not found"),
      ("tools/run/program.h", r"kExitNotFound = (N);")),
+    (("tools/man/lunar.1", r"\.It (N) Lunar cannot start the command"),
+     ("tools/run/program.h", r"kExitOwnFailure = (N);")),
+    (("tools/man/lunar.1", r"\.It (N) The command cannot be executed"),
+     ("tools/run/program.h", r"kExitNotExecutable = (N);")),
+    (("tools/man/lunar.1", r"\.It (N) The command was not found"),
+     ("tools/run/program.h", r"kExitNotFound = (N);")),
 ]
 # What the pair differs by on purpose: the document states half of the constant.
 HALVES = {r"and held input to (N MiB)", r"under way \(or (N) requests\)"}

@@ -30,6 +30,9 @@ WANTED = [
     r"include/arkdb\.h",
     r"include/lunar/kv\.h",
     r"include/lunar/kv\.hpp",
+    r"share/man/man1/lunar\.1",
+    r"share/man/man3/lunar_pin\.3",
+    r"share/man/man5/lunar\.conf\.5",
 ]
 PROGRAM = "#include <lunar/lunar.h>\nint main(void) { return 0; }\n"
 CBLK_PROGRAM = """#include <sys/capiblock.h>
@@ -106,9 +109,9 @@ IBMS = {
 MORE_CALLS = {"arkdb": ("lunar/kv.h", "lunar_kv_")}
 
 
-def page_of(prefix, name):
+def page_of(prefix, file_name):
     """A man page's text, or that of the page it points to."""
-    path, text = find(os.path.join(prefix, "share"), name + ".3"), ""
+    path, text = find(os.path.join(prefix, "share"), file_name), ""
     for _ in range(2):
         if path is None:
             return ""
@@ -157,7 +160,7 @@ def check_ibms(destination, prefix, name):
     if len(declared) < 20:
         problems.append(f"{header_name}: only {len(declared)} declarations were found")
     for one in sorted(declared):
-        page = page_of(prefix, one)
+        page = page_of(prefix, one + ".3")
         if not re.search(rf"^\.Nm {one}\b", page, re.M) or not re.search(rf"^\.F[no] {one}\b", page, re.M):
             problems.append(f"no man page tells of {one}")
     return problems
@@ -222,9 +225,8 @@ def check_heads(prefix):
     problems = []
     for folder, _, names in os.walk(os.path.join(prefix, "share/man")):
         for name in names:
-            page = page_of(prefix, os.path.splitext(name)[0]) if name.endswith(".3") else ""
-            if page and not re.search(r"^\.Dd \w+ \d+, \d{4}\n\.ds doc-volume-operating-system Lunar\n"
-                                      r"\.Dt .*\n\.Os Lunar$", page, re.M):
+            if not re.search(r"^\.Dd \w+ \d+, \d{4}\n\.ds doc-volume-operating-system Lunar\n"
+                                      r"\.Dt .*\n\.Os Lunar$", page_of(prefix, name), re.M):
                 problems.append(f"{os.path.join(folder, name)}: not the head of a page of Lunar's")
     return problems
 
