@@ -3,8 +3,9 @@
 """Runs the tests that meson knows, for tools/test (which builds first).
 
 Order: layout and unit tests, then the tests that share the machine (as many at a time as there are CPUs and one more,
-as most wait for a device half of the time; those with a high meson `priority` first, as they take longest), then those
-that need it alone (is_parallel: false). One line a test.
+as most wait for a device half of the time; those with a high meson `priority` first, as they take longest; beside them,
+one after the other, those of suite `waits`, which hardly use a CPU), then those that need it alone (is_parallel:
+false). One line a test.
 
 The only time limit is the one here: a test that passes it is examined before it is killed (stacks of all threads of all
 its processes, and the pager's page states where a debugger is at hand). A limit of the test's own would kill
@@ -29,6 +30,7 @@ import sys
 import threading
 import time
 
+WAITS = "waits"   # suite of tests that mostly wait, for time limits or locks: they hardly use a CPU
 SUITES = ["layout", "unit", "process", "fault", "property", "examples", "e2e", "slow"]
 FAST = {"layout", "unit"}
 SANITIZED = {"unit", "fault", "property", "sanitizer"}
@@ -336,8 +338,23 @@ class Runner:
         test.run(self.extra_environment)
         self.report(test)
 
+    def workers(self, tests, count):
+        """`count` threads that run the tests, each the next one that is left."""
+        queue, queue_lock = iter(tests), threading.Lock()
+
+        def work():
+            while True:
+                with queue_lock:
+                    test = next(queue, None)
+                if test is None:
+                    return
+                self.run_one(test)
+
+        return [threading.Thread(target=work) for _ in range(count)]
+
     def run(self):
-        """Neighbours in the list that may share the machine run side by side; the others alone."""
+        """Neighbours in the list that may share the machine run side by side; the others alone. Beside them is one
+        lane for tests that hardly use a CPU."""
         index = 0
         while index < len(self.tests) and not self.stop:
             group = [self.tests[index]]
@@ -345,18 +362,10 @@ class Runner:
                 while index + len(group) < len(self.tests) and not self.tests[index + len(group)].alone:
                     group.append(self.tests[index + len(group)])
             index += len(group)
-            queue = iter(group)
-            queue_lock = threading.Lock()
-
-            def work(queue=queue, queue_lock=queue_lock):
-                while True:
-                    with queue_lock:
-                        test = next(queue, None)
-                    if test is None:
-                        return
-                    self.run_one(test)
-
-            threads = [threading.Thread(target=work) for _ in range(min((os.cpu_count() or 1) + 1, len(group)))]
+            waiting = [test for test in group if WAITS in test.suites]
+            busy = [test for test in group if WAITS not in test.suites]
+            lanes = min((os.cpu_count() or 1) + 1, len(busy))
+            threads = self.workers(busy, lanes) + self.workers(waiting, min(1, len(waiting)))
             for thread in threads:
                 thread.start()
             for thread in threads:

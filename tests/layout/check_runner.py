@@ -23,9 +23,10 @@ def check(held, what):
         problems.append(what)
 
 
-def entry(name, code, suite="process", alone=False, timeout=60, priority=0):
+def entry(name, code, suite="process", alone=False, timeout=60, priority=0, waits=False):
     return {"name": name, "cmd": [sys.executable, "-c", code], "env": {}, "depends": [], "workdir": None,
-            "suite": ["lunar:" + suite], "timeout": timeout, "is_parallel": not alone, "priority": priority}
+            "suite": ["lunar:" + suite] + ["lunar:waits"] * waits,
+            "timeout": timeout, "is_parallel": not alone, "priority": priority}
 
 
 def lacks(word, whole=True):
@@ -130,6 +131,13 @@ def sharing():
                           entry("y", alone, alone=True), entry("b", meet.format(place=place, me="b", other="a")),
                           entry("z", f"import os\nassert not os.path.exists('{place}/alone')"))
         check(code == 0, "sharing: " + "\n".join(lines))
+        # As many as there are lanes, all in one, each waiting for the one that only waits: it has a lane of its own.
+        lanes = (os.cpu_count() or 1) + 1
+        busy = [entry(f"busy{n}", meet.format(place=place, me=f"busy{n}", other="waits")) for n in range(lanes)]
+        waiting = [entry("waits", meet.format(place=place, me="waits", other="busy0"), waits=True),
+                   entry("waits-too", alone, waits=True), entry("waits-last", alone, waits=True)]
+        code, lines = run(*busy, *waiting)
+        check(code == 0, "those that wait: " + "\n".join(lines))
     order = run(entry("late", "pass", suite="process", alone=True), entry("long", "pass", suite="e2e", priority=9),
                 entry("early", "pass", suite="unit"), entry("slow", "pass", suite="slow"), words=["--list"])[1]
     check([line.split()[-1] for line in order] == ["early", "long", "late"], f"order: {order}")
