@@ -50,7 +50,7 @@ FACTS = [
      ("runtime/superpipe/pmem/pmem_device.cpp", r"kDelegatesMax = (N);")),
     (("runtime/LIMITS.md", r"was charged stays so for (N) s when"),
      ("runtime/pager/account.cpp", r"kAdoptWithinNs = (\d+)000000000;")),
-    (("runtime/LIMITS.md", r"\n- Linux (\d\.\d+) or newer with userfaultfd"),
+    (("runtime/LIMITS.md", r"\n- Lunar needs Linux (\d\.\d+) or newer with userfaultfd"),
      ("runtime/sys/kernel.cpp", r"boot (\d\.\d+) or later")),
     (("tools/README.md", r"\n\| (N) \| Lunar could not start it"),
      ("tools/run/program.h", r"kExitOwnFailure = (N);")),
