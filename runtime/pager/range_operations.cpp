@@ -456,13 +456,19 @@ int pager_pin(const void* address, size_t bytes) {
     ErrorText why;
     if (rc = pager_activate(&why); rc < 0) return rc;
   }
-  int64_t pages = static_cast<int64_t>(range.end - range.first);
-  if (state.pinned_pages.fetch_add(pages) + pages > state.account.cap_pages() / 2) {
-    state.pinned_pages.fetch_sub(pages);
+  // What is pinned already counts once.
+  const int64_t pages = static_cast<int64_t>(range.end - range.first);
+  int64_t more = 0;
+  for (uint64_t p = range.first; p < range.end; ++p)
+    more += !range.region->words[p].load(std::memory_order_acquire).pinned();
+  if (state.pinned_pages.fetch_add(more) + more > state.account.cap_pages() / 2) {
+    state.pinned_pages.fetch_sub(more);
     return -ENOMEM;
   }
-  // Mark first, then bring in: an evictor that does not have the page busy yet will not take it any more.
-  state.pinned_pages.fetch_sub(program_pins(state, *range.region, range.first, range.end, true));
+  // Mark first, then bring in: an evictor that does not have the page busy yet will not take it any more. Other threads
+  // may have pinned and unpinned some meanwhile.
+  const int64_t were_pinned = program_pins(state, *range.region, range.first, range.end, true);
+  state.pinned_pages.fetch_add(pages - were_pinned - more);
   for (;;) {
     rc = pager_touch(address, bytes);
     if (rc < 0) {

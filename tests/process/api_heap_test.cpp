@@ -143,6 +143,21 @@ void regions() {
   CHECK(lunar_region_create(0) == nullptr && errno == EINVAL);
 }
 
+// A page that is pinned counts once, however often it is pinned: half of the budget may be.
+void pins_do_not_nest() {
+  const size_t half = 16 << 20, page = lunar_page_bytes();
+  auto* p = static_cast<char*>(lunar_region_create(2 * half));
+  lunar_stats stats{};
+  stats.struct_size = sizeof(stats);
+  CHECK(p != nullptr && lunar_pin(p, half - 2 * page) == 0);
+  CHECK(lunar_pin(p, half - 2 * page) == 0 && lunar_pin(p + page, half - 2 * page) == 0);
+  CHECK(lunar_pin(p, half + page) == -ENOMEM);
+  CHECK(lunar_get_stats(&stats) == 0 && stats.pinned_bytes == half - page);
+  CHECK(lunar_pin(p, half) == 0 && lunar_pin(p + half, page) == -ENOMEM);
+  CHECK(lunar_unpin(p, 2 * half) == 0 && lunar_get_stats(&stats) == 0 && stats.pinned_bytes == 0);
+  CHECK(lunar_region_destroy(p, 2 * half) == 0);
+}
+
 // At run time the budget may be what it may be at the start.
 void budget_has_bounds() {
   lunar_config c = config();
@@ -181,6 +196,7 @@ int main() {
     host_is_left_alone();
     threads();
     regions();
+    pins_do_not_nest();
     if (round == 0) metadata_stays_in_dram(first_arena);
     void* keep = lunar_malloc(10);
     CHECK(lunar_shutdown() == -EBUSY);
