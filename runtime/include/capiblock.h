@@ -12,7 +12,7 @@
  *                       access that the mode at open does not allow
  *   results     I/O calls give the number of blocks moved
  *   threads     every call may be used from any thread, any number at once, also on one chunk. A chunk shares no lock
- *               with another one. The calls are not async-signal-safe and no cancellation points to rely on
+ *               with another one. The calls are not async-signal-safe, and are no cancellation points to rely on
  *   time        an I/O that is not done within CFLSH_BLK_TIMEOUT (default 15 s; 0: no limit; see `man 3 cblk_open`)
  *               fails with ETIMEDOUT. The device may carry it out later all the same, but nothing of the caller's is
  *               touched any more: data move through a buffer of the library's and reach the caller's only in a call
@@ -328,8 +328,7 @@ int cblk_cg_aresult(chunk_cg_id_t group, cflsh_cg_tag_t *tag, uint64_t *status, 
 int cblk_cg_clone_after_fork(chunk_cg_id_t group, int mode, int flags);
 
 /* IBM's daemon that watches error rates, which is not here (IBM declares these in a header of the daemon's): init and
- * term give 0, the
-   others -1 with ENOSYS. Any thread. */
+ * term give 0, the others -1 with ENOSYS. Any thread. */
 int cblk_eras_init(void);
 int cblk_eras_term(void);
 int cblk_eras_register(char *device, void **handle);

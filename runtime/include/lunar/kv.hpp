@@ -157,7 +157,9 @@ enum class Durability : std::uint32_t {
 struct Options {
   std::string place;                // file, block device, directory, URI: see ark_create(3). Empty: in memory
   std::uint64_t dram_bytes = 0;     // DRAM that the store may have, hard. 0: LUNAR_KV_DRAM, else see ark_create(3)
-  std::uint64_t size_bytes = 0;     // of pairs in memory at most; of a file that grows. 0: LUNAR_KV_SIZE, else the same
+  // In memory a limit of what pairs take; else what is taken of a file that grows, or as a virtual LUN. 0:
+  // LUNAR_KV_SIZE, else see ark_create(3)
+  std::uint64_t size_bytes = 0;
   Contents contents = Contents::scratch;
   Durability durability = Durability::by_default;
   std::uint64_t flags = 0;          // further ARK_KV_... flags
@@ -322,10 +324,10 @@ class [[nodiscard]] Awaitable {
   std::coroutine_handle<> waiting_;
 };
 
-// The keys of a store, an input range, in no order: keys that are there throughout come once, others may or may not.
-// Writers go on meanwhile, also the loop itself. A key is a std::string_view that is good until the iterator advances.
-// Keys that cannot be read are left out; error() has the first error, after the loop. One thread at a time; ends before
-// its store does, or with it.
+// The keys of a store, an input range, in no order: keys that are there throughout come once; others may or may not,
+// and one that is deleted and set again may come twice. Writers go on meanwhile, also the loop itself. A key is a
+// std::string_view that is good until the iterator advances. Keys that cannot be read are left out; error() has the
+// first error, after the loop. One thread at a time; ends before its store does, or with it.
 class Keys : public std::ranges::view_interface<Keys> {
  public:
   class Iterator {

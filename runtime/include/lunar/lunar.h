@@ -53,34 +53,41 @@ typedef struct lunar_config {
  * see lunar_error(). Before it and after lunar_shutdown calls below fail with EINVAL, lunar_malloc and its like with
  * ENOMEM. */
 LUNAR_API int lunar_init(const lunar_config *config) LUNAR_NOEXCEPT;
-/* Ends it. -EBUSY while regions or allocations of this API exist, or where it is LD_PRELOAD's. */
+/* Ends it. -EBUSY while regions or allocations of this API exist, or where it is LD_PRELOAD's. -EINVAL: not started. */
 LUNAR_API int lunar_shutdown(void) LUNAR_NOEXCEPT;
-/* One line on the last failure of lunar_init in this thread ("" when none): what, where, how to fix it. */
+/* One line on the last failure of lunar_init, or of the first allocation, in this thread ("" when none): what, where,
+ * how to fix it. The library's text: it is good until the next failure in this thread. */
 LUNAR_API const char *lunar_error(void) LUNAR_NOEXCEPT;
+/* Bytes of a system page. Also before lunar_init. */
 LUNAR_API size_t lunar_page_bytes(void) LUNAR_NOEXCEPT;
 /* Changes the DRAM budget at run time; shrinking returns when the new cap holds (evicts). -EINVAL: less or more than
- * lunar_config.dram_bytes may be. -EBUSY: more than half of it is pinned, or the rest does not leave DRAM. */
+ * lunar_config.dram_bytes may be. -EBUSY: more than half of `bytes` is pinned, and the cap stays as it was; or what is
+ * resident did not leave DRAM within a minute, and the new cap stays. */
 LUNAR_API int lunar_set_dram(uint64_t bytes) LUNAR_NOEXCEPT;
 
 /* ---- allocation: as malloc(3), from tiered memory ---------------------------------------------------------------- */
-/* NULL/ENOMEM when the LUN cannot promise the space. Free with lunar_free only. */
+/* NULL with errno: ENOMEM when the LUN cannot promise the space; lunar_aligned_alloc: EINVAL when the alignment is no
+ * power of two. lunar_realloc of size 0 frees and returns NULL. lunar_free and lunar_realloc take what these calls
+ * returned, or NULL; lunar_free of anything else ends the program with a line. */
 LUNAR_API void *lunar_malloc(size_t size) LUNAR_NOEXCEPT __attribute__((malloc, alloc_size(1)));
 LUNAR_API void *lunar_calloc(size_t count, size_t size) LUNAR_NOEXCEPT __attribute__((malloc, alloc_size(1, 2)));
 LUNAR_API void *lunar_realloc(void *pointer, size_t size) LUNAR_NOEXCEPT;
 LUNAR_API void *lunar_aligned_alloc(size_t alignment, size_t size) LUNAR_NOEXCEPT __attribute__((malloc));
 LUNAR_API void lunar_free(void *pointer) LUNAR_NOEXCEPT;               /* NULL is fine */
-LUNAR_API size_t lunar_usable_size(const void *pointer) LUNAR_NOEXCEPT;
+LUNAR_API size_t lunar_usable_size(const void *pointer) LUNAR_NOEXCEPT;   /* bytes; 0 of NULL */
 
 /* ---- regions: page-granular ranges of one's own ------------------------------------------------------------------ */
-/* A zero-filled tiered range of `bytes` (rounded up to pages). NULL with errno ENOMEM, EINVAL (0 bytes). Owned by the
- * caller until lunar_region_destroy. */
+/* A zero-filled tiered range of `bytes` (rounded up to pages). NULL with errno ENOMEM, EINVAL (0 bytes, or not
+ * started). Owned by the caller until lunar_region_destroy. */
 LUNAR_API void *lunar_region_create(size_t bytes) LUNAR_NOEXCEPT;
 /* `address`, `bytes` exactly as created. -EINVAL: not such a region. */
 LUNAR_API int lunar_region_destroy(void *address, size_t bytes) LUNAR_NOEXCEPT;
 /* 1 when the address is tiered memory, else 0. */
 LUNAR_API int lunar_is_tiered(const void *address) LUNAR_NOEXCEPT;
 
-/* ---- hints and range operations: no page fault is taken by these ------------------------------------------------- */
+/* ---- hints and range operations: no page fault is taken by these -------------------------------------------------
+ * A range lies in one region. -EINVAL: it does not, or is not tiered memory. Pages that it covers partly are included,
+ * but by lunar_discard. What reads may fail with -ENOMEM: no memory for its buffers. */
 typedef struct lunar_range {
   const void *address;
   size_t bytes;
@@ -95,22 +102,24 @@ typedef enum lunar_advice {
   LUNAR_RANDOM = 4       /* read nothing ahead */
 } lunar_advice;
 
-/* -EINVAL: not tiered memory. Partly covered pages are included. COLD and HOT act on what is resident now. SEQUENTIAL
- * and RANDOM hold until NORMAL takes them back, for pieces of 64 pages that are covered at least by half. */
+/* -EINVAL: also advice that is none of these. COLD and HOT act on what is resident now. SEQUENTIAL and RANDOM hold
+ * until NORMAL takes them back, for pieces of 64 pages that are covered at least by half. */
 LUNAR_API int lunar_advise(const void *address, size_t bytes, lunar_advice advice) LUNAR_NOEXCEPT;
 /* Brings the range in, at queue depth; returns when it is resident. -EIO: a page could not be read (touching it is
  * SIGBUS). */
 LUNAR_API int lunar_touch(const void *address, size_t bytes) LUNAR_NOEXCEPT;
-/* The same for scattered ranges, in one batch (64 and more pay best). What does not fit into the budget is left out. */
+/* The same for scattered ranges, in one batch (64 and more pay best). What does not fit into the budget is left out.
+ * -EINVAL: one of them is not tiered memory, and none is brought in. -EIO: the others are brought in. */
 LUNAR_API int lunar_prefetch(const lunar_range *ranges, size_t count) LUNAR_NOEXCEPT;
 /* Contents become zeros; DRAM and LUN space are freed. Only whole pages inside the range. Pinned pages stay pinned. */
 LUNAR_API int lunar_discard(void *address, size_t bytes) LUNAR_NOEXCEPT;
-/* Resident until unpinned. Pins do not nest. -EINVAL: not tiered memory. -ENOMEM: pins would pass half of the budget.
- * -EIO: as lunar_touch. */
+/* Resident until unpinned. Pins do not nest. -ENOMEM: more than half of the budget would be pinned. -EIO: as
+ * lunar_touch; after an error other than -ENOMEM for that, the whole range is unpinned. */
 LUNAR_API int lunar_pin(const void *address, size_t bytes) LUNAR_NOEXCEPT;
-/* What is not pinned is passed over. -EINVAL: not tiered memory. */
+/* What is not pinned is passed over. */
 LUNAR_API int lunar_unpin(const void *address, size_t bytes) LUNAR_NOEXCEPT;
-/* Writes the range out and drops it from DRAM now; returns pages evicted, or a negative errno. */
+/* Writes the range out and drops it from DRAM now, but for what is pinned; returns pages evicted, or a negative
+ * errno. */
 LUNAR_API int64_t lunar_evict(const void *address, size_t bytes) LUNAR_NOEXCEPT;
 /* Declares that this process lets devices write into tiered memory (io_uring registered buffers, O_DIRECT, RDMA). The
  * runtime finds most cases by itself; this is the certain way. Cannot be undone. */
@@ -162,7 +171,8 @@ typedef struct lunar_stats_file_header {
   uint8_t reserved[32];
 } lunar_stats_file_header;
 
-/* Fills *stats up to stats->struct_size. -EINVAL: not started or struct_size 0. */
+/* Fills *stats up to stats->struct_size, or as far as this library knows it, and sets struct_size to the bytes that it
+ * filled. -EINVAL: not started, stats NULL, or struct_size less than its own size. */
 LUNAR_API int lunar_get_stats(lunar_stats *stats) LUNAR_NOEXCEPT;
 
 #ifdef __cplusplus
