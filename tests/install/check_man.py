@@ -121,17 +121,27 @@ def check_calls(texts):
         problems.append(f"only {len(declared)} declarations were found")
 
 
+# Of each header: where its pages are, and how many members and constants it has at least.
+MEMBERS = {"lunar/lunar.h": ("/heap/man/", 45), "capiblock.h": ("/cblk/man/", 95), "arkdb.h": ("/ark/man/", 6),
+           "lunar/kv.h": ("/ark/man/", 12)}
+UNTOLD = re.compile(r"reserved|data|LUNAR_(API|NOEXCEPT|VERSION_\w+|\w+_H|CBLK_ASSERT)")   # of no meaning to a caller
+
+
 def check_members(texts):
-    """Each member of a structure of lunar.h, and each of its constants, is told of."""
-    header = re.sub(r"/\*.*?\*/", "", read(os.path.join(ROOT, "runtime/include/lunar/lunar.h")), flags=re.S)
-    wanted = set()
-    for body in re.findall(r"typedef (?:struct|enum) \w+ \{(.*?)\}", header, re.S):
-        wanted |= set(re.findall(r"(\w+)(?:\[\d+\])?(?: = \d+)?\s*[;,\n]", body)) - {"reserved"}
-    page = "".join(text for path, text in texts.items() if "/heap/man/" in path)
-    told = set(re.findall(r"\w+", " ".join(re.findall(r"\.(?:It |)(?:Va|Dv|Fa) (.*)", page))))
-    problems.extend(f"no page of lunar.h tells of {name}" for name in sorted(wanted - told))
-    if len(wanted) < 40:
-        problems.append(f"lunar.h: only {len(wanted)} members and constants were found")
+    """Each member of a structure, and each constant, of a public header is told of."""
+    for header_name, (folder, least) in MEMBERS.items():
+        header = re.sub(r"/\*.*?\*/", "", read(os.path.join(ROOT, "runtime/include", header_name)), flags=re.S)
+        wanted = set(re.findall(r"^#define ([A-Z]\w+)", header, re.M))
+        header = re.sub(r"^\s*(#.*|__extension__)$", "", header, flags=re.M)
+        for body in re.findall(r"typedef (?:struct|enum)\b.*?\{(.*?)\n\} ?\w+;", header, re.S):
+            wanted |= set(re.findall(r"(\w+)(?:\[\d*\])?;", body))
+            wanted |= set(re.findall(r"^\s+([A-Z]\w+) = ", body, re.M))
+        wanted = {name for name in wanted if not UNTOLD.fullmatch(name)}
+        page = "".join(text for path, text in texts.items() if folder in path)
+        told = set(re.findall(r"\w+", " ".join(re.findall(r"\b(?:Va|Dv|Fa|Fn|Vt) (.*)", page))))
+        problems.extend(f"no page of {header_name} tells of {name}" for name in sorted(wanted - told))
+        if len(wanted) < least:
+            problems.append(f"{header_name}: only {len(wanted)} members and constants were found")
 
 
 # ---- lists that the program knows ----
