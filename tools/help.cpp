@@ -15,12 +15,12 @@ namespace lunar::tools {
 std::string main_help() {
   std::string out =
       "Usage: lunar SUBCOMMAND [ARGUMENT]...\n\n"
-      "Lunar (LUN-Augmented RAM) lets a program's heap hold more than DRAM: cold pages live on flash.\n\n"
+      "Lunar (LUN-Augmented RAM) lets a program's heap exceed DRAM: cold pages live on flash.\n\n"
       "Subcommands:\n";
   for (size_t i = 0; i < kSubcommandCount; ++i)
     out += text_of("  %-10s %s\n", kSubcommands[i].name, kSubcommands[i].summary);
   out +=
-      "\n  --help     this text; `lunar SUBCOMMAND --help` tells more\n"
+      "\n  --help     this text; `lunar SUBCOMMAND --help` has the details\n"
       "  --version  the version\n\n"
       "Start here:\n"
       "  lunar doctor\n"

@@ -18,11 +18,11 @@ namespace lunar::tools {
 
 const Subcommand kSubcommands[] = {
     {"run", "run a command with its heap extended onto a LUN", cmd_run},
-    {"doctor", "what this host offers, what is missing, and the command that fixes it", cmd_doctor},
+    {"doctor", "show what this host offers and lacks, and the command that fixes each lack", cmd_doctor},
     {"lun", "create, list, resize, remove and check virtual LUNs", cmd_lun},
-    {"kv", "key/value stores: create, check, read, write, load and dump them", cmd_kv},
-    {"bench", "measure Lunar against what one would use instead", cmd_bench},
-    {"help", "help on a subcommand, or on the options", cmd_help},
+    {"kv", "create, check, read, write, load and dump key/value stores", cmd_kv},
+    {"bench", "measure Lunar against the alternatives", cmd_bench},
+    {"help", "show help on a subcommand, or on the options", cmd_help},
 };
 const size_t kSubcommandCount = sizeof kSubcommands / sizeof kSubcommands[0];
 

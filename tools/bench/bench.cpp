@@ -22,14 +22,13 @@ namespace {
 constexpr const char* kHelp =
     "Usage: lunar bench NAME [--json] [--quick] ...\n"
     "  fault      page faults: Lunar against kernel swap on the same disk, under the same memory limit\n"
-    "  fits       programs whose data fits into DRAM: alone, with Lunar below its budget, and with the pager "
-    "activated\n"
-    "  redis      redis-server with Lunar (the module; `lunar run`) against redis-server with kernel swap, likewise\n"
+    "  fits       programs whose data fits into DRAM: plain, with Lunar below its budget, and with the pager active\n"
+    "  redis      redis-server with Lunar (the module; `lunar run`) against redis-server with kernel swap\n"
     "  kv         Lunar's key/value store (libarkdb) against RocksDB, LMDB and the bare disk\n"
     "  superpipe  random block I/O: a superpipe context and the block library against blocking threads, Linux AIO and "
     "fio\n"
-    "  stripe     several files of one disk as one device, against each for itself\n"
-    "  lio        lists of I/Os on pmem: handed to delegate threads, against one after the other and lio_listio\n"
+    "  stripe     several files of one disk as one device, against each file separately\n"
+    "  lio        lists of I/Os on pmem: by delegate threads, against one after the other and lio_listio\n"
     "  window     block I/O with buffers registered once against buffers mapped for each I/O\n"
     "`lunar bench NAME --help` lists the options. Swap and memory limits need root (sudo).\n";
 }  // namespace

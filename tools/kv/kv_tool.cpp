@@ -20,7 +20,8 @@ KvCommand::KvCommand(const char* verb, const char* description)
   app_.add_option("PLACE", place, "a file, a block device, or a URI of one, as `lunar lun --help` lists them")
       ->required();
   app_.add_flag("--json", json, "JSON on standard output");
-  app_.add_option("--dram", dram_, "DRAM for the store, hard (LUNAR_KV_DRAM; a quarter of what is available)");
+  app_.add_option("--dram", dram_,
+                  "DRAM budget, a hard limit (default: LUNAR_KV_DRAM, else a quarter of what is available)");
 }
 
 std::optional<int> KvCommand::parse(int argc, char** argv) {

@@ -13,15 +13,15 @@ namespace {
 
 const Subcommand kVerbs[] = {
     {"create", "make a store on a file or device", kv_create},
-    {"info", "what a store is, holds and takes", kv_info},
-    {"check", "read all of a store, and name what is damaged", kv_check},
-    {"get", "the value of a key", kv_get},
+    {"info", "show what a store is, holds and takes", kv_info},
+    {"check", "read all of a store, and name every damaged record", kv_check},
+    {"get", "print the value of a key", kv_get},
     {"set", "give a key a value", kv_set},
     {"del", "delete keys", kv_del},
-    {"scan", "the keys that there are", kv_scan},
+    {"scan", "list the keys", kv_scan},
     {"load", "set all pairs of a stream; a blank place becomes a store", kv_load},
-    {"dump", "all pairs, as a stream", kv_dump},
-    {"compact", "give back the space of what was replaced and deleted", kv_compact},
+    {"dump", "write all pairs as a stream", kv_dump},
+    {"compact", "free the space of replaced and deleted pairs", kv_compact},
 };
 
 std::string kv_help() {
@@ -32,12 +32,13 @@ std::string kv_help() {
       "Verbs:\n";
   for (const Subcommand& verb : kVerbs) out += text_of("  %-8s %s\n", verb.name, verb.summary);
   out +=
-      "\n`lunar kv VERB --help` tells more; each verb takes --json, and --dram for its memory. A word that begins with "
+      "\n`lunar kv VERB --help` has the details; each verb takes --json, and --dram for its memory. A word that begins "
+      "with "
       "-\n"
       "and is not a flag comes after --.\n\n"
-      "Exit code: 0 done, 1 a key is not there (check: damage without loss), 2 refused and nothing changed, 3 "
+      "Exit code: 0 done, 1 a key does not exist (check: damage without loss), 2 refused and nothing changed, 3 "
       "damaged,\n"
-      "4 an I/O error, no space or the like stopped it, or a stream that broke off after some pairs.\n\n"
+      "4 an I/O error, lack of space or the like stopped it, or a stream broke off after some pairs.\n\n"
       "Examples:\n"
       "  lunar kv create /srv/users.kv --size 10g\n"
       "  lunar kv set /srv/users.kv alice '{\"id\": 1}'\n"

@@ -13,7 +13,7 @@
 namespace lunar::tools {
 namespace {
 
-constexpr char kHexHelp[] = "keys (and values that are words) are hexadecimal: 00ff61";
+constexpr char kHexHelp[] = "keys, and values on the command line, are hexadecimal: 00ff61";
 
 // Words of the line as bytes. False: refused, *code says how to end.
 bool take_words(const KvCommand& command, bool hex, std::vector<std::string>* words, int* code) {
@@ -81,8 +81,7 @@ bool scan_pair(void* context, kv::Bytes key_bytes, kv::Bytes value_bytes) {
 }  // namespace
 
 int kv_get(int argc, char** argv) {
-  KvCommand command("get",
-                    "Writes the value of KEY to standard output, byte by byte. Exit code 1: there is no such key.");
+  KvCommand command("get", "Writes the value of KEY to standard output, unchanged. Exit code 1: there is no such key.");
   std::vector<std::string> key(1);
   bool hex = false;
   command.app().add_option("KEY", key[0])->required();
@@ -111,14 +110,14 @@ int kv_get(int argc, char** argv) {
 
 int kv_set(int argc, char** argv) {
   KvCommand command("set",
-                    "Gives KEY a value: VALUE, or what a file or standard input holds. It is durable when the command "
-                    "ends. That takes one write of the index: many pairs are for `lunar kv load`.");
+                    "Gives KEY a value: VALUE, or the contents of a file or of standard input. It is durable when the "
+                    "command ends. Each set writes the index; for many pairs use `lunar kv load`.");
   std::vector<std::string> words(1), value(1);
   std::string file;
   bool hex = false;
   command.app().add_option("KEY", words[0])->required();
   auto* word = command.app().add_option("VALUE", value[0]);
-  command.app().add_option("--file", file, "the value is what this file holds; -: standard input")->excludes(word);
+  command.app().add_option("--file", file, "take the value from this file; -: standard input")->excludes(word);
   command.app().add_flag("--hex", hex, kHexHelp);
   if (const auto code = command.parse(argc, argv)) return *code;
   int code = 0;
@@ -146,7 +145,7 @@ int kv_set(int argc, char** argv) {
 }
 
 int kv_del(int argc, char** argv) {
-  KvCommand command("del", "Deletes keys. Durable when the command ends. Exit code 1: one of them was not there.");
+  KvCommand command("del", "Deletes keys. Durable when the command ends. Exit code 1: one of them did not exist.");
   std::vector<std::string> keys;
   bool hex = false;
   command.app().add_option("KEY", keys)->required();
@@ -178,15 +177,16 @@ int kv_del(int argc, char** argv) {
 }
 
 int kv_scan(int argc, char** argv) {
-  KvCommand command("scan",
-                    "The keys, a line each, in no order. What is no printable character is shown as \\xNN, and \\ as "
-                    "\\\\. Reads all keys, also with --prefix: the store finds whole keys only.");
+  KvCommand command(
+      "scan",
+      "Prints the keys, one per line, in no order. A character that is not printable appears as \\xNN, and "
+      "\\ as \\\\. Reads all keys, even with --prefix: the store finds whole keys only.");
   std::vector<std::string> prefix(1);
   uint64_t limit = UINT64_MAX;
   bool hex = false, values = false;
-  command.app().add_option("--prefix", prefix[0], "only keys that begin so");
-  command.app().add_option("--limit", limit, "at most so many");
-  command.app().add_flag("--values", values, "a tab, and the value");
+  command.app().add_option("--prefix", prefix[0], "only keys that begin with this");
+  command.app().add_option("--limit", limit, "at most this many keys");
+  command.app().add_flag("--values", values, "also print a tab and the value");
   command.app().add_flag("--hex", hex, "keys, values and the prefix are hexadecimal");
   if (const auto code = command.parse(argc, argv)) return *code;
   int code = 0;

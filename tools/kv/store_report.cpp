@@ -156,7 +156,7 @@ int check_open(const KvCommand& command, kv::Store* store) {
 }  // namespace
 
 int kv_info(int argc, char** argv) {
-  KvCommand command("info", "What a store is, what it holds and what it takes. Writes nothing.");
+  KvCommand command("info", "Shows what a store is, what it holds and how much space it takes. Writes nothing.");
   if (const auto code = command.parse(argc, argv)) return *code;
   kv::Store* store = nullptr;
   if (const int code = command.open(kv::Take::kLook, &store); code != 0) return code;
@@ -170,9 +170,9 @@ int kv_info(int argc, char** argv) {
 int kv_check(int argc, char** argv) {
   KvCommand command(
       "check",
-      "Reads all of a store against its checksums, and names every record that is damaged: its key where "
-      "that can be read, its segment, and its place from the start of the device. Writes nothing.\n\n"
-      "Exit code: 0 clean, 1 damaged but no pair is lost, 3 pairs are lost, 2 refused, 4 could not look.");
+      "Checks all of a store against its checksums, and names every damaged record: its key where that can be read, "
+      "its segment, and its offset on the device. Writes nothing.\n\n"
+      "Exit code: 0 clean, 1 damaged but no pair is lost, 2 refused, 3 pairs are lost, 4 the check could not run.");
   if (const auto code = command.parse(argc, argv)) return *code;
   command.salvage = true;
   kv::Store* store = nullptr;

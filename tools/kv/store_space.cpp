@@ -44,18 +44,18 @@ void show_created(const KvCommand& command, const kv::StoreInfo& info) {
 }  // namespace
 
 int kv_create(int argc, char** argv) {
-  KvCommand command("create", "Makes an empty key/value store. A path that leads to nothing becomes a file.");
+  KvCommand command("create", "Makes an empty key/value store. If the path does not exist, it becomes a file.");
   std::string size, segment;
   bool force = false;
   kv::StoreOptions options;
   command.app().add_option("--size", size,
-                           "of a file that is made, or is empty: 1g unless given; else at most so much");
-  command.app().add_option("--segment", segment, "64k, 128k, 256k, 512k or 1m; chosen by size and DRAM unless given");
-  command.app().add_option("--keys", options.expected_keys, "how many are expected: a hint for the index");
+                           "size of a new or empty file (default: 1g); of any other place, the most to use");
+  command.app().add_option("--segment", segment, "64k, 128k, 256k, 512k or 1m; default: chosen by size and DRAM");
+  command.app().add_option("--keys", options.expected_keys, "expected number of keys, a hint for the index");
   command.app()
-      .add_option("--shards", options.shards, "how many writers can be busy at one time")
+      .add_option("--shards", options.shards, "number of writers that can be busy at one time")
       ->check(CLI::Range(1, 256));
-  command.app().add_flag("--force", force, "what the place holds may go");
+  command.app().add_flag("--force", force, "overwrite what the place holds");
   if (const auto code = command.parse(argc, argv)) return *code;
   uint64_t bytes = 0;
   ErrorText why;
@@ -92,8 +92,8 @@ int kv_create(int argc, char** argv) {
 
 int kv_compact(int argc, char** argv) {
   KvCommand command("compact",
-                    "Moves what lives out of segments that hold much that was replaced or deleted, as long as that "
-                    "frees segments, and makes the result durable. A file keeps its size.");
+                    "Moves live pairs out of segments in which many were replaced or deleted, as long as that frees "
+                    "segments, and makes the result durable. A file keeps its size.");
   if (const auto code = command.parse(argc, argv)) return *code;
   kv::Store* store = nullptr;
   if (const int code = command.open(kv::Take::kLoad, &store); code != 0) return code;

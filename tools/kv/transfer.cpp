@@ -89,11 +89,12 @@ bool dump_pair(void* context, kv::Bytes key, kv::Bytes value) {
 
 int kv_load(int argc, char** argv) {
   KvCommand command("load", kStreamHelp);
-  command.app().description(std::string("Sets all pairs of a stream. They are durable when the command ends. Where the "
-                                        "place is blank (an empty file, a blank device), the store is made. ") +
-                            kStreamHelp);
+  command.app().description(
+      std::string("Sets all pairs of a stream. They are durable when the command ends. On a blank "
+                  "place (an empty file, a blank device), it makes the store. ") +
+      kStreamHelp);
   std::string path = "-";
-  command.app().add_option("FILE", path, "the stream; standard input unless given");
+  command.app().add_option("FILE", path, "the stream; default: standard input");
   if (const auto code = command.parse(argc, argv)) return *code;
   const std::string from = path == "-" ? "standard input" : path;
   if (path == "-" && isatty(STDIN_FILENO))
@@ -133,10 +134,10 @@ int kv_load(int argc, char** argv) {
 int kv_dump(int argc, char** argv) {
   KvCommand command("dump", kStreamHelp);
   command.app().add_flag("--salvage", command.salvage,
-                         "also of a store that does not open because its log of durable sets is damaged: as it was "
+                         "also dump a store that does not open because its log of durable sets is damaged, as it was "
                          "before the damage; check names what is left out");
-  command.app().description(std::string("Writes all pairs to standard output, in no order; --json: as lines. What is "
-                                        "damaged is left out, and the exit code is 3. ") +
+  command.app().description(std::string("Writes all pairs to standard output, in no order; --json: as lines. It leaves "
+                                        "out damaged pairs, with exit code 3. ") +
                             kStreamHelp);
   if (const auto code = command.parse(argc, argv)) return *code;
   if (!command.json && isatty(STDOUT_FILENO))

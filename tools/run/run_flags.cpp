@@ -162,7 +162,7 @@ std::string flag_head(const OptionInfo& info) {
 std::string run_help() {
   std::string out =
       "Usage: lunar run [OPTION]... [--] COMMAND [ARGUMENT]...\n\n"
-      "Runs COMMAND with its heap extended onto a LUN: what is hot stays in DRAM, the rest lives on flash.\n"
+      "Runs COMMAND with its heap extended onto a LUN: hot pages stay in DRAM, the others live on flash.\n"
       "COMMAND replaces this process: its pid, terminal, signals and exit code are its own.\n\n"
       "Options:\n";
   for (size_t i = 0; i < option_count(); ++i) {
@@ -176,9 +176,8 @@ std::string run_help() {
       "the\n"
       "config file (dram = 1g); a flag wins over the variable, the variable over the file. `lunar help options` lists "
       "all.\n\n"
-      "Exit codes: COMMAND's own; 125 when Lunar cannot do its part, 126 when COMMAND is not executable, 127 when it "
-      "is\n"
-      "not found.\n\n"
+      "Exit codes: COMMAND's own; 125 if Lunar cannot start or tier it, 126 if it is not executable, 127 if it is not\n"
+      "found.\n\n"
       "Examples:\n"
       "  lunar run --dram 1g -- redis-server --port 6379\n"
       "  lunar run --dram 256m --lun /mnt/flash --stats -- sort big.txt\n"
@@ -188,8 +187,8 @@ std::string run_help() {
 
 std::string options_text() {
   std::string out =
-      "Options of Lunar: a variable each, a key (of the config file and of lunar_config.options), most a flag of\n"
-      "`lunar run`. Precedence: default < config file < variable < flag.\n"
+      "Each option of Lunar is a variable, a key of the config file and of lunar_config.options, and in most cases a\n"
+      "flag of `lunar run`. Precedence: default < config file < variable < flag.\n"
       "Config file: $LUNAR_CONFIG, else ~/.config/lunar.conf, else /etc/lunar.conf; lines `name = value`, comments "
       "with #.\n\n";
   for (size_t i = 0; i < option_count(); ++i) {
@@ -205,7 +204,7 @@ std::string options_text() {
     if (variable.help)
       append_entry(&out, variable.name, text_of("%s: %s; %s", variable.value_name, variable.help, variable.page));
   }
-  append_entry(&out, "CFLSH_BLK_...", "those of IBM's block library; man 3 cblk_open");
+  append_entry(&out, "CFLSH_BLK_...", "variables of IBM's block library; man 3 cblk_open");
   return out;
 }
 

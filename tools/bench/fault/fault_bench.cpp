@@ -245,10 +245,10 @@ void parse(CLI::App& app, FaultOptions& options, int argc, char** argv) {
   app.add_option("--allowance", allowance,
                  "memory limit of each backend above --dram: code, stacks, page tables (default 24m)");
   app.add_option("--threads", options.threads, "thread counts, as 1,16")->delimiter(',')->check(CLI::Range(1, 1024));
-  app.add_option("--workloads", options.workloads, "of uniform,zipf,seq,stride,fill,prefetch (default: all)")
+  app.add_option("--workloads", options.workloads, "any of uniform,zipf,seq,stride,fill,prefetch (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember(all));
-  app.add_option("--systems", options.systems, "of lunar,swap (default: both)")
+  app.add_option("--systems", options.systems, "any of lunar,swap (default: both)")
       ->delimiter(',')
       ->check(CLI::IsMember(std::vector<std::string>{"lunar", "swap"}));
   app.add_option("--writes", options.write_percent, "share of touches that write, percent (default 30)")

@@ -541,11 +541,11 @@ int fits_bench_main(int argc, char** argv) {
                                        "runs of each backend; the median of their ratios is quoted (default 7)")
                             ->check(CLI::Range(1, 100));
   app.add_option("--lun", options.lun, "directory for the LUN (default /var/tmp)");
-  app.add_option("--programs", options.programs, "of chase, redis, python, sqlite (default: all)")
+  app.add_option("--programs", options.programs, "any of chase, redis, python, sqlite (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember({"chase", "redis", "python", "sqlite"}));
   app.add_option("--huge-pages", options.huge_pages,
-                 "of madvise, always (default: both; the machine's setting is put back)")
+                 "any of madvise, always (default: both; the machine's setting is restored)")
       ->delimiter(',')
       ->check(CLI::IsMember({"madvise", "always"}));
   app.add_flag("--quick", options.quick, "half the work, 3 rounds");

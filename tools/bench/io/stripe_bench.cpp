@@ -51,9 +51,10 @@ void parse(CLI::App& app, StripeOptions& options, int argc, char** argv) {
                  {0.5, 2}});
   app.add_option("--members", options.members, "files of a stripe (default 4)")->check(CLI::Range(2, 8));
   app.footer(
-      "one: a superpipe context on one file; members: a context and a thread for each of --members files, an equal\n"
-      "share of the depth, their sum; stripe: one context on stripe:A;B;...; raid0: the block library's RAID 0.\n"
-      "read4k: random reads of 4 KiB; read2m: reads of 2 MiB, one at a time (of members a share of it each).\n"
+      "one: a superpipe context on one file; members: the sum of a context and a thread for each of --members files,\n"
+      "each with an equal share of the depth; stripe: one context on stripe:A;B;...; raid0: the block library's RAID "
+      "0.\n"
+      "read4k: random reads of 4 KiB; read2m: reads of 2 MiB, one at a time (each of members reads its share).\n"
       "Ratios in the JSON: \"members\" and \"one\" have WORKLOAD_qdDEPTH_stripe_QUANTITY and ..._raid0_QUANTITY.");
   flags.parse(argc, argv);
   std::error_code error;
@@ -204,7 +205,7 @@ class StripeBench {
 
 int stripe_bench_main(int argc, char** argv) {
   CLI::App app{
-      "several files of one disk as one device (stripe:, RAID 0 of the block library), against each for itself",
+      "several files of one disk as one device (stripe:, RAID 0 of the block library), against each file separately",
       "lunar bench stripe"};
   return io_bench_main(app, StripeOptions{}, argc, argv, parse,
                        [](StripeOptions options) { return StripeBench(std::move(options)).run(); });

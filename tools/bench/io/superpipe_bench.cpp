@@ -33,17 +33,19 @@ namespace {
 const std::vector<std::string> kSystems{"lunar", "nospin", "cblk", "raw", "legacy", "buffered", "libaio", "fio"};
 
 constexpr const char* kFooter =
-    "lunar: a superpipe context; nospin: one that sleeps at once where it waits, as raw and fio do (with up to 4 in\n"
-    "flight lunar spins for a moment first); cblk: libcflsh_block (cblk_read and cblk_write at depth 1, cblk_aread,\n"
+    "lunar: a superpipe context; nospin: one that sleeps at once when it waits, as raw and fio do (with up to 4 in\n"
+    "flight, lunar spins for a moment first); cblk: libcflsh_block (cblk_read and cblk_write at depth 1, cblk_aread,\n"
     "cblk_awrite and cblk_aresult deeper); raw: one thread with a blocking pread or pwrite, O_DIRECT; legacy:\n"
-    "--threads of them; buffered: those through the page cache; libaio: Linux AIO; fio: its io_uring engine. Each\n"
-    "read of ours is checked.\n"
-    "KIOPS/cpu: thousand operations for a second of CPU, machine-wide, user and kernel, from what was not idle.\n"
-    "Ratios in the JSON are Lunar's value by the baseline's: WORKLOAD_qdDEPTH_QUANTITY against cblk, raw, libaio\n"
+    "--threads of them; buffered: these through the page cache; libaio: Linux AIO; fio: its io_uring engine. The "
+    "bench\n"
+    "checks each read of Lunar's systems.\n"
+    "KIOPS/cpu: thousand operations per second of CPU time that was not idle, machine-wide, user and kernel.\n"
+    "Ratios in the JSON are Lunar's value divided by the baseline's: WORKLOAD_qdDEPTH_QUANTITY against cblk, raw, "
+    "libaio\n"
     "and fio at the same depth, WORKLOAD_tTHREADS_QUANTITY against the blocking threads, with Lunar at the greatest\n"
-    "depth. fio.WORKLOAD_qd1_nospin_mean: nospin's by fio's; fio.WORKLOAD_qdDEPTH_cblk_QUANTITY: cblk's by fio's;\n"
-    "legacy.WORKLOAD_tTHREADS_fio_QUANTITY: fio's by legacy's. raw.cblk_read_us_over: what a blocking, uncached\n"
-    "cblk_read takes longer than the same read without the library (pread with O_DIRECT; on pmem: a copy from the\n"
+    "depth. fio.WORKLOAD_qd1_nospin_mean: nospin by fio; fio.WORKLOAD_qdDEPTH_cblk_QUANTITY: cblk by fio;\n"
+    "legacy.WORKLOAD_tTHREADS_fio_QUANTITY: fio by legacy. raw.cblk_read_us_over: how much longer a blocking,\n"
+    "uncached cblk_read takes than the same read without the library (pread with O_DIRECT; on pmem: a copy from the\n"
     "mapped device), in microseconds, by the p50 of reads that alternate; cblk_read_us_over_mean: by the mean.";
 
 void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
@@ -53,14 +55,15 @@ void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
   options.systems = kSystems;
   IoFlags flags(app, options,
                 {"data to work on", "operations in flight (default 1,16,128)", kIoPlaceHelp, 1, 16, {0.6, 1}});
-  app.add_option("--threads", options.threads, "of legacy and buffered (default 16)")->check(CLI::Range(1, 1024));
+  app.add_option("--threads", options.threads, "threads of legacy and buffered (default 16)")
+      ->check(CLI::Range(1, 1024));
   app.add_option(
          "--batch", options.batch,
          "operations handed over and waited for at once, by lunar, libaio and fio (default: a quarter of the depth, at "
          "most 32)")
       ->check(CLI::Range(1, 4096));
-  flags.add_workloads("of read,mixed (70% reads),write (default: all)");
-  app.add_option("--systems", options.systems, "of lunar,nospin,cblk,raw,legacy,buffered,libaio,fio (default: all)")
+  flags.add_workloads("any of read,mixed (70% reads),write (default: all)");
+  app.add_option("--systems", options.systems, "any of lunar,nospin,cblk,raw,legacy,buffered,libaio,fio (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember(kSystems));
   app.footer(kFooter);

@@ -30,12 +30,12 @@ void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
   options.systems = {"lunar", "perio"};
   IoFlags flags(app, options,
                 {"data to work on", "operations in flight (default 1,32)", kIoPlaceHelp, 1, 16, {0.5, 2}});
-  flags.add_workloads("of read,write (default: both)");
+  flags.add_workloads("any of read,write (default: both)");
   app.footer(
       "lunar: a superpipe context whose buffers are its registered window; perio: the same context without a window.\n"
-      "Ratios in the JSON (\"perio\") are with the window by without: WORKLOAD_qdDEPTH_QUANTITY, and window_ops and "
-      "window_cpu "
-      "(4 KiB reads,\ndeepest), window_mean (4 KiB reads, least depth).");
+      "Ratios in the JSON (\"perio\") divide the value with the window by that without: WORKLOAD_qdDEPTH_QUANTITY, "
+      "and\n"
+      "window_ops and window_cpu (4 KiB reads, greatest depth), window_mean (4 KiB reads, least depth).");
   flags.parse(argc, argv);
 }
 

@@ -20,25 +20,22 @@ constexpr uint64_t kMiBytes = 1 << 20;
 
 constexpr const char* kFooter =
     "Experiments:\n"
-    "  memory  Lunar in memory: 4000-byte values by 20 threads, asynchronously (also at 909,000 gets a second) and "
-    "not;\n"
-    "          128-byte values by one thread\n"
+    "  memory  Lunar in memory: 4000-byte values by 20 threads, asynchronous (also at 909,000 gets a second) and\n"
+    "          synchronous; 128-byte values by one thread\n"
     "  paper   Lunar as in the paper on ArkDB: 8-byte keys, --values, --threads x --depths, in memory and on a file\n"
     "  load    writes of new 8/24-byte pairs; at each --durability\n"
     "  cold    gets of 4 KiB values, --data of them: uniform and zipfian with 128 in flight, uniform with one\n"
-    "  overwrite  half of --data of 4000-byte values set again, uniformly, in a place that is 70% and 80% full, by 1 "
-    "and 16\n"
-    "          threads, durable at a flush and by group commit, after as many sets as make it stay as it is\n"
+    "  overwrite  uniform sets of half of --data of 4000-byte values again, in a place that is 70% and 80% full, by 1\n"
+    "          and 16 threads, durable at a flush and by group commit, after enough sets to reach a steady state\n"
     "  ycsb    YCSB A, B, C, D and F on --data of 1000-byte values, 16 threads\n"
-    "  scan    all keys one by one and 1000 a call, and the disk from end to end\n"
+    "  scan    all keys one by one and 1000 per call, and the disk from end to end\n"
     "  growth  cold gets of 16 and of 48 times the DRAM, which is a quarter of --dram (64m at least)\n"
-    "  index   what an entry of the index takes\n"
+    "  index   bytes per entry of the index\n"
     "Systems: lunar = libarkdb by its ark_* calls; rocksdb, rocksdb-lz4 = RocksDB as its wiki says for point lookups,\n"
     "without and with compression; lmdb; raw = values in the slots of a file, by io_uring and O_DIRECT; fio = fio\n"
-    "on that file, uniform gets only, whose values it does not look at. All have the\n"
-    "same memory cgroup limit and disk, and what is read is checked in every byte. What has no asynchronous calls "
-    "gets\n"
-    "a thread for each operation in flight. Durability: flush = a flush at the end (RocksDB without log, LMDB without\n"
+    "on that file, uniform gets only, without a look at the values. All have the same memory cgroup limit and disk,\n"
+    "and the bench checks every byte that is read. A system without asynchronous calls gets a thread for each\n"
+    "operation in flight. Durability: flush = a flush at the end (RocksDB without log, LMDB without\n"
     "sync), group = every write, where writers share a sync, each = every write.";
 
 void add_options(CLI::App& app, KvOptions& options) {
@@ -50,15 +47,15 @@ void add_options(CLI::App& app, KvOptions& options) {
     return app.add_option(name, values, help)->delimiter(',');
   };
   list("--experiments", options.experiments, "see below (default: all)")->check(CLI::IsMember(experiments));
-  list("--systems", options.systems, "of lunar,rocksdb,rocksdb-lz4,lmdb,raw,fio (default: all)")
+  list("--systems", options.systems, "any of lunar,rocksdb,rocksdb-lz4,lmdb,raw,fio (default: all)")
       ->check(CLI::IsMember(systems));
-  list("--threads", options.threads, "of paper (default 1,20)")->check(CLI::Range(1, 128));
-  list("--depths", options.depths, "of paper: operations a thread has in flight; 1: synchronous (default 1,32)")
+  list("--threads", options.threads, "threads of paper (default 1,20)")->check(CLI::Range(1, 128));
+  list("--depths", options.depths, "for paper: operations that a thread has in flight; 1: synchronous (default 1,32)")
       ->check(CLI::Range(1, 1024));
-  list("--values", options.values, "of paper: bytes of a value (default 24,4096)")->check(CLI::Range(24, 1 << 20));
-  list("--durability", options.durability, "of load: flush,group,each (default flush)")
+  list("--values", options.values, "for paper: bytes of a value (default 24,4096)")->check(CLI::Range(24, 1 << 20));
+  list("--durability", options.durability, "for load: flush,group,each (default flush)")
       ->check(CLI::IsMember(std::vector<std::string>{"flush", "group", "each"}));
-  app.add_option("--htc", options.htc, "of paper: with ARK_KV_HTC, without, or both (default)")
+  app.add_option("--htc", options.htc, "for paper: with ARK_KV_HTC, without, or both (default)")
       ->check(CLI::IsMember(std::vector<std::string>{"on", "off", "both"}));
   app.add_option("--library", options.library, "another libarkdb, IBM's for one (default: this Lunar's)");
   app.add_option("--plot", options.plot, "draw figures as SVG in this directory (needs gnuplot)");

@@ -342,24 +342,26 @@ void parse(CLI::App& app, LioOptions& options, int argc, char** argv) {
       "--pmem", options.pmem,
       "a blank file on a memory or DAX file system, or a device, that may be overwritten (default: a file made in "
       "/dev/shm)");
-  app.add_option("--delegate", options.delegate, "of Lunar's backend: auto, on, off (default auto)")
+  app.add_option("--delegate", options.delegate, "delegate threads of Lunar's backend: auto, on, off (default auto)")
       ->check(CLI::IsMember(std::vector<std::string>{"auto", "on", "off"}));
-  app.add_option("--systems", options.systems, "of lunar,sync,lio_listio (default: all)")
+  app.add_option("--systems", options.systems, "any of lunar,sync,lio_listio (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember(std::vector<std::string>{"lunar", "sync", "lio_listio"}));
   app.add_option("--lists", options.lists, "lists a run (default 4)")->check(CLI::Range(1, 10000));
   auto* rounds = app.add_option("--rounds", options.rounds, "runs of each backend; medians are quoted (default 25)")
                      ->check(CLI::Range(1, 10000));
-  app.add_option("--seed", options.seed, "of data and places (default 1)");
+  app.add_option("--seed", options.seed, "seed of data and places (default 1)");
   app.add_flag("--quick", options.quick, "a rough answer within a minute");
   app.add_flag("--json", options.json, "print one JSON object instead of the table");
   app.footer(
-      "lunar: cblk_listio on pmem: with delegate threads; sync: the same without; lio_listio: the C library's, on the "
-      "same file.\n"
-      "Ratios in the JSON are lunar's value by the other's: lio_wait_ops, lio_wait_mean, lio_wait_cpu (a list that is "
-      "waited for),\n"
-      "lio_nowait_return (the time until the call returns, of one that is not; sync does all of it in the call); "
-      "lio_write_...: of writes.");
+      "lunar: cblk_listio on pmem, with delegate threads; sync: the same without; lio_listio: that of the C library, "
+      "on\n"
+      "the same file.\n"
+      "Ratios in the JSON are lunar's value divided by the other's: lio_wait_ops, lio_wait_mean, lio_wait_cpu (the "
+      "call\n"
+      "waits for its list), lio_nowait_return (time until a call that does not wait returns; sync does all its work "
+      "in\n"
+      "the call); lio_write_...: the same for writes.");
   app.parse(argc, argv);
   if (options.quick && rounds->count() == 0) options.rounds = 9;
   options.io_bytes = size_option("--io", io.empty() ? "32k" : io);

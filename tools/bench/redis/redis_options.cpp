@@ -25,7 +25,7 @@ std::string footer() {
   return "Workloads (a name may end in -pipe: --pipeline requests at once; and in -fits: on data that fits into "
          "DRAM):\n" +
          workloads_help() +
-         "  (load: how the data got there, up to 16 requests at once; load-hash, load-fits ...)\n"
+         "  (load: the fill before the measurements, up to 16 requests at once; load-hash, load-fits ...)\n"
          "Systems: lunar = redis-server with the Lunar module; run = under `lunar run`; swap = with kernel swap, or "
          "plain\n"
          "redis where data fits. All have the same memory cgroup limit and disk. Ratios are lunar / swap and lunar / "
@@ -96,13 +96,14 @@ void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
                  "servers of each system, which share its DRAM, LUN space and keys (default 1)")
       ->check(CLI::Range(1, 16));
   app.add_flag("--compressible", options.compressible, "values that repeat their first third twice");
-  app.add_option("--swap", options.swap, "what swap's servers swap to: file (default), zswap before it, or zram")
+  app.add_option("--swap", options.swap,
+                 "where the servers of swap swap to: file (default), zswap in front of it, or zram")
       ->check(CLI::IsMember(std::vector<std::string>{"file", "zswap", "zram"}));
   auto* workloads = app.add_option("--workloads", options.workloads, "as get,zipf,hotcold-fits; see below")
                         ->delimiter(',')
                         ->check(CLI::Validator(check_workload, "WORKLOAD"));
   app.add_flag("--fits", options.fits, "run the workloads on data that fits into DRAM only");
-  app.add_option("--systems", options.systems, "of lunar,run,swap (default: all)")
+  app.add_option("--systems", options.systems, "any of lunar,run,swap (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember(std::vector<std::string>{"lunar", "run", "swap"}));
   app.add_option("--rate", options.rate,
