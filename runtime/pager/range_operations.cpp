@@ -508,10 +508,10 @@ int pager_set_dram(uint64_t bytes) {
   auto& state = pager_state();
   ErrorText why;
   if (const int rc = check_dram(state, bytes, &why); rc < 0) return rc;
+  const int64_t pages = static_cast<int64_t>(bytes >> state.page_shift);
+  if (pager_active() && state.pinned_pages.load() > pages / 2) return -EBUSY;
   state.dram_bytes = bytes;
   if (!pager_active()) return 0;
-  int64_t pages = static_cast<int64_t>(bytes >> state.page_shift);
-  if (state.pinned_pages.load() > pages / 2) return -EBUSY;
   state.account.set_cap(pages);
   for (int i = 0; state.account.free_pages() < 0 && i < 600000; ++i) {
     state.evictor->wake();

@@ -158,6 +158,20 @@ void pins_do_not_nest() {
   CHECK(lunar_region_destroy(p, 2 * half) == 0);
 }
 
+// A program built with a later lunar.h: what it does not set is served, what it sets is refused.
+void members_of_later_versions() {
+  struct {
+    lunar_config known = config();
+    uint64_t later = 0;
+  } c;
+  c.known.struct_size = sizeof c;
+  c.later = 1;
+  CHECK(lunar_init(&c.known) == -E2BIG && strstr(lunar_error(), "newer") != nullptr);
+  c.later = 0;
+  CHECK(lunar_init(&c.known) == 0);
+  CHECK(lunar_shutdown() == 0);
+}
+
 // At run time the budget may be what it may be at the start.
 void budget_has_bounds() {
   lunar_config c = config();
@@ -211,5 +225,6 @@ int main() {
   bad.lun = "/nonexistent/lun";
   CHECK(lunar_init(&bad) < 0 && strstr(lunar_error(), "/nonexistent") != nullptr);
   budget_has_bounds();
+  members_of_later_versions();
   return 0;
 }

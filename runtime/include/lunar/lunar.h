@@ -49,9 +49,9 @@ typedef struct lunar_config {
 } lunar_config;
 
 /* Starts the tier of this process. config NULL: the LUNAR_* environment and the config file decide; otherwise what is
- * set in config comes first. -EEXIST: already started (also by LD_PRELOAD; then the API uses that tier). Other errors:
- * see lunar_error(). Before it and after lunar_shutdown calls below fail with EINVAL, lunar_malloc and its like with
- * ENOMEM. */
+ * set in config comes first. -EEXIST: already started (also by LD_PRELOAD; then the API uses that tier). -E2BIG: a
+ * member is set that this version of the library does not know. Other errors: see lunar_error(). Before it and after
+ * lunar_shutdown calls below fail with EINVAL, lunar_malloc and its like with ENOMEM. */
 LUNAR_API int lunar_init(const lunar_config *config) LUNAR_NOEXCEPT;
 /* Ends it. -EBUSY while regions or allocations of this API exist, or where it is LD_PRELOAD's. -EINVAL: not started. */
 LUNAR_API int lunar_shutdown(void) LUNAR_NOEXCEPT;
