@@ -220,7 +220,7 @@ int Store::reserve_window(uint64_t count, uint64_t* first) {
   for (unsigned round = 0;;) {
     if (const int status = room_for_frames(); status < 0) return status;
     log_.reclaim();
-    if (log_.reserve_window(count, first) == 0) return 0;
+    if (const int status = log_.reserve_window(count, first); status != -EAGAIN) return status;
     int error = -ENOSPC;
     const Gain gain = gain_segment(true, &tries, &error);
     if (gain == Gain::kOver || gain == Gain::kFull) return error;
@@ -228,30 +228,36 @@ int Store::reserve_window(uint64_t count, uint64_t* first) {
   }
 }
 
-// Moves what lives in the window. -EBADMSG: some of it cannot be read whole; -EAGAIN: there is nothing to move into:
-// another window, or none, is the answer to both.
-int Store::empty_window(uint64_t first, uint64_t count) {
-  unsigned round = 0;
-  for (uint64_t i = first; i < first + count;) {
-    if (log_.state(i) != SegmentState::kSealed) {
-      ++i;
-      continue;
-    }
-    int status = room_for_frames();
-    if (status == 0) status = clean(i);
-    if (status == -EAGAIN && log_.reclaim() > log_.state_reserve()) {  // others have the frames
-      wait_a_little(round++);
-      continue;
+// Frees the window of all that may lie in it. -EBADMSG: some of it cannot be read whole; -EAGAIN: there is nothing to
+// move into: another window, or none, is the answer to both.
+int Store::empty_window() {
+  uint64_t segment;
+  for (unsigned round = 0;;) {
+    const SegmentState state = log_.next_in_window(&segment);
+    int status = 0;
+    switch (state) {
+      case SegmentState::kReserved:
+        return 0;
+      case SegmentState::kSealed:
+      case SegmentState::kDamaged:
+      case SegmentState::kOpen:
+      case SegmentState::kNext:
+        if (status = room_for_frames(); status < 0) return status;
+        status = state == SegmentState::kOpen || state == SegmentState::kNext ? log_.move_tail_on() : clean(segment);
+        if (status == -EAGAIN && log_.reclaim() > log_.state_reserve()) {  // others have the frames
+          wait_a_little(round++);
+          continue;
+        }
+        break;
+      case SegmentState::kRetired:
+        wait_a_little(round++);
+        log_.reclaim();
+        break;
+      default:
+        status = save();
     }
     if (status < 0) return status;
   }
-  for (round = 0; !log_.window_reserved(); ++round) {
-    wait_a_little(round);
-    log_.reclaim();
-    if (log_.held() == 0 || log_.any_retired()) continue;
-    if (const int status = save(); status < 0) return status;
-  }
-  return 0;
 }
 
 int Store::make_run(uint64_t count, uint64_t* first) {
@@ -259,7 +265,7 @@ int Store::make_run(uint64_t count, uint64_t* first) {
   log_.seal_tail();
   for (;;) {
     if (const int status = reserve_window(count, first); status < 0) return status;
-    const int status = empty_window(*first, count);
+    const int status = empty_window();
     if (status == 0) {
       log_.take_reserved();
       return 0;

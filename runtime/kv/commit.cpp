@@ -148,6 +148,20 @@ Log::Cut Log::cut() {
   return out;
 }
 
+// A segment of the log must have something in it.
+int Log::move_tail_on() {
+  if (commits()) {
+    constexpr uint64_t kUnits = sizeof(Record) / kUnitBytes;
+    Address address;
+    if (const int status = allocate(kUnits, true, &address); status < 0) return status;
+    new_mark(reinterpret_cast<char*>(at(address)), sizeof(Record), 0);
+    drop_live(address, kUnits);
+    published(address);
+  }
+  seal_tail();
+  return 0;
+}
+
 // Where the batch after one that ends at `end` begins: room for a mark, or none.
 uint64_t Log::batch_end(uint64_t end) {
   const uint64_t to = round_up(end, kBlockBytes);

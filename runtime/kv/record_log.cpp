@@ -371,21 +371,45 @@ bool Log::retry_damaged() {
   return any;
 }
 
-// The one with the fewest live units, in one pass: the window moves on by a segment at a time. What sets and deletes
-// take from the units meanwhile makes the choice worse, no more. Pre: the mutex.
+// What it costs to have a segment for a large pair: what lives in it moves; a saved state is written anew elsewhere,
+// the log goes on elsewhere. UINT64_MAX: it cannot be had.
+uint64_t Log::cost_in_window(uint64_t number) const {
+  const uint64_t whole = segment_bytes() / kUnitBytes;
+  switch (state(number)) {
+    case SegmentState::kFree:
+      return 0;
+    case SegmentState::kRetired:
+    case SegmentState::kHeld:  // what is free already comes first
+      return 1;
+    case SegmentState::kSealed:
+      return live(number);
+    case SegmentState::kDamaged:
+      return live(number) == 0 ? 1 : UINT64_MAX;
+    case SegmentState::kOpen:
+    case SegmentState::kNext:
+    case SegmentState::kState:
+      return whole + live(number);
+    default:
+      return UINT64_MAX;
+  }
+}
+
+// The one that costs least, in one pass: the window moves on by a segment at a time. What changes meanwhile makes the
+// choice worse, no more. Pre: the mutex.
 bool Log::cheapest_window(uint64_t count, uint64_t* first) const {
-  uint64_t best = UINT64_MAX, begin = 0, units = 0;
+  uint64_t best = UINT64_MAX, begin = 0, cost = 0;
   for (uint64_t i = 0; i < count_; ++i) {
-    const SegmentState now = state(i);
-    if (now != SegmentState::kFree && now != SegmentState::kSealed) {
+    const uint64_t own = cost_in_window(i);
+    if (own == UINT64_MAX) {
       begin = i + 1;
-      units = 0;
+      cost = 0;
       continue;
     }
-    units += live_if_sealed(i);
+    cost += own;
     if (i + 1 - begin < count) continue;
-    if (units < best) best = units, *first = begin;
-    units -= std::min(units, live_if_sealed(begin++));
+    if (cost < best) best = cost, *first = begin;
+    const uint64_t left = cost_in_window(begin++);
+    cost -= std::min(cost, left);
   }
   return best != UINT64_MAX;
 }
@@ -393,16 +417,19 @@ bool Log::cheapest_window(uint64_t count, uint64_t* first) const {
 int Log::reserve_window(uint64_t count, uint64_t* first) {
   MutexLock guard(mutex_);
   if (!cheapest_window(count, first)) return -ENOSPC;
-  uint64_t inside = 0, units = 0;
+  uint64_t inside = 0, held_inside = 0, units = 0, heads = 0;
   for (uint64_t i = *first; i < *first + count; ++i) {
-    inside += state(i) == SegmentState::kFree ? 1 : 0;
-    units += live_if_sealed(i);
+    const SegmentState now = state(i);
+    inside += now == SegmentState::kFree ? 1 : 0;
+    held_inside += now == SegmentState::kHeld ? 1 : 0;
+    heads += now == SegmentState::kOpen || now == SegmentState::kNext ? 1 : 0;
+    units += now == SegmentState::kSealed || now == SegmentState::kOpen ? live(i) : 0;
   }
-  const uint64_t outside = free_.load(std::memory_order_relaxed) - inside;
-  // What lives there must find room elsewhere, a sixteenth of each segment being lost at its end, and leave the
-  // reserve.
-  const uint64_t wanted = units / (segment_bytes() / kUnitBytes / 16 * 15) + 1;
-  if (outside < wanted + free_reserve() || outside + held() < wanted + reserve()) return -ENOSPC;
+  const uint64_t outside = free_.load(std::memory_order_relaxed) - inside, held_outside = held() - held_inside;
+  // What lives there must find room elsewhere, a sixteenth of each segment being lost at its end, and where the log
+  // goes on, and leave the reserve, in which a state has its place.
+  const uint64_t wanted = units / (segment_bytes() / kUnitBytes / 16 * 15) + 1 + heads;
+  if (outside < wanted + free_reserve() || outside + held_outside < wanted + reserve()) return -EAGAIN;
   for (uint64_t i = *first; i < *first + count; ++i) {
     if (state(i) == SegmentState::kFree) segments_[i].state.store(SegmentState::kReserved, std::memory_order_release);
   }
@@ -413,11 +440,17 @@ int Log::reserve_window(uint64_t count, uint64_t* first) {
   return 0;
 }
 
-bool Log::window_reserved() const {
-  for (uint64_t i = window_; i < window_ + window_count_; ++i) {
-    if (state(i) != SegmentState::kReserved) return false;
+// In the order in which they are to be dealt with: what is moved first is freed by the same saved state.
+SegmentState Log::next_in_window(uint64_t* number) const {
+  constexpr SegmentState kOrder[] = {SegmentState::kSealed, SegmentState::kDamaged, SegmentState::kOpen,
+                                     SegmentState::kNext,   SegmentState::kRetired, SegmentState::kHeld,
+                                     SegmentState::kState};
+  for (const SegmentState wanted : kOrder) {
+    for (*number = window_; *number < window_ + window_count_; ++*number) {
+      if (state(*number) == wanted) return wanted;
+    }
   }
-  return true;
+  return SegmentState::kReserved;
 }
 
 void Log::take_reserved() {

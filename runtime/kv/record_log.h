@@ -191,11 +191,15 @@ class Log {
   // what was damaged may be tried again: a device may have failed for a moment. Whether there is any
   bool retry_damaged();
   // Reserves the window of `count` neighbours that is cheapest to empty: its free segments, those that become free in
-  // it from now on, and elsewhere what its live records will take, which writers leave free until then. -ENOSPC when
-  // no window's live records fit elsewhere. One at a time, until take_reserved() makes a run of it (once all of it is
-  // reserved: see window_reserved()) or release_window() gives it up.
+  // it from now on, and elsewhere what its live records will take, which writers leave free until then. Large pairs,
+  // and damaged segments in which something lives, alone cannot be moved. -ENOSPC: there is no such window; -EAGAIN:
+  // what lives in it has no room elsewhere yet. One at a time, until take_reserved() makes a run of it (once all of it
+  // is reserved: see next_in_window()) or release_window() gives it up.
   [[nodiscard]] int reserve_window(uint64_t count, uint64_t* first);
-  bool window_reserved() const;
+  // A segment of the window that is still in the way, and what it is; kReserved: there is none.
+  SegmentState next_in_window(uint64_t* number) const;
+  // The log goes on in another segment than the tail, or the next. -EAGAIN: none is free, or no frame.
+  [[nodiscard]] int move_tail_on();
   void take_reserved();
   void release_window();
   SegmentState state(uint64_t number) const { return segments_[number].state.load(std::memory_order_acquire); }
@@ -387,7 +391,7 @@ class Log {
   int roll(bool cleaning);
   uint64_t segments_ahead() const;
   bool take_one(bool cleaning, uint64_t* number);
-  uint64_t live_if_sealed(uint64_t number) const { return state(number) == SegmentState::kSealed ? live(number) : 0; }
+  uint64_t cost_in_window(uint64_t number) const;
   bool cheapest_window(uint64_t count, uint64_t* first) const;
   bool find_row(uint64_t count, uint64_t* first);
   // on a device (log_device.cpp)

@@ -100,6 +100,10 @@ class Store {
   //
   // 0; -EINVAL: longer than kPairBytesMax; -ENOSPC: the log, or (for a new key) the index, has no room. On failure
   // nothing has changed.
+  // What was deleted is free: a store that holds nothing else takes a pair of all segments but those kept for cleaning
+  // (3; kKept and kNew: a 24th of all, where that is more), the tail, and of kKept and kNew for two saved states (each
+  // as many as it fills and one more); of kGroup and kEach for two tails to come. A large pair wants its segments in one
+  // row, and other large pairs never move: -ENOSPC where no row between them is long enough.
   [[nodiscard]] int set(Bytes key, Bytes value);
   // Length of the whole value; of it, from `offset` on, up to `bytes` are copied. -ENOENT.
   [[nodiscard]] int64_t get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
@@ -289,7 +293,7 @@ class Store {
   int clean(uint64_t segment);
   int clean_what_is_worth_it();
   int move_record(const Record* record, Address from);
-  int empty_window(uint64_t first, uint64_t count);
+  int empty_window();
   int make_run(uint64_t count, uint64_t* first);
   int reserve_window(uint64_t count, uint64_t* first);
 

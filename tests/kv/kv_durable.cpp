@@ -20,7 +20,7 @@ using namespace kv_test;
 
 namespace {
 
-constexpr uint64_t kBytes = 3 * kMiB, kLengthMin = 8, kLengthMax = 70'000;
+constexpr uint64_t kBytes = 3 * kMiB, kLengthMin = 8, kLengthMax = 1'600'000;
 using Kind = DeviceEvent::Kind;
 enum Mark : unsigned { kBegun, kAcknowledged, kOpened };
 
@@ -100,7 +100,7 @@ void History::operate(Store* store, SharedDevice* device, std::vector<Key>* keys
   const State before = one.states.back();
   State after;
   if (random.below(5)) {
-    after = {operation, kLengthMin + (random.below(60) ? random.below(900) : random.below(kLengthMax))};
+    after = {operation, kLengthMin + random.below(random.below(60) ? 900 : random.below(12) ? 70'000 : kLengthMax)};
     if (random.below(4) == 0 && before.version) after.length = before.length;
   }
   one.states.push_back(after);

@@ -20,7 +20,7 @@ using namespace kv_test;
 
 namespace {
 
-constexpr uint64_t kBytes = 3 * kMiB, kLengthMin = 8, kLengthMax = 90'000;
+constexpr uint64_t kBytes = 3 * kMiB, kLengthMin = 8, kLengthMax = 1'600'000;
 using Kind = DeviceEvent::Kind;
 
 struct Value {
@@ -92,7 +92,9 @@ void History::operate(Store* store, Model* model, uint64_t* sum) {
     model->erase(found);
     return;
   }
-  const Value value{++version_, kLengthMin + (random_.below(60) ? random_.below(900) : random_.below(kLengthMax))};
+  const Value value{++version_, kLengthMin + random_.below(random_.below(60)   ? 900
+                                                           : random_.below(12) ? 90'000
+                                                                               : kLengthMax)};
   make_value(key, value);
   const int status = store->set(bytes_of(text), bytes_of(value_));
   if (status == -ENOSPC) return;
