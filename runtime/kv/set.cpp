@@ -7,6 +7,7 @@
 // Threading: as in store.h.
 #include <errno.h>
 
+#include <initializer_list>
 #include <new>
 
 #include "kv/store.h"
@@ -77,27 +78,64 @@ int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out) {
   return out->place ? 0 : error;
 }
 
-// As find_locked, but what cannot be read for good is what the key had, when nothing sound is: the index led to it by
-// the key's bucket and 24 bits more. A set or delete ends the damage then, which gets have reported until now.
-int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, Found* out) {
-  int status = find_locked(shard, hash, key, out);
-  if (status == -EBADMSG) {
-    out->place = shard.index.find_entry(hash, [&](Address address) {
-      out->address = address;
-      return examine(address, hash, key, out) == -EBADMSG;
-    });
-    if (out->place) {
+// Of a record that is damaged, by what of it can be read: the key itself, or, of a large pair, the hash of it, or what
+// its segments begin with. A key that the index leads here is another's.
+Store::Whose Store::whose_damaged(Shard& shard, uint64_t hash, Bytes key, Address address) {
+  const auto led_here = [&](uint64_t its_hash) {
+    return &shard_of(its_hash) == &shard &&
+           shard.index.find_entry(its_hash, [&](Address at) { return at == address; }) != nullptr;
+  };
+  {
+    Look look(log_);
+    const Record* record = look.locked(address) == 0 ? look.record() : look.unproven(address);
+    if (record && record->type() == RecordType::kPair) {
+      const Bytes its = key_of(record);
+      if (its.size == key.size && (key.size == 0 || memcmp(its.data, key.data, key.size) == 0)) return Whose::kKeys;
+      if (led_here(hash_of(its))) return Whose::kAnothers;
+    } else if (record && record->type() == RecordType::kLarge) {
+      const LargePlace& its = record->large();
+      if (its.hash == hash && its.key_bytes == key.size) return Whose::kKeys;
+      if (led_here(its.hash)) return Whose::kAnothers;
+    }
+  }
+  const LargePlace run = run_of_damaged(hash, key, address);
+  const int same = run.count != 0 ? is_key_of_run(run, hash, key) : -EBADMSG;
+  return same == 1 ? Whose::kKeys : same == 0 ? Whose::kAnothers : Whose::kUnknown;
+}
+
+// As find_locked, but a damaged record that is the key's is found, too: a set or delete ends the damage then, which
+// gets have reported until now. A set also takes the place of one that may be the key's, as the index led to it by the
+// key's bucket and 24 bits more, and what of it can be read names no other key; a delete would lose it unseen.
+int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes, Found* out) {
+  int error = 0;
+  Address keys, unknown;  // 0: none
+  out->place = shard.index.find_entry(hash, [&](Address address) {
+    const int same = examine(address, hash, key, out);
+    if (same < 0) error = graver(error, same);
+    if (same == -EBADMSG) {
+      const Whose whose = whose_damaged(shard, hash, key, address);
+      if (whose == Whose::kKeys) keys = address;
+      if (whose == Whose::kUnknown) unknown = address;
+    }
+    out->address = address;
+    return same > 0;
+  });
+  if (!out->place && error == -EBADMSG) {
+    out->address = keys.value || deletes ? keys : unknown;
+    if (out->address.value) {
+      out->place = shard.index.find_entry(hash, [&](Address address) { return address == out->address; });
       out->damaged = true;
       guess_damaged(hash, key, out);
-      status = 0;
+    } else if (!deletes) {
+      error = 0;  // all are others'
     }
   }
   if (out->run.count && !log_.is_run(out->run)) out->run = {};
-  return status;
+  return out->place ? 0 : error;
 }
 
-// The run that a damaged record led to, as its segments say, with the shortest value that takes as many. It begins with
-// the key; or its beginning is damaged, too, and then no key's pair is lost with it.
+// The run that a damaged record led to, as its segments say, as if it were the key's, with the shortest value that takes
+// as many.
 LargePlace Store::run_of_damaged(uint64_t hash, Bytes key, Address address) {
   LargePlace run = log_.run_of(Index::short_of(hash, address));
   if (run.count == 0) return {};
@@ -105,9 +143,7 @@ LargePlace Store::run_of_damaged(uint64_t hash, Bytes key, Address address) {
   run.key_bytes = key.size;
   const uint64_t least = log_.run_bytes_least(run.count);
   run.value_bytes = least > run.value_at() ? least - run.value_at() : 0;
-  if (!log_.is_run(run)) return {};
-  const int same = is_key_of_run(run, hash, key);
-  return same == 1 || same == -EBADMSG ? run : LargePlace{};
+  return log_.is_run(run) ? run : LargePlace{};
 }
 
 // What a damaged record held and took. A run is believed by its segments, or by the hash and life that the record says;
@@ -250,7 +286,7 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       const ShardLock lock(*this, shard);
       shard.writes.fetch_add(1, std::memory_order_relaxed);
       Found found;
-      if (const int status = find_replaceable(shard, hash, key, &found); status < 0) return status;
+      if (const int status = find_replaceable(shard, hash, key, false, &found); status < 0) return status;
       if (found.place && set_in_place(shard, found, value, full)) return kInPlace;
       replaces = found.place != nullptr;
       const uint64_t units = record_units(key.size, value.size) + units_of_notes(found);
@@ -290,7 +326,7 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
     {
       const ShardLock lock(*this, shard);
       Found found;
-      if (status = find_replaceable(shard, hash, key, &found); status < 0) break;
+      if (status = find_replaceable(shard, hash, key, false, &found); status < 0) break;
       const uint64_t units = record_units(sizeof(LargePlace), 0) + units_of_notes(found);
       Address address;
       if (log_.allocate(units, false, &address) == 0) {
@@ -332,7 +368,7 @@ int Store::log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_r
 // Pre: the lock. Length of the value that was there; -ENOENT; -EAGAIN: no room for the record of it.
 int64_t Store::del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve) {
   Found found;
-  if (const int status = find_replaceable(shard, hash, key, &found); status < 0) return status;
+  if (const int status = find_replaceable(shard, hash, key, true, &found); status < 0) return status;
   int status = found.place ? 0 : -ENOENT;
   if (status == 0 && log_.commits()) status = log_deleted(hash, key, found, from_reserve);
   if (status != -EAGAIN) shard.writes.fetch_add(1, std::memory_order_relaxed);

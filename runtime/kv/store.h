@@ -101,14 +101,16 @@ class Store {
   // 0; -EINVAL: longer than kPairBytesMax; -ENOSPC: the log, or (for a new key) the index, has no room. On failure
   // nothing has changed.
   // What was deleted is free: a store that holds nothing else takes a pair of all segments but those kept for cleaning
-  // (3; kKept and kNew: a 24th of all, where that is more), the tail, and of kKept and kNew for two saved states (each
-  // as many as it fills and one more); of kGroup and kEach for two tails to come. A large pair wants its segments in one
+  // (3; kKept and kNew: a 24th of all, where that is more), the tail, and of kKept and kNew two saved states (each as
+  // many as it fills and one more); of kGroup and kEach two tails to come. A large pair wants its segments in one
   // row, and other large pairs never move: -ENOSPC where no row between them is long enough.
   [[nodiscard]] int set(Bytes key, Bytes value);
   // Length of the whole value; of it, from `offset` on, up to `bytes` are copied. -ENOENT.
   [[nodiscard]] int64_t get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   [[nodiscard]] int64_t exists(Bytes key) { return get(key, nullptr, 0, 0); }
   // Length of the value that was there. -ENOENT. -ENOSPC: kGroup and kEach alone, of a store that is full to the last.
+  // -EBADMSG: a record that may be the key's is damaged, and what of it can be read does not name the key. Nothing has
+  // changed, as it may be another's; a set takes its place.
   [[nodiscard]] int64_t del(Bytes key);
   // The same where that takes neither the device, cleaning nor a large pair; else -EAGAIN, and nothing has happened.
   [[nodiscard]] int64_t get_now(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
@@ -262,7 +264,9 @@ class Store {
   int64_t random_of(const Index& index, const Index::Shape& shape, uint64_t bucket, uint64_t number, void* buffer,
                     uint64_t bytes);
   int find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out);
-  int find_replaceable(Shard& shard, uint64_t hash, Bytes key, Found* out);
+  enum class Whose : uint8_t { kKeys, kAnothers, kUnknown };
+  Whose whose_damaged(Shard& shard, uint64_t hash, Bytes key, Address address);
+  int find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes, Found* out);
   void guess_damaged(uint64_t hash, Bytes key, Found* out);
   void believe_lengths(uint64_t hash, Bytes key, Found* out);
   LargePlace run_of_damaged(uint64_t hash, Bytes key, Address address);

@@ -87,6 +87,7 @@ struct Kept {
     store->info(&info);
     return info.segments[static_cast<unsigned>(state)];
   }
+  uint64_t pairs_lost = 0;  // by the last of these
   // How many damages a sweep names, and how many of them are segments that no record leads to.
   std::pair<uint64_t, uint64_t> damages() {
     if (durability == Durability::kFlush) REQUIRE(store->flush() == 0);
@@ -99,6 +100,7 @@ struct Kept {
     };
     kv::CheckReport report;
     REQUIRE(store->sweep(sweep, &report) == 0);
+    pairs_lost = report.pairs_lost;
     open(Contents::kKept);
     return {report.damages, without_record};
   }
@@ -156,6 +158,52 @@ TEST_CASE("kv-damage: what the device refuses to read is not taken for the damag
   }
 }
 
+// Of two that the index cannot tell apart one is not there, and the other's record is damaged, its key perhaps, too.
+TEST_CASE("kv-damage: a delete of an absent key takes no damaged record of another key") {
+  const auto [key, other] = look_alikes();
+  for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
+    for (const uint64_t length : {uint64_t{3000}, kLargeBytes}) {
+      for (const bool key_damaged : {false, true}) {
+        INFO("length " << length << ", key damaged " << key_damaged);
+        Kept kept;
+        kept.open(Contents::kNew);
+        kept.set(other, std::string(length, 'o'));
+        kept.set("one more", "1");
+        kept.durability = durability;
+        kept.reopen();
+        const uint64_t large = kept.segments(SegmentState::kLarge);
+        char* record = kept.record_of(length == 3000 ? other : descriptor_of(other));
+        if (key_damaged)
+          memset(record + sizeof(Record), 0x55, 40);
+        else
+          record[0] = static_cast<char>(record[0] ^ 1);
+        CHECK(kept.store->del(bytes_of(key)) == -EBADMSG);
+        CHECK(kept.store->count() == 2);
+        CHECK(kept.store->damaged_replaced() == 0);
+        CHECK(kept.segments(SegmentState::kLarge) == large);
+        (void)kept.damages();
+        CHECK(kept.pairs_lost == 1);
+        // A set takes the place of what no key can be told of: nothing that has a name is lost by it.
+        const bool unknown = key_damaged && length == 3000;  // of a large pair its segments have the key
+        kept.set(key, "new");
+        CHECK(kept.store->count() == (unknown ? 2 : 3));
+        CHECK(kept.store->exists(bytes_of(other)) == (unknown ? -ENOENT : -EBADMSG));
+        (void)kept.damages();
+        CHECK(kept.pairs_lost == (unknown ? 0 : 1));
+        CHECK(kept.store->del(bytes_of(key)) == 3);
+        CHECK(kept.store->exists(bytes_of(other)) == (unknown ? -ENOENT : -EBADMSG));
+        if (!unknown) CHECK(kept.store->del(bytes_of(other)) >= 0);
+        CHECK(kept.segments(SegmentState::kLarge) == 0);
+        CHECK(kept.store->count() == 1);
+        CHECK(kept.store->del({"one more", 8}) == 1);
+        REQUIRE(kept.store->compact() == 0);
+        CHECK(kept.damages().first == 0);
+        kv_test::check_store(kept.store);
+      }
+    }
+  }
+}
+
 TEST_CASE("kv-damage: a segment with many damages is given back when all of its keys were set or deleted") {
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
     for (const bool between : {false, true}) {
@@ -172,8 +220,8 @@ TEST_CASE("kv-damage: a segment with many damages is given back when all of its 
         if (between && i == 25) kept.reopen();
         if (i % 2)
           kept.set(name(i), std::string(900, 'w'));
-        else
-          CHECK(kept.store->del(bytes_of(name(i))) >= 0);
+        else if (kept.store->del(bytes_of(name(i))) == -EBADMSG)  // nothing of its key is left
+          CHECK((kept.store->set(bytes_of(name(i)), {}) == 0 && kept.store->del(bytes_of(name(i))) == 0));
       }
       CHECK(kept.store->count() == 20);
       CHECK(kept.store->compact() == 0);
@@ -254,6 +302,10 @@ TEST_CASE("kv-damage: the bytes of pairs are right after a damaged record is rep
     }
     REQUIRE(kept.store->bytes_actual() == 26 * (5 + 997) - 297);
     kept.set("key c", "c");
+    if (spot == 24) {  // another key's, as far as can be read
+      CHECK(kept.store->del({"key m", 5}) == -EBADMSG);
+      kept.set("key m", std::string(700, 'n'));
+    }
     CHECK(kept.store->del({"key m", 5}) == 700);
     CHECK(kept.store->bytes_actual() == 24 * (5 + 997) + 6);
   }
@@ -265,6 +317,8 @@ TEST_CASE("kv-damage: a store that holds no key any more holds no bytes, whateve
   for (char i = 'a'; i <= 'z'; ++i) kept.set("key " + std::string(1, i), std::string(1000, i));
   kept.reopen();
   memset(kept.record_of("key c"), 0x33, 500);
+  CHECK(kept.store->del({"key c", 5}) == -EBADMSG);
+  kept.set("key c", "c");
   for (char i = 'a'; i <= 'z'; ++i) CHECK(kept.store->del(bytes_of("key " + std::string(1, i))) >= 0);
   CHECK(kept.store->count() == 0);
   CHECK(kept.store->bytes_actual() == 0);
