@@ -89,9 +89,8 @@ Store::Whose Store::whose_damaged(Shard& shard, uint64_t hash, Bytes key, Addres
     Look look(log_);
     const Record* record = look.locked(address) == 0 ? look.record() : look.unproven(address);
     if (record && record->type() == RecordType::kPair) {
-      const Bytes its = key_of(record);
-      if (its.size == key.size && (key.size == 0 || memcmp(its.data, key.data, key.size) == 0)) return Whose::kKeys;
-      if (led_here(hash_of(its))) return Whose::kAnothers;
+      if (is_key(record, hash, key)) return Whose::kKeys;
+      if (led_here(hash_of(key_of(record)))) return Whose::kAnothers;
     } else if (record && record->type() == RecordType::kLarge) {
       const LargePlace& its = record->large();
       if (its.hash == hash && its.key_bytes == key.size) return Whose::kKeys;
@@ -151,16 +150,20 @@ LargePlace Store::run_of_damaged(uint64_t hash, Bytes key, Address address) {
 // begins; else nothing is given back, and its segment counts as fuller than it is until nothing lives in it. Too much
 // would be worse: a state that says that less lives than the index leads to is refused.
 void Store::guess_damaged(uint64_t hash, Bytes key, Found* out) {
-  out->units = 0;
-  out->run = run_of_damaged(hash, key, out->address);
+  out->units = out->value_bytes = 0;
+  out->run = {};
   believe_lengths(hash, key, out);
   out->pair_bytes = key.size + out->value_bytes;
 }
 
 void Store::believe_lengths(uint64_t hash, Bytes key, Found* out) {
-  out->value_bytes = out->run.value_bytes;
   Look look(log_);
   const Record* record = look.locked(out->address) == 0 ? look.record() : look.unproven(out->address);
+  // To find a run takes a look at all segments; a record that shows the key needs none.
+  if (!record || record->type() != RecordType::kPair || !is_key(record, hash, key)) {
+    out->run = run_of_damaged(hash, key, out->address);
+    out->value_bytes = out->run.value_bytes;
+  }
   if (!record) return;
   const bool pair = record->type() == RecordType::kPair && record->key_bytes == key.size && out->run.count == 0;
   const bool run = record->type() == RecordType::kLarge && record->large().hash == hash &&

@@ -32,6 +32,8 @@
 // begins a log gives it a number of its own by chance: what a former one left is never taken for a batch of this one.
 //
 // What may change in this format: feature bits of the root (lun/volume/image_format.h). Incompatible: kFeatureLog.
+// Compatible without a bit: SegmentEntry::entry, which the first versions did not know. They read over it and write 0,
+// which is what a store that was last saved by one of them says; only damage asks for it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
