@@ -68,6 +68,10 @@ int Store::clean(uint64_t segment) {
     if (const int status = move_record(record, Address{(begin + at) / kUnitBytes}); status < 0) return status;
     at += record->units() * kUnitBytes;
   }
+  if (log_.live(segment) != 0) {  // the index leads to what is no record of a pair
+    log_.set_damaged(segment);
+    return -EBADMSG;
+  }
   log_.retire(segment, 1);
   return 0;
 }

@@ -260,9 +260,10 @@ void Sweeper::check_runs_led_to() {
 // A sound record that the index leads to: whether it is the one that it should be. Its units.
 uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t offset) {
   const uint64_t begin = number * log_.segment_bytes();
-  if (!store_.lives(store_.hash_of_record(record), Address{(begin + offset) / kUnitBytes})) {
+  const bool is_pair = record->type() == RecordType::kPair || record->type() == RecordType::kLarge;
+  if (!is_pair || !store_.lives(store_.hash_of_record(record), Address{(begin + offset) / kUnitBytes})) {
     report({.what = "index",
-            .fault = "it leads another key to this record",
+            .fault = is_pair ? "it leads another key to this record" : "it leads to a record of no pair",
             .pair_lost = true,
             .in_segment = true,
             .segment = number,

@@ -427,10 +427,17 @@ int Log::read_record(Address address, uint64_t life, char* buffer) {
   return status == -EAGAIN ? -EBADMSG : status;
 }
 
+// The index leads to pairs alone; what else a sound record says, it was led to by a forged or damaged index.
+int Look::keep_pair() {
+  if (record_->type() == RecordType::kPair || record_->type() == RecordType::kLarge) return 0;
+  record_ = nullptr;
+  return -EBADMSG;
+}
+
 int Look::locked(Address address) {
   guard_.emplace(*log_.epochs_);
   record_ = log_.in_dram(address);
-  if (record_) return 0;
+  if (record_) return keep_pair();
   guard_.reset();
   return cold(address, log_.life_of(address));
 }
@@ -439,7 +446,7 @@ int Look::cold(Address address, uint64_t life) {
   if (!buffer_) buffer_ = log_.take_buffer();
   const int status = log_.read_record(address, life, buffer_);
   record_ = status == 0 ? reinterpret_cast<Record*>(buffer_ + address.value * kUnitBytes % kBlockBytes) : nullptr;
-  return status;
+  return status == 0 ? keep_pair() : status;
 }
 
 Record* Look::unproven(Address address) {

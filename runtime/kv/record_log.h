@@ -206,7 +206,8 @@ class Log {
   uint32_t used(uint64_t number) const { return segments_[number].used.load(std::memory_order_relaxed); }
   uint32_t live(uint64_t number) const {
     const Segment& segment = segments_[number];
-    return segment.records.load(std::memory_order_relaxed) ? segment.live.load(std::memory_order_relaxed) : 0;
+    const uint32_t units = segment.live.load(std::memory_order_relaxed);
+    return segment.records.load(std::memory_order_relaxed) == 0 ? 0 : units == 0 ? 1 : units;  // 0: no record lives
   }
   // As many entries of the index lead to it. Pre: just loaded.
   void restore_records(uint64_t number, uint32_t records) {
@@ -500,6 +501,7 @@ class Look {
   Record* record() const { return record_; }
 
  private:
+  int keep_pair();
   Log& log_;
   Record* record_ = nullptr;
   char* buffer_ = nullptr;

@@ -41,6 +41,8 @@ class Image {
   void mutate();
   // What each field of a saved state may not be, one after the other: nullptr when there is no case `number`.
   const char* forge(unsigned number);
+  // Of what type a record may not be that the index leads to. False: there is no case `number`.
+  bool forge_type(unsigned number);
   std::vector<char> memory = std::vector<char>(kBytes);
 
  private:
@@ -62,6 +64,7 @@ class Image {
   void seal_link(const Link& link);
   void write_state(uint64_t at, uint64_t value, uint64_t bytes);
   void change_word(uint64_t at, uint64_t bytes);
+  void seal_record(uint64_t segment, uint64_t offset, uint64_t life);
   void mutate_superblock();
   void mutate_root();
   void mutate_link();
@@ -229,10 +232,28 @@ void Image::mutate_record() {
   const Place where = list[random_.below(list.size())];
   const uint64_t at = place(where.segment) + where.offset;
   change_word(at + offsetof(Record, size_type), where.type == RecordType::kLarge ? 12 + sizeof(LargePlace) : 12);
-  auto* record = reinterpret_cast<Record*>(memory.data() + at);
-  if (record->units() * kUnitBytes < sizeof(Record) || record->units() * kUnitBytes > kSegment - where.offset) return;
-  record->checksum =
-      record_checksum(record, Address{(where.segment * kSegment + where.offset) / kUnitBytes}, where.life);
+  seal_record(where.segment, where.offset, where.life);
+}
+
+void Image::seal_record(uint64_t segment, uint64_t offset, uint64_t life) {
+  auto* record = reinterpret_cast<Record*>(memory.data() + place(segment) + offset);
+  if (record->units() * kUnitBytes < sizeof(Record) || record->units() * kUnitBytes > kSegment - offset) return;
+  record->checksum = record_checksum(record, Address{(segment * kSegment + offset) / kUnitBytes}, life);
+}
+
+bool Image::forge_type(unsigned number) {
+  if (number == 8) return false;
+  const Place& where = number < 4 ? records_[1] : large_[0];  // of what was not deleted
+  auto* record = reinterpret_cast<Record*>(memory.data() + place(where.segment) + where.offset);
+  record->size_type = (record->size_type & ~3u) | number % 4;
+  if (static_cast<RecordType>(number % 4) == RecordType::kDeleted) {
+    record->key_bytes = sizeof(DeletedKey);
+    record->value_bytes = 0;
+  }
+  const uint64_t far_away = uint64_t{1} << 36;
+  if (number == 4) memcpy(reinterpret_cast<char*>(record + 1) + offsetof(LargePlace, first), &far_away, 8);
+  seal_record(where.segment, where.offset, where.life);
+  return true;
 }
 
 void Image::write_state(uint64_t at, uint64_t value, uint64_t bytes) {
@@ -411,6 +432,15 @@ int main(int argc, char** argv) {
     ErrorText why;
     Store* store = nullptr;
     if (Store::open(options_for(&device, Contents::kKept), &store, &why) != -EBADMSG) fail(what);
+  }
+  for (unsigned number = 0; image.restore(), image.forge_type(number); ++number) {
+    const uint64_t damages = counts.damages;
+    std::vector<char> copy = image.memory;
+    crash_durably(&copy);
+    if (!use(&image.memory, true, &counts)) fail("a forged type refuses the store");
+    const bool is_sound = number == 1 || number == 6;  // as it was
+    if ((counts.damages == damages) != is_sound) fail("a forged type is not named");
+    if (!use(&image.memory, false, &counts)) fail("a forged type refuses the store");
   }
   for (; counts.images < images; ++counts.images) {
     image.restore();
