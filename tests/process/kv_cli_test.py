@@ -270,6 +270,24 @@ def test_blank_places(directory):
         with open(small, "wb") as file:
             file.truncate(size)
         refused(["load", small], ["too small for a store", "at least"], small, given=dump)
+    for size in (1, 100, 511, 512, 4095):   # zeros are blank, however few
+        with open(small, "wb") as file:
+            file.truncate(size)
+        refused(["get", small, "a"], ["holds no key/value store"], small)
+        refused(["load", small], ["too small for a store", "at least"], small, given=dump)
+        with open(small, "ab") as file:
+            file.write(b"a")
+        refused(["get", small, "a"], ["holds unknown data", "is the name right?"], small)
+    # A stream that breaks off behind its first pair leaves a store where nothing was.
+    broken = os.path.join(directory, "broken")
+    for size in (0, 16 * MIB):
+        with open(broken, "wb") as file:
+            file.truncate(size)
+        told = run("load", broken, given=dump[:-1]).stderr
+        check(b"it was blank and is a store now" in told and b"held before" not in told, f"a broken load: {told}")
+        check(as_json("check", broken)["verdict"] == "clean", "a broken load leaves a store")
+        told = run("load", broken, given=dump[:-1]).stderr
+        check(b"what it held before is kept" in told, f"a broken load into a store: {told}")
     for place in (blank, empty):
         done("load", place, given=dump)
         check(pairs_of(place) == pairs and as_json("check", place)["verdict"] == "clean", f"a load into {place}")

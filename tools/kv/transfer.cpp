@@ -26,9 +26,8 @@ const char kStreamHelp[] =
     "or "
     "value_base64 for what is not UTF-8.";
 
-constexpr char kMayHold[] = "what it held before is kept, and pairs of the stream may be in it";
-
 struct Loaded {
+  bool made = false;  // the store: its place was blank
   uint64_t bytes = 0;
   double seconds = 0;
 };
@@ -38,10 +37,15 @@ struct LoadedPair {
   bool there = false;
 };
 
-int refuse_stream(const KvCommand& command, const std::string& from, const PairReader& reader) {
+const char* may_hold(const Loaded& loaded) {
+  return loaded.made ? "it was blank and is a store now, and pairs of the stream may be in it"
+                     : "what it held before is kept, and pairs of the stream may be in it";
+}
+
+int refuse_stream(const KvCommand& command, const std::string& from, const PairReader& reader, const Loaded& loaded) {
   const bool began = reader.pairs() != 0;
   return command.refuse(text_of("%s %s; %s: %s", from.c_str(), reader.error().c_str(), command.place.c_str(),
-                                began ? kMayHold : "nothing was changed"),
+                                began ? may_hold(loaded) : "nothing was changed"),
                         began ? kKvFailed : kKvRefused);
 }
 
@@ -52,26 +56,27 @@ int load_pairs(const KvCommand& command, const std::string& from, LoadedPair& pa
     out->bytes += pair.key.size() + pair.value.size();
     const int status = store->set(bytes_of(pair.key), bytes_of(pair.value));
     if (status == 0) continue;
-    const std::string text =
-        text_of("%s: pair %llu of %s (%zu bytes): %s%s; %s", command.place.c_str(),
-                static_cast<unsigned long long>(reader.pairs()), from.c_str(), pair.key.size() + pair.value.size(),
-                errno_text(status), status == -ENOSPC ? ": the store is full, or its index has no DRAM" : "", kMayHold);
+    const std::string text = text_of(
+        "%s: pair %llu of %s (%zu bytes): %s%s; %s", command.place.c_str(),
+        static_cast<unsigned long long>(reader.pairs()), from.c_str(), pair.key.size() + pair.value.size(),
+        errno_text(status), status == -ENOSPC ? ": the store is full, or its index has no DRAM" : "", may_hold(*out));
     const int code = command.failed(status, text);
     return code == kKvRefused && reader.pairs() > 1 ? kKvFailed : code;
   }
-  return reader.error().empty() ? kKvDone : refuse_stream(command, from, reader);
+  return reader.error().empty() ? kKvDone : refuse_stream(command, from, reader, *out);
 }
 
 // The store that is there, else one on a blank place, for which the stream must have begun well. 0 or an exit code.
 int open_to_load(const KvCommand& command, const std::string& from, LoadedPair* pair, PairReader& reader,
-                 kv::Store** out) {
+                 Loaded* loaded, kv::Store** out) {
   ErrorText why;
   int code = 0;
   int status = command.open(kv::Take::kLoad, out, &why, &code);
   const bool blank = code == 0 && status == -ENOENT && command.is_there();
   if (status == 0 || blank) pair->there = reader.next(&pair->key, &pair->value);
-  if (blank && !reader.error().empty()) return refuse_stream(command, from, reader);
+  if (blank && !reader.error().empty()) return refuse_stream(command, from, reader, *loaded);
   if (blank) status = command.open(kv::Take::kLoadOrMake, out, &why, &code);
+  loaded->made = blank && status == 0;
   return status == 0 || code != 0 ? code : command.failed_to_open(status, why);
 }
 
@@ -107,7 +112,7 @@ int kv_load(int argc, char** argv) {
   Loaded loaded;
   LoadedPair pair;
   PairReader reader(file);
-  int code = open_to_load(command, from, &pair, reader, &store);
+  int code = open_to_load(command, from, &pair, reader, &loaded, &store);
   if (code == 0) {
     const uint64_t start = now_ns();
     code = load_pairs(command, from, pair, reader, store, &loaded);

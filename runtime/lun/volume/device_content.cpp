@@ -3,6 +3,7 @@
 // Idea: our own magics first, then zeros; asks libblkid about zeros and unknown data where the device has a path.
 // Threading: any, blocking. May not be used on the fault path (libblkid allocates).
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 
 #include "base/format.h"
@@ -71,25 +72,40 @@ int device_path(Device* raw, char* path, size_t size) {
   return S_ISREG(status.st_mode) || S_ISBLK(status.st_mode) ? 0 : -ENOENT;
 }
 
+namespace {
+
+// A small file may end with less than what direct I/O moves, or hold nothing else. 0 or -errno.
+int look_behind(Device* raw, DeviceContent* out, char* what, size_t size) {
+  char path[4096], bytes[4096];
+  if (device_path(raw, path, sizeof path) < 0) return 0;
+  const int fd = sys::open_file(path, O_RDONLY);
+  if (fd < 0) return fd;
+  int64_t got;
+  bool zero = true;
+  for (uint64_t at = 0; zero && (got = sys::read_at(fd, bytes, sizeof bytes, at)) > 0; at += static_cast<uint64_t>(got))
+    zero = bytes_are_zero(bytes, static_cast<size_t>(got));
+  sys::close_file(fd);
+  if (zero) return static_cast<int>(got);
+  *out = DeviceContent::kForeign;
+  format_to(what, size, "%s", kUnknownData);
+  return 0;
+}
+
+}  // namespace
+
 int device_content(Device* raw, DeviceContent* out, char* what, size_t size, bool only_ours) {
   const uint64_t held = raw->size_bytes();  // a multiple of what it moves at once
   const size_t bytes = held < kHeadBytes ? static_cast<size_t>(held) : kHeadBytes;
   *out = DeviceContent::kBlank;
   format_to(what, size, "nothing");
   char path[4096];
-  struct stat status_of;
-  if (bytes == 0) {  // a file may hold less than what direct I/O moves
-    if (device_path(raw, path, sizeof path) < 0 || sys::path_status(path, &status_of) < 0 || status_of.st_size == 0)
-      return 0;
-    *out = DeviceContent::kForeign;
-    format_to(what, size, "%s", kUnknownData);
-    return 0;
-  }
+  if (bytes == 0) return look_behind(raw, out, what, size);
   void* head = map_private(kHeadBytes, ForkPolicy::kDontFork);
   if (!head) return -ENOMEM;
   int status = raw_io(raw, Op::kRead, 0, head, bytes);
   if (status == 0) *out = look(static_cast<const char*>(head), bytes, what, size);
   unmap_private(head, kHeadBytes);
+  if (status == 0 && *out == DeviceContent::kBlank && bytes < kHeadBytes) status = look_behind(raw, out, what, size);
   if (status < 0 || (*out != DeviceContent::kBlank && *out != DeviceContent::kForeign)) return status;
   if (only_ours) return 0;
   char known[48];
