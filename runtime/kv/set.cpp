@@ -133,8 +133,8 @@ int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes
   return out->place ? 0 : error;
 }
 
-// The run that a damaged record led to, as its segments say, as if it were the key's, with the shortest value that takes
-// as many.
+// The run that a damaged record led to, as its segments say, as if it were the key's, with the shortest value that
+// takes as many.
 LargePlace Store::run_of_damaged(uint64_t hash, Bytes key, Address address) {
   LargePlace run = log_.run_of(Index::short_of(hash, address));
   if (run.count == 0) return {};
