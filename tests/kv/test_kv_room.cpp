@@ -3,7 +3,9 @@
 // that is all of its room but what Store::set() says is kept.
 #include <errno.h>
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <unordered_set>
 #include <vector>
 
@@ -30,6 +32,18 @@ struct Kind {
     if (contents == Contents::kScratch) return 4;
     return (segments / 24 > 3 ? segments / 24 : 3) + (durability == Durability::kFlush ? 5 : 7);
   }
+};
+
+class LockedDevice final : public lunar_test::MemoryDevice {
+ public:
+  using MemoryDevice::MemoryDevice;
+  int64_t transfer(const Command& command) override {
+    const MutexLock guard(lock_);
+    return MemoryDevice::transfer(command);
+  }
+
+ private:
+  sys::Mutex lock_;
 };
 
 constexpr Kind kKinds[] = {{"in DRAM", false, Contents::kScratch, Durability::kFlush},
@@ -89,5 +103,56 @@ TEST_CASE("kv-room: an emptied store takes a pair of all its room but what is ke
         store->close();
       }
     }
+  }
+}
+
+// The windows of such pairs have the tail, the next tails and saved states of others in them.
+TEST_CASE("kv-room: pairs of half of a store come and go beside writers and flushes") {
+  constexpr uint64_t kBytes = 8 * kMiB, kRounds = 60;
+  for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
+    std::vector<char> memory(kBytes);
+    LockedDevice device(memory.data(), memory.size());
+    StoreOptions options;
+    options.device = &device;
+    options.contents = Contents::kNew;
+    options.durability = durability;
+    options.log_bytes = 0;
+    options.segment_bytes = kSegment;
+    options.dram_bytes = 6 * kMiB;
+    options.expected_keys = 1000;
+    Store* store = kv_test::open_store(options);
+    std::atomic<bool> over{false};
+    std::atomic<uint64_t> small{0};
+    std::vector<std::thread> threads;
+    for (uint64_t writer = 0; writer < 2; ++writer) {
+      threads.emplace_back([&, writer] {
+        const std::string value(900, 's');
+        for (uint64_t i = 0; !over; ++i) {
+          const uint64_t key = writer << 32 | i % 500;
+          if (const int status = store->set({&key, sizeof key}, bytes_of(value)); status < 0 && status != -ENOSPC)
+            kv_test::fail("set");
+          small.fetch_add(1);
+        }
+      });
+    }
+    threads.emplace_back([&] {
+      for (; !over; sys::sleep_ns(3'000'000))
+        if (store->flush() < 0) kv_test::fail("flush");
+    });
+    uint64_t done = 0;
+    std::string value(kBytes / 2, 'l');
+    for (uint64_t i = 0; i < kRounds; ++i) {
+      value.resize(kBytes / 2 - i * 20'000);
+      if (store->set({"large", 5}, bytes_of(value)) != 0) continue;
+      ++done;
+      CHECK((kv_test::value_of(store, "large") == value));  // not printed
+      CHECK(store->del({"large", 5}) == static_cast<int64_t>(value.size()));
+    }
+    over = true;
+    for (std::thread& thread : threads) thread.join();
+    INFO("durability " << static_cast<int>(durability) << ": " << done << " large pairs, " << small << " small ones");
+    CHECK(done == kRounds);
+    kv_test::check_store(store);
+    store->close();
   }
 }
