@@ -30,10 +30,11 @@ constexpr uint32_t kGlobalData = R_390_GLOB_DAT, kJumpSlot = R_390_JMP_SLOT;
 constexpr uint32_t kGlobalData = UINT32_MAX, kJumpSlot = UINT32_MAX;
 #endif
 
-struct Program {
+struct Object {
   uintptr_t base = 0;
   uintptr_t text_begin = 0, text_end = 0;
-  uintptr_t relro_begin = 0, relro_end = 0;
+  uintptr_t relro_begin = 0, relro_end = 0;  // whole pages
+  uintptr_t relro_first = 0;
   const ElfW(Sym) * symbols = nullptr;
   const char* strings = nullptr;
   const ElfW(Rela) * tables[2] = {};
@@ -41,8 +42,14 @@ struct Program {
   bool known = false;
 };
 
-int read_program(dl_phdr_info* info, size_t, void* out) {
-  auto& program = *static_cast<Program*>(out);  // the main program is the first one told
+// The linker has made most addresses of the dynamic section absolute.
+template <class T>
+const T* table_at(const dl_phdr_info* info, uintptr_t address) {
+  return reinterpret_cast<const T*>(address < info->dlpi_addr ? info->dlpi_addr + address : address);
+}
+
+void read_object(const dl_phdr_info* info, Object* out) {
+  Object& program = *out;
   program.base = info->dlpi_addr;
   const ElfW(Dyn)* dynamic = nullptr;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
@@ -51,6 +58,7 @@ int read_program(dl_phdr_info* info, size_t, void* out) {
     if (header.p_type == PT_DYNAMIC) dynamic = reinterpret_cast<const ElfW(Dyn)*>(begin);
     if (header.p_type == PT_LOAD && (header.p_flags & PF_X) != 0) program.text_begin = begin, program.text_end = end;
     if (header.p_type == PT_GNU_RELRO) {  // the loader protects whole pages only
+      program.relro_first = begin;
       program.relro_begin = begin / sys::page_bytes() * sys::page_bytes();
       program.relro_end = end / sys::page_bytes() * sys::page_bytes();
     }
@@ -58,19 +66,19 @@ int read_program(dl_phdr_info* info, size_t, void* out) {
   for (; dynamic != nullptr && dynamic->d_tag != DT_NULL; ++dynamic) {
     switch (dynamic->d_tag) {
       case DT_SYMTAB:
-        program.symbols = reinterpret_cast<const ElfW(Sym)*>(dynamic->d_un.d_ptr);
+        program.symbols = table_at<ElfW(Sym)>(info, dynamic->d_un.d_ptr);
         break;
       case DT_STRTAB:
-        program.strings = reinterpret_cast<const char*>(dynamic->d_un.d_ptr);
+        program.strings = table_at<char>(info, dynamic->d_un.d_ptr);
         break;
       case DT_RELA:
-        program.tables[0] = reinterpret_cast<const ElfW(Rela)*>(dynamic->d_un.d_ptr);
+        program.tables[0] = table_at<ElfW(Rela)>(info, dynamic->d_un.d_ptr);
         break;
       case DT_RELASZ:
         program.counts[0] = dynamic->d_un.d_val / sizeof(ElfW(Rela));
         break;
       case DT_JMPREL:
-        program.tables[1] = reinterpret_cast<const ElfW(Rela)*>(dynamic->d_un.d_ptr);
+        program.tables[1] = table_at<ElfW(Rela)>(info, dynamic->d_un.d_ptr);
         break;
       case DT_PLTRELSZ:
         program.counts[1] = dynamic->d_un.d_val / sizeof(ElfW(Rela));
@@ -80,22 +88,47 @@ int read_program(dl_phdr_info* info, size_t, void* out) {
     }
   }
   program.known = program.symbols != nullptr && program.strings != nullptr;
+}
+
+struct Wanted {
+  uintptr_t inside;
+  Object found;
+};
+
+int read_program(dl_phdr_info* info, size_t, void* out) {
+  read_object(info, static_cast<Object*>(out));  // the main program is the first one told
   return 1;
 }
 
-const Program& main_program() {
-  static const Program program = [] {
-    Program found;
+int read_wanted(dl_phdr_info* info, size_t, void* out) {
+  auto& wanted = *static_cast<Wanted*>(out);
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const auto& header = info->dlpi_phdr[i];
+    if (header.p_type != PT_LOAD || wanted.inside - (info->dlpi_addr + header.p_vaddr) >= header.p_memsz) continue;
+    read_object(info, &wanted.found);
+    return 1;
+  }
+  return 0;
+}
+
+const Object& main_program() {
+  static const Object program = [] {
+    Object found;
     dl_iterate_phdr(read_program, &found);
     return found;
   }();
   return program;
 }
 
+Object object_of(const void* inside) {
+  Wanted wanted{reinterpret_cast<uintptr_t>(inside), {}};
+  dl_iterate_phdr(read_wanted, &wanted);
+  return wanted.found;
+}
+
 // Calls `visit(slot)` for each slot that holds the address of `name`, until it returns false.
 template <class Visit>
-bool each_slot(const char* name, Visit visit) {
-  const Program& program = main_program();
+bool each_slot(const Object& program, const char* name, Visit visit) {
   for (int t = 0; program.known && t < 2; ++t) {
     for (size_t i = 0; program.tables[t] != nullptr && i < program.counts[t]; ++i) {
       const ElfW(Rela)& entry = program.tables[t][i];
@@ -113,8 +146,7 @@ bool in_program_text(void* function) {
   return address >= main_program().text_begin && address < main_program().text_end;
 }
 
-int store(void** slot, void* value) {
-  const Program& program = main_program();
+int store(const Object& program, void** slot, void* value) {
   auto address = reinterpret_cast<uintptr_t>(slot);
   if (address < program.relro_begin || address >= program.relro_end) {
     __atomic_store_n(slot, value, __ATOMIC_RELEASE);
@@ -132,7 +164,7 @@ int store(void** slot, void* value) {
 
 void* program_calls(const char* name) {
   void* found = nullptr;
-  each_slot(name, [&](void** slot) {
+  each_slot(main_program(), name, [&](void** slot) {
     found = *slot;
     return false;
   });
@@ -147,13 +179,36 @@ int program_redirect(const char* name, void* replacement, void** original, Error
   if (*original == nullptr)
     return why->set(-ENOENT, "the server does not call %s of a shared library (built statically?)", name);
   int rc = 0;
-  each_slot(name, [&](void** slot) { return (rc = store(slot, replacement)) == 0; });
+  const Object& program = main_program();
+  each_slot(program, name, [&](void** slot) { return (rc = store(program, slot, replacement)) == 0; });
   if (rc == 0) return 0;
-  each_slot(name, [&](void** slot) { return store(slot, *original) == 0; });
+  each_slot(program, name, [&](void** slot) { return store(program, slot, *original) == 0; });
   return why->set(-EACCES,
                   "the server's table of calls cannot be changed (%s of %s); is memory protection locked (SELinux, "
                   "MemoryDenyWriteExecute)?",
                   errno_name(rc), name);
+}
+
+int object_redirect(const void* inside, const char* name, void* replacement) {
+  const Object object = object_of(inside);
+  int rc = 0, slots = 0;
+  each_slot(object, name, [&](void** slot) {
+    ++slots;
+    return (rc = store(object, slot, replacement)) == 0;
+  });
+  return rc < 0 ? rc : slots;
+}
+
+int object_replace_words(const void* inside, const void* original, void* replacement) {
+  const Object object = object_of(inside);
+  int words = 0;
+  for (uintptr_t at = object.relro_first; at + sizeof(void*) <= object.relro_end; at += sizeof(void*)) {
+    auto** word = reinterpret_cast<void**>(at);
+    if (*word != original) continue;
+    if (const int rc = store(object, word, replacement); rc < 0) return rc;
+    ++words;
+  }
+  return words;
 }
 
 }  // namespace lunar::redis

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The global offset table of the main program: which function it calls under a name, and another one in its place. Only
-// calls made by the program itself are redirected, not those of its libraries.
+// The global offset table of the main program, or of a library: which function it calls under a name, and another one
+// in its place. Only calls made by that object itself are redirected, not those of others.
 //
 // Threading: at load, and before the thread that is meant calls the function. Allocates nothing of its own (the loader
 // may).
@@ -17,5 +17,11 @@ void* program_calls(const char* name);
 // Makes the main program call `replacement` as `name`; *original is what it called before. All slots or none.
 // -ENOENT: the program does not call it; -EACCES: the table cannot be made writable; *why says so.
 [[nodiscard]] int program_redirect(const char* name, void* replacement, void** original, ErrorText* why);
+
+// Likewise for the loaded object that holds the address `inside`. How many slots there were, or -errno (then they may
+// hold either).
+[[nodiscard]] int object_redirect(const void* inside, const char* name, void* replacement);
+// In the constant data (RELRO) of that object: each word that holds `original` gets `replacement`. How many, or -errno.
+[[nodiscard]] int object_replace_words(const void* inside, const void* original, void* replacement);
 
 }  // namespace lunar::redis

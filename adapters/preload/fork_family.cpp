@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // fork and its relatives in libc (daemon, forkpty; _Fork, clone, and syscall with a number that forks): fail with
-// ENOMEM when the LUN cannot promise what the child may come to need; keep the table of tiered maps locked across the
-// call. The pager's own fork handlers (pthread_atfork) do the rest, also for forks that do not pass here; for calls
-// that run no handlers this file runs them. vfork, posix_spawn and clone(CLONE_VM) share our memory and need nothing.
+// ENOMEM when the LUN cannot promise what the child may come to need. Fork handlers (pthread_atfork) do the rest, also
+// for forks that do not pass here: they keep the table of tiered maps locked, and are the pager's own; for calls that
+// run no handlers this file runs them. The table is locked after the program's handlers have run: a malloc of its own
+// holds its locks then, and a thread inside it may have waited for the table. vfork, posix_spawn and clone(CLONE_VM)
+// share our memory and need nothing.
 // With CLONE_FILES and without CLONE_VM, an unused combination, a child would close its parent's descriptors: the call
 // goes to the kernel unchanged, without tiered memory in the child. pthread_atfork's list is kept in plain memory.
 //
 // Threading: any thread.
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <pty.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -27,13 +30,17 @@ namespace {
 enum class Handlers { kLibc, kOurs };  // what runs the pager's fork handlers
 
 void enter_child(Handlers handlers) {
-  handlers == Handlers::kOurs ? pager_fork_child() : pager_fork_child_ran();
-  maps_unlock_after_fork();
+  if (handlers == Handlers::kOurs) {
+    pager_fork_child();
+    maps_unlock_after_fork();
+  } else {
+    pager_fork_child_ran();
+  }
   threads_enter_child();
   stats_enter_child();
 }
 
-// Runs `fork_call` (0 in the child, a pid or -1 in the parent) with the maps held still. A child that does not come
+// Runs `fork_call` (0 in the child, a pid or -1 in the parent). A child that does not come
 // back from the call (clone) enters by itself.
 template <class Call>
 int guarded_fork(Handlers handlers, Call fork_call, const void* child_stack = nullptr) {
@@ -44,15 +51,19 @@ int guarded_fork(Handlers handlers, Call fork_call, const void* child_stack = nu
     errno = ENOMEM;
     return -1;
   }
-  maps_lock_for_fork();
-  if (handlers == Handlers::kOurs) pager_fork_prepare(child_stack);
+  if (handlers == Handlers::kOurs) {
+    maps_lock_for_fork();
+    pager_fork_prepare(child_stack);
+  }
   int pid = fork_call();
   int saved = errno;
   if (pid == 0) {
     enter_child(handlers);
   } else {
-    if (handlers == Handlers::kOurs) pager_fork_parent();
-    maps_unlock_after_fork();
+    if (handlers == Handlers::kOurs) {
+      pager_fork_parent();
+      maps_unlock_after_fork();
+    }
     pid < 0 ? pager_fork_failed() : pager_fork_made(pid);
   }
   errno = saved;
@@ -74,6 +85,11 @@ int begin_clone(void* argument) {
 }
 
 }  // namespace
+
+int forks_prepare() {
+  lunar::HostGuard guard;
+  return -pthread_atfork(maps_lock_for_fork, maps_unlock_after_fork, maps_unlock_after_fork);
+}
 
 bool fork_call_copies(long number, const long (&a)[6]) {
 #ifdef SYS_fork

@@ -8,11 +8,13 @@
 // Threading: any thread.
 #include "jemalloc_family.h"
 
+#include <dlfcn.h>
 #include <jemalloc/jemalloc.h>
 
 #include <cstring>
 
 #include "early_heap.h"
+#include "heap/heap.h"
 #include "preload.h"
 
 namespace lunar::preload {
@@ -29,6 +31,11 @@ constinit Jemalloc g_jemalloc;
 
 constexpr int kCacheOfFlags = 0xfff00;
 
+template <class F>
+void find(void* library, F& slot, const char* name) {
+  slot = reinterpret_cast<F>(dlsym(library != nullptr ? library : RTLD_NEXT, name));
+}
+
 // A guarded thread must not fill its cache with memory of the tier, nor with memory that is to stay out of it.
 int cache_of_guarded(int flags) {
   return HostGuard::active() && (flags & kCacheOfFlags) == 0 ? flags | MALLOCX_TCACHE_NONE : flags;
@@ -36,12 +43,17 @@ int cache_of_guarded(int flags) {
 
 }  // namespace
 
-void jemalloc_prepare() {
-  look_up(g_jemalloc.dallocx, "dallocx");
-  look_up(g_jemalloc.sdallocx, "sdallocx");
-  look_up(g_jemalloc.rallocx, "rallocx");
-  look_up(g_jemalloc.xallocx, "xallocx");
-  look_up(g_jemalloc.sallocx, "sallocx");
+const void* jemalloc_prepare() {
+  const void* inside = heap_find_jemalloc();
+  void* library = nullptr;
+  Dl_info where;
+  if (dladdr(inside, &where) != 0) library = dlopen(where.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+  find(library, g_jemalloc.dallocx, "dallocx");
+  find(library, g_jemalloc.sdallocx, "sdallocx");
+  find(library, g_jemalloc.rallocx, "rallocx");
+  find(library, g_jemalloc.xallocx, "xallocx");
+  find(library, g_jemalloc.sallocx, "sallocx");
+  return inside;
 }
 
 }  // namespace lunar::preload

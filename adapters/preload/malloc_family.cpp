@@ -56,9 +56,6 @@ size_t size_of_untiered(const void* pointer) {
 
 size_t size_of(const void* pointer) { return heap_usable_size_or(pointer, size_of_untiered); }
 
-// More than the linker wants under its locks: memory for thread-local variables of large libraries.
-constexpr size_t kLinkerBytesMax = 64 * kKiB;
-
 bool linker_asks(const void* caller, size_t bytes) {
   return __builtin_expect(linker_holds(reinterpret_cast<uintptr_t>(caller)), 0) && bytes <= kLinkerBytesMax;
 }

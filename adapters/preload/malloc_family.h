@@ -7,6 +7,9 @@
 
 namespace lunar::preload {
 
+// More than the dynamic linker wants under its locks: memory for thread-local variables of large libraries.
+constexpr size_t kLinkerBytesMax = 64 << 10;
+
 // alignment 0: malloc's default; otherwise a power of two.
 void* allocate(size_t alignment, size_t bytes, bool zero);
 void release(void* pointer);

@@ -9,7 +9,6 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <jemalloc/jemalloc.h>
 #include <link.h>
 #include <unistd.h>
 
@@ -18,6 +17,7 @@
 #include "heap/start.h"
 #include "jemalloc_family.h"
 #include "pager/pager.h"
+#include "program_malloc.h"
 #include "sys/file.h"
 #include "tiered_maps.h"
 
@@ -70,7 +70,6 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   HostGuard guard;
   const int errno_of_program = errno;             // 0 when main begins
   if (environ == nullptr) environ = environment;  // libc's initialiser, which sets it, has not run yet
-  jemalloc_prepare();
   look_up(g_real.fork, "fork");
   look_up(g_real.fork_alone, "_Fork");
   look_up(g_real.clone, "clone");
@@ -90,11 +89,17 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   look_up(g_real.fcntl64, "fcntl64");
   ErrorText why;
   if (options_load(&g_options, environment, &why) < 0) refuse(why);
-  g_runtime_text[0] = text_of(reinterpret_cast<const void*>(&mallocx));
+  g_runtime_text[0] = text_of(jemalloc_prepare());
   g_runtime_text[1] = text_of(reinterpret_cast<const void*>(&start));
   g_linker_text = text_of(dlsym(RTLD_DEFAULT, "__tls_get_addr"));
+  if (program_malloc_prepare(&why) < 0) refuse(why);
   // Before jemalloc is woken: the pager's fork handlers must be older than jemalloc's (prepare runs youngest first).
   if (start_tier(g_options, &why) < 0) refuse(why);
+  if (program_malloc_prepare_blkid(&why) < 0) refuse(why);
+  if (const int rc = forks_prepare(); rc < 0) {
+    (void)why.set(rc, "fork handlers cannot be installed (%s)", errno_name(rc));
+    refuse(why);
+  }
   g_phase.store(Phase::kGuarded, std::memory_order_release);
   if (heap_create(HeapMode::kProcess, &why) < 0) refuse(why);
   threads_prepare();

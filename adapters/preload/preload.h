@@ -78,7 +78,9 @@ bool caller_is_runtime(const void* return_address);
 void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller);
 void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller);
 
-// fork.cpp: a system call that makes a process with a copy of our memory, whose child comes back on this stack; and
+// fork_family.cpp: at start, after the pager's own fork handlers. 0 or -errno
+int forks_prepare();
+// a system call that makes a process with a copy of our memory, whose child comes back on this stack; and
 // that call.
 bool fork_call_copies(long number, const long (&arguments)[6]);
 int fork_by_call(long number, const long (&arguments)[6]);

@@ -41,6 +41,7 @@
 namespace lunar {
 namespace {
 
+constexpr char kLibrary[] = "libjemalloc.so.2";
 constexpr unsigned kArenasMax = 4;
 constexpr uint64_t kRegionBytesMin = 16 * kGiB;
 constexpr size_t kRegionAlign = 2 * kMiB;
@@ -71,18 +72,30 @@ struct Heap {
 };
 Heap g_heap;
 
+// jemalloc's calls: what the linker has bound, or heap_find_jemalloc has found.
+struct Jemalloc {
+  decltype(&::mallctl) mallctl = ::mallctl;
+  decltype(&::mallctlbymib) mallctlbymib = ::mallctlbymib;
+  decltype(&::mallctlnametomib) mallctlnametomib = ::mallctlnametomib;
+  decltype(&::mallocx) mallocx = ::mallocx;
+  decltype(&::rallocx) rallocx = ::rallocx;
+  decltype(&::dallocx) dallocx = ::dallocx;
+  decltype(&::sallocx) sallocx = ::sallocx;
+};
+constinit Jemalloc g_jemalloc;
+
 // jemalloc's malloc, free and malloc_usable_size, or what does the same.
 struct ShortWay {
-  void* (*alloc)(size_t) = [](size_t bytes) { return mallocx(bytes, 0); };
-  void (*free)(void*) = [](void* pointer) { dallocx(pointer, 0); };
-  size_t (*usable_size)(void*) = [](void* pointer) { return sallocx(pointer, 0); };
+  void* (*alloc)(size_t) = [](size_t bytes) { return g_jemalloc.mallocx(bytes, 0); };
+  void (*free)(void*) = [](void* pointer) { g_jemalloc.dallocx(pointer, 0); };
+  size_t (*usable_size)(void*) = [](void* pointer) { return g_jemalloc.sallocx(pointer, 0); };
 };
 constinit ShortWay g_short;
 
 // All three, from the library mallocx is in, or none.
 void find_short_way() {
   Dl_info where;
-  if (dladdr(reinterpret_cast<const void*>(&mallocx), &where) == 0) return;
+  if (dladdr(reinterpret_cast<const void*>(g_jemalloc.mallocx), &where) == 0) return;
   void* library = dlopen(where.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return;
   const char* const names[] = {"malloc", "free", "malloc_usable_size"};
@@ -189,7 +202,7 @@ extent_hooks_t g_hooks = {hook_alloc, hook_dalloc,       nullptr,    hook_commit
 
 void end_private_cache(unsigned cache) {
   note_cache(cache, false);
-  (void)mallctl("tcache.destroy", nullptr, nullptr, &cache, sizeof(cache));
+  (void)g_jemalloc.mallctl("tcache.destroy", nullptr, nullptr, &cache, sizeof(cache));
 }
 
 // Thread exit, kPrivate. Destructors of the program that run after this one allocate without a cache.
@@ -209,19 +222,19 @@ __attribute__((noinline)) int bind_thread() {
   binding.cache = UINT32_MAX;
   if (g_heap.mode == HeapMode::kProcess) {
     // Where the program's MALLOC_CONF forbids it (percpu arenas), name the arena in every call instead.
-    bool bound = mallctl("thread.arena", nullptr, nullptr, &arena, sizeof(arena)) == 0;
+    bool bound = g_jemalloc.mallctl("thread.arena", nullptr, nullptr, &arena, sizeof(arena)) == 0;
     binding.flags = bound ? 0 : static_cast<int>(MALLOCX_ARENA(arena) | MALLOCX_TCACHE_NONE);
   } else {
     unsigned cache = 0;
     size_t size = sizeof(cache);
     binding.flags = static_cast<int>(MALLOCX_ARENA(arena) | MALLOCX_TCACHE_NONE);
-    if (g_heap.key_made && mallctl("tcache.create", &cache, &size, nullptr, 0) == 0) {
+    if (g_heap.key_made && g_jemalloc.mallctl("tcache.create", &cache, &size, nullptr, 0) == 0) {
       if (cache < kCachesMax && pthread_setspecific(g_heap.thread_key, &binding) == 0) {
         note_cache(cache, true);
         binding.cache = cache;
         binding.flags = static_cast<int>(MALLOCX_ARENA(arena) | MALLOCX_TCACHE(cache));
       } else {
-        (void)mallctl("tcache.destroy", nullptr, nullptr, &cache, sizeof(cache));
+        (void)g_jemalloc.mallctl("tcache.destroy", nullptr, nullptr, &cache, sizeof(cache));
       }
     }
   }
@@ -243,7 +256,7 @@ void purge_arenas() {
   memcpy(mib, g_heap.purge_mib, sizeof(mib));
   for (unsigned i = 0; i < g_heap.arena_count; ++i) {
     mib[1] = g_heap.arenas[i];
-    (void)mallctlbymib(mib, 3, nullptr, nullptr, nullptr, 0);
+    (void)g_jemalloc.mallctlbymib(mib, 3, nullptr, nullptr, nullptr, 0);
   }
 }
 
@@ -254,7 +267,7 @@ __attribute__((noinline)) void* alloc_again(size_t bytes, int flags) {
     return nullptr;
   }
   purge_arenas();
-  void* pointer = mallocx(bytes, flags);
+  void* pointer = g_jemalloc.mallocx(bytes, flags);
   if (pointer == nullptr) {
     pager_say_refused();
     errno = ENOMEM;
@@ -263,31 +276,38 @@ __attribute__((noinline)) void* alloc_again(size_t bytes, int flags) {
 }
 
 inline void* alloc_with(size_t bytes, int flags) {
-  void* pointer = flags == 0 ? g_short.alloc(bytes) : mallocx(bytes, flags);
+  void* pointer = flags == 0 ? g_short.alloc(bytes) : g_jemalloc.mallocx(bytes, flags);
   return __builtin_expect(pointer != nullptr, 1) ? pointer : alloc_again(bytes, flags);
+}
+
+template <class F>
+bool find_in(void* library, F& slot, const char* name) {
+  const F found = reinterpret_cast<F>(dlsym(library, name));
+  if (found != nullptr) slot = found;
+  return found != nullptr;
 }
 
 int create_arenas(ErrorText* why) {
   unsigned wanted = static_cast<unsigned>(sys::cpu_count());
   wanted = wanted < 1 ? 1 : wanted > kArenasMax ? kArenasMax : wanted;
   size_t limit_mib[3], purge_mib[3], depth = 3;
-  if (mallctlnametomib("arena.0.purge", purge_mib, &depth) != 0)
+  if (g_jemalloc.mallctlnametomib("arena.0.purge", purge_mib, &depth) != 0)
     return why->set(-ENOTSUP, "jemalloc has no arena.i.purge; install jemalloc 5.3");
   memcpy(g_heap.purge_mib, purge_mib, sizeof(purge_mib));
   depth = 3;
-  bool has_limit = mallctlnametomib("arena.0.retain_grow_limit", limit_mib, &depth) == 0;
+  bool has_limit = g_jemalloc.mallctlnametomib("arena.0.retain_grow_limit", limit_mib, &depth) == 0;
   ArenaConfig config{&g_hooks, false};
   for (unsigned i = 0; i < wanted; ++i) {
     unsigned arena = 0;
     size_t size = sizeof(arena);
-    int err = mallctl("experimental.arenas_create_ext", &arena, &size, &config, sizeof(config));
+    int err = g_jemalloc.mallctl("experimental.arenas_create_ext", &arena, &size, &config, sizeof(config));
     if (err != 0 && i > 0) break;
     if (err == ENOENT) return why->set(-ENOTSUP, "jemalloc lacks experimental.arenas_create_ext; install jemalloc 5.3");
     if (err != 0) return why->set(-ENOMEM, "jemalloc cannot create an arena: %s", errno_name(err));
     if (has_limit) {
       limit_mib[1] = arena;
       size_t limit = kRetainGrowLimit;
-      (void)mallctlbymib(limit_mib, 3, nullptr, nullptr, &limit, sizeof(limit));
+      (void)g_jemalloc.mallctlbymib(limit_mib, 3, nullptr, nullptr, &limit, sizeof(limit));
     }
     g_heap.arenas[i] = arena;
     g_heap.arena_count = i + 1;
@@ -298,6 +318,18 @@ int create_arenas(ErrorText* why) {
 }  // namespace
 
 // ---- life -----------------------------------------------------------------------------------------------------------
+
+const void* heap_find_jemalloc() {
+  Jemalloc found;
+  void* library = dlopen(kLibrary, RTLD_LAZY | RTLD_NOLOAD);
+  if (library != nullptr && find_in(library, found.mallctl, "mallctl") &&
+      find_in(library, found.mallctlbymib, "mallctlbymib") &&
+      find_in(library, found.mallctlnametomib, "mallctlnametomib") && find_in(library, found.mallocx, "mallocx") &&
+      find_in(library, found.rallocx, "rallocx") && find_in(library, found.dallocx, "dallocx") &&
+      find_in(library, found.sallocx, "sallocx"))
+    g_jemalloc = found;
+  return reinterpret_cast<const void*>(g_jemalloc.mallocx);
+}
 
 int heap_create(HeapMode mode, ErrorText* why) {
   if (heap_ready()) return why->set(-EEXIST, "the tiered heap exists already");
@@ -341,10 +373,10 @@ int heap_destroy() {
   for (unsigned cache = 0; cache < kCachesMax; ++cache)
     if (g_caches[cache / 64].load(std::memory_order_relaxed) >> (cache % 64) & 1) end_private_cache(cache);
   size_t mib[3], depth = 3;
-  if (mallctlnametomib("arena.0.destroy", mib, &depth) != 0) return -ENOTSUP;
+  if (g_jemalloc.mallctlnametomib("arena.0.destroy", mib, &depth) != 0) return -ENOTSUP;
   for (unsigned i = 0; i < g_heap.arena_count; ++i) {
     mib[1] = g_heap.arenas[i];
-    (void)mallctlbymib(mib, 3, nullptr, nullptr, nullptr, 0);
+    (void)g_jemalloc.mallctlbymib(mib, 3, nullptr, nullptr, nullptr, 0);
   }
   g_heap.arena_count = 0;
   int rc = region_destroy(g_heap.region);
@@ -370,11 +402,11 @@ void* heap_alloc_aligned(size_t alignment, size_t bytes) {
 void* heap_resize(void* pointer, size_t bytes) {
   if (bytes == 0) bytes = 1;
   int flags = thread_flags();
-  void* moved = rallocx(pointer, bytes, flags);
+  void* moved = g_jemalloc.rallocx(pointer, bytes, flags);
   if (__builtin_expect(moved == nullptr, 0)) {
     if (bytes <= g_heap.bytes) {
       purge_arenas();
-      moved = rallocx(pointer, bytes, flags);
+      moved = g_jemalloc.rallocx(pointer, bytes, flags);
     }
     if (moved == nullptr) {
       pager_say_refused();
@@ -388,10 +420,10 @@ namespace {
 
 inline __attribute__((always_inline)) void free_tiered(void* pointer) {
   // A guarded thread must not fill its cache with tiered memory, nor be bound to a tiered arena.
-  if (__builtin_expect(HostGuard::active(), 0)) return dallocx(pointer, MALLOCX_TCACHE_NONE);
+  if (__builtin_expect(HostGuard::active(), 0)) return g_jemalloc.dallocx(pointer, MALLOCX_TCACHE_NONE);
   // dallocx takes the cache from the flags; the arena is the pointer's own.
   int flags = thread_flags() & ((1 << 20) - 1);
-  flags == 0 ? g_short.free(pointer) : dallocx(pointer, flags);
+  flags == 0 ? g_short.free(pointer) : g_jemalloc.dallocx(pointer, flags);
 }
 
 }  // namespace
@@ -414,29 +446,29 @@ size_t heap_usable_size(const void* pointer) { return g_short.usable_size(const_
 void* heap_alloc_dram(size_t alignment, size_t bytes, bool zero) {
   int flags = kDramFlags | (zero ? MALLOCX_ZERO : 0);
   if (alignment > 1) flags |= static_cast<int>(MALLOCX_ALIGN(alignment));
-  void* pointer = mallocx(bytes == 0 ? 1 : bytes, flags);
+  void* pointer = g_jemalloc.mallocx(bytes == 0 ? 1 : bytes, flags);
   if (pointer == nullptr) errno = ENOMEM;
   return pointer;
 }
 
 void* heap_resize_dram(void* pointer, size_t bytes) {
-  void* moved = rallocx(pointer, bytes == 0 ? 1 : bytes, kDramFlags);
+  void* moved = g_jemalloc.rallocx(pointer, bytes == 0 ? 1 : bytes, kDramFlags);
   if (moved == nullptr) errno = ENOMEM;
   return moved;
 }
 
-void heap_free_dram(void* pointer) { dallocx(pointer, MALLOCX_TCACHE_NONE); }
+void heap_free_dram(void* pointer) { g_jemalloc.dallocx(pointer, MALLOCX_TCACHE_NONE); }
 
 unsigned heap_step_out() {
   unsigned dram = 0, before = 0;
   size_t size = sizeof(before);
-  if (mallctl("thread.arena", &before, &size, &dram, sizeof(dram)) != 0) return 0;
-  (void)mallctl("thread.tcache.flush", nullptr, nullptr, nullptr, 0);
+  if (g_jemalloc.mallctl("thread.arena", &before, &size, &dram, sizeof(dram)) != 0) return 0;
+  (void)g_jemalloc.mallctl("thread.tcache.flush", nullptr, nullptr, nullptr, 0);
   return before;
 }
 
 void heap_step_in(unsigned arena) {
-  if (arena != 0) (void)mallctl("thread.arena", nullptr, nullptr, &arena, sizeof(arena));
+  if (arena != 0) (void)g_jemalloc.mallctl("thread.arena", nullptr, nullptr, &arena, sizeof(arena));
 }
 
 void heap_purge() {

@@ -22,6 +22,10 @@ enum class HeapMode {
   kPrivate,
 };
 
+// kProcess: jemalloc's calls are those of its shared library from now on, whatever has their names in the program, into
+// which jemalloc may be linked. Before all else here, with one thread. Returns an address inside that library.
+const void* heap_find_jemalloc();
+
 // Creates region and arenas. pre: pager_create. 0, -EEXIST, -ENOTSUP (no jemalloc >= 5.3 API), -ENOMEM; *why filled.
 // Not concurrent with itself.
 [[nodiscard]] int heap_create(HeapMode mode, ErrorText* why);

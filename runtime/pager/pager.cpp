@@ -103,7 +103,10 @@ void housekeeping_thread(void* argument) {
   // Handlers before all else that could evict or fault.
   int rc = 0;
   for (unsigned i = 0; rc == 0 && i < state.handler_count; ++i) rc = state.handlers[i]->start();
-  while (rc == 0 && state.handlers_running.load(std::memory_order_acquire) < state.handler_count) sys::sleep_ns(5000);
+  const auto handlers_run = [&] {
+    return state.handlers_running.load(std::memory_order_acquire) >= state.handler_count;
+  };
+  if (rc == 0) sys::wait_for_start("lunar-fault", handlers_run);
   if (rc == 0) rc = state.evictor->start();
   pthread_t stats;
   if (rc == 0 && stats_file_is_open())
@@ -209,8 +212,10 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
                     short_of_memory ? sys::memory_limit() : "ulimit -u");
   }
   // A child may exec at once: only from here on its end is detected, and its charge given back.
-  while (!state.account.alive_locked() || state.handlers_running.load(std::memory_order_acquire) < state.handler_count)
-    sys::yield_cpu();
+  sys::wait_for_start("lunar-housekeep", [&] {
+    return state.account.alive_locked() &&
+           state.handlers_running.load(std::memory_order_acquire) >= state.handler_count;
+  });
   // The housekeeping thread's table has them now; in the program's they would only be in the way.
   state.evictor->close_descriptors();
   program_end_prepared();

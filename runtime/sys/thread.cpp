@@ -27,6 +27,7 @@
 #include "base/host_guard.h"
 #include "base/units.h"
 #include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/mem.h"
 
@@ -154,9 +155,14 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
     unmap_private(guard_page, page_bytes() + stack_size);
     return rc;
   }
-  while ((rc = start->started.load(std::memory_order_acquire)) == 0) yield_cpu();
+  wait_for_start(spec.name, [&] { return (rc = start->started.load(std::memory_order_acquire)) != 0; });
   (void)protect(guard_page, page_bytes(), PROT_NONE);  // from here on it is what an overflow meets
   return rc < 0 ? rc : 0;  // the stack of a thread that ends stays mapped, unless it is joined by thread_end
+}
+
+void start_failed(const char* what) {
+  fatal("%s: has not begun for 20 s; does the program replace functions of libc that wait for a lock of its own?",
+        what);
 }
 
 void thread_end(pthread_t thread) {

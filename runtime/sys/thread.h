@@ -25,6 +25,10 @@ struct ThreadSpec {
   size_t more_stack_bytes = 0;  // for a thread that runs code of the program's; touched as used
 };
 [[nodiscard]] int thread_start(const ThreadSpec& spec, pthread_t* out);
+// Waits for what starting threads do; ends the process with a line if that takes 20 s. Counted in looks, not by the
+// clock: the process may be stopped meanwhile.
+template <class Begun>
+void wait_for_start(const char* what, Begun begun);
 void thread_end(pthread_t thread);  // joins, and gives back the stack that thread_start mapped
 // Asks the dynamic linker what thread_start will need. Once, where no other thread can be inside the linker for long.
 void threads_prepare();
@@ -67,6 +71,16 @@ uint64_t now_ns();  // CLOCK_MONOTONIC (vDSO)
 void cpu_relax();
 void yield_cpu();
 void sleep_ns(uint64_t ns);
+
+[[noreturn]] void start_failed(const char* what);
+template <class Begun>
+void wait_for_start(const char* what, Begun begun) {
+  constexpr unsigned kYields = 5000, kSleeps = 20000;
+  for (unsigned look = 0; !begun(); ++look) {
+    if (look == kYields + kSleeps) start_failed(what);
+    look < kYields ? yield_cpu() : sleep_ns(1000000);
+  }
+}
 
 // Futex on a 32-bit word. shared: the word lies in memory shared between processes.
 [[nodiscard]] int futex_wait(const std::atomic<uint32_t>* word, uint32_t expected, int64_t timeout_ns, bool shared);

@@ -8,6 +8,14 @@
 int dlopen_race_object(void);
 int dlopen_race_object(void) { return 1; }
 
+/* Memory that the linker allocates at each thread's first touch. Returns 1. */
+static __thread char local[4000];
+int touch_thread_local(void);
+int touch_thread_local(void) {
+  local[sizeof local - 1] = 1;
+  return local[0] + local[sizeof local - 1];
+}
+
 static void* grow(void* bytes_text) {
   const size_t step = 256 << 10, bytes = strtoul(bytes_text, NULL, 10);
   for (size_t taken = 0; taken < bytes; taken += step) {

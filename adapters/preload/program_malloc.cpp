@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// See program_malloc.h. A block is known by its address when it comes back, whoever returns it: libc frees
+// thread-local variables that the linker has allocated.
+#include "program_malloc.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <gnu/libc-version.h>
+
+#include <cstring>
+
+#include "early_heap.h"
+#include "gate/program_got.h"
+#include "malloc_family.h"
+#include "preload.h"
+
+namespace lunar::preload {
+namespace {
+
+struct Malloc {
+  void* (*malloc)(size_t) = nullptr;
+  void* (*calloc)(size_t, size_t) = nullptr;
+  void* (*realloc)(void*, size_t) = nullptr;
+  void (*free)(void*) = nullptr;
+};
+constinit Malloc g_program;
+constinit bool g_found = false;
+
+enum class Caller { kLinker, kLibrary };
+
+// The early heap's, or nullptr: the program's malloc is to give it.
+template <Caller caller>
+void* take_early(size_t bytes) {
+  const bool early = HostGuard::active() || (caller == Caller::kLinker && bytes <= kLinkerBytesMax);
+  return early ? early_alloc(0, bytes) : nullptr;
+}
+
+template <Caller caller>
+void* malloc_for(size_t bytes) {
+  void* block = take_early<caller>(bytes);
+  return block != nullptr ? block : g_program.malloc(bytes);
+}
+
+template <Caller caller>
+void* calloc_for(size_t count, size_t size) {
+  size_t bytes = 0;
+  void* block = __builtin_mul_overflow(count, size, &bytes) ? nullptr : take_early<caller>(bytes);
+  return block != nullptr ? block : g_program.calloc(count, size);
+}
+
+void free_for(void* block) { early_owns(block) ? early_free(block) : g_program.free(block); }
+
+template <Caller caller>
+void* realloc_for(void* block, size_t bytes) {
+  if (block == nullptr) return malloc_for<caller>(bytes);
+  if (!early_owns(block)) return g_program.realloc(block, bytes);
+  void* moved = bytes == 0 ? nullptr : malloc_for<caller>(bytes);
+  if (moved == nullptr && bytes != 0) return nullptr;
+  const size_t before = early_size(block);
+  if (moved != nullptr) memcpy(moved, block, before < bytes ? before : bytes);
+  early_free(block);
+  return moved;
+}
+
+// What the linker keeps no relocation for: it looks malloc up itself, and keeps the four addresses as constants.
+int redirect_linker(ErrorText* why) {
+  const auto inside = reinterpret_cast<const void*>(g_linker_text.begin);
+  const struct {
+    const void* original;
+    void* replacement;
+  } words[] = {
+      {reinterpret_cast<void*>(g_program.malloc), reinterpret_cast<void*>(&malloc_for<Caller::kLinker>)},
+      {reinterpret_cast<void*>(g_program.calloc), reinterpret_cast<void*>(&calloc_for<Caller::kLinker>)},
+      {reinterpret_cast<void*>(g_program.realloc), reinterpret_cast<void*>(&realloc_for<Caller::kLinker>)},
+      {reinterpret_cast<void*>(g_program.free), reinterpret_cast<void*>(&free_for)},
+  };
+  for (const auto& [original, replacement] : words) {
+    const int found = redis::object_replace_words(inside, original, replacement);
+    if (found > 0) continue;
+    return why->set(
+        found < 0 ? found : -ENOTSUP,
+        "this program has a malloc of its own, and the calls of the dynamic linker to it cannot be %s (%s); "
+        "use the malloc of libc or jemalloc's shared library",
+        found < 0 ? "changed" : "found", found < 0 ? errno_name(found) : gnu_get_libc_version());
+  }
+  return 0;
+}
+
+int redirect_library(const void* inside, ErrorText* why) {
+  const struct {
+    const char* name;
+    void* replacement;
+  } calls[] = {
+      {"malloc", reinterpret_cast<void*>(&malloc_for<Caller::kLibrary>)},
+      {"calloc", reinterpret_cast<void*>(&calloc_for<Caller::kLibrary>)},
+      {"realloc", reinterpret_cast<void*>(&realloc_for<Caller::kLibrary>)},
+      {"free", reinterpret_cast<void*>(&free_for)},
+  };
+  for (const auto& [name, replacement] : calls)
+    if (const int rc = redis::object_redirect(inside, name, replacement); rc < 0)
+      return why->set(rc, "this program has a malloc of its own, and the calls of libc to it cannot be changed (%s)",
+                      errno_name(rc));
+  return 0;
+}
+
+}  // namespace
+
+int program_malloc_prepare(ErrorText* why) {
+  void* malloc_of_program = dlsym(RTLD_DEFAULT, "malloc");
+  if (caller_is_runtime(malloc_of_program)) return 0;
+  g_program.malloc = reinterpret_cast<void* (*)(size_t)>(malloc_of_program);
+  g_program.calloc = reinterpret_cast<void* (*)(size_t, size_t)>(dlsym(RTLD_DEFAULT, "calloc"));
+  g_program.realloc = reinterpret_cast<void* (*)(void*, size_t)>(dlsym(RTLD_DEFAULT, "realloc"));
+  g_program.free = reinterpret_cast<void (*)(void*)>(dlsym(RTLD_DEFAULT, "free"));
+  g_found = true;
+  int rc = redirect_linker(why);
+  if (rc == 0) rc = redirect_library(dlsym(RTLD_NEXT, "gnu_get_libc_version"), why);
+  if (rc == 0) rc = redirect_library(dlsym(RTLD_NEXT, "io_uring_get_probe"), why);
+  return rc;
+}
+
+int program_malloc_prepare_blkid(ErrorText* why) {
+  void* library = g_found ? dlopen("libblkid.so.1", RTLD_LAZY | RTLD_NOLOAD) : nullptr;
+  return library == nullptr ? 0 : redirect_library(dlsym(library, "blkid_new_probe"), why);
+}
+
+}  // namespace lunar::preload

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Programs with a malloc of their own (own_malloc.cpp), whose memory comes by mmap under its lock: the call that makes
+// the process active, and that makes threads, is inside that lock, and so is a fork.
+//
+//   own_malloc_test LIBRARY OBJECT grow      one thread
+//   own_malloc_test LIBRARY OBJECT file MAKE  likewise; the LUN is a file made by MAKE, which libblkid looks at
+//   own_malloc_test LIBRARY OBJECT forks     four threads allocate while the process forks; children check what they
+//                                            have and grow
+//   own_malloc_test LIBRARY OBJECT plain-forks   the parent stays plain, the children become active
+//   own_malloc_test LIBRARY OBJECT linker    what the linker has allocated (thread-local variables of OBJECT, its error
+//                                            texts) comes back to it through libc
+#include <dlfcn.h>
+#include <fcntl.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "preload_test.h"
+
+namespace {
+
+constexpr size_t kMiB = 1 << 20, kBlock = 300 << 10, kGrowth = 64 * kMiB;
+
+struct Block {
+  char* at = nullptr;
+  size_t bytes = 0;
+  unsigned long seed = 0;
+};
+
+Block make(size_t bytes, unsigned long seed) {
+  const Block block{static_cast<char*>(malloc(bytes)), bytes, seed};
+  CHECK(block.at != nullptr);
+  fill(block.at, bytes, seed);
+  return block;
+}
+
+// Blocks of all sizes.
+std::vector<Block> grow(size_t bytes, unsigned long seed) {
+  std::vector<Block> blocks;
+  for (size_t taken = 0; taken < bytes; taken += blocks.back().bytes) {
+    const unsigned long random = stamp(seed, taken);
+    blocks.push_back(make(random % 8 == 0 ? kMiB : random % 4 == 0 ? kBlock : 16 << 10, seed + taken));
+  }
+  return blocks;
+}
+
+bool all_hold(const std::vector<Block>& blocks) {
+  for (const Block& block : blocks)
+    if (!holds(block.at, block.bytes, block.seed)) return false;
+  return true;
+}
+
+void give_back(std::vector<Block>* blocks) {
+  for (const Block& block : *blocks) free(block.at);
+  blocks->clear();
+}
+
+int grow_alone() {
+  std::vector<Block> blocks = grow(kGrowth, 1);
+  CHECK(tiered(blocks.back().at) && all_hold(blocks));  // the first chunk may be older than the tier
+  give_back(&blocks);
+  return 0;
+}
+
+// The child's exit code is 0 when it has found what it inherits, has grown by `bytes`, and a child of its own has.
+bool child_is_right(const std::vector<Block>& inherited, size_t bytes, int depth) {
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    const std::vector<Block> own = grow(bytes, 77);
+    const bool right = all_hold(inherited) && all_hold(own) && (depth == 0 || child_is_right(own, bytes, depth - 1));
+    _exit(right ? 0 : 7);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child);
+  if (status != 0) fprintf(stderr, "a child ended with status %x\n", status);
+  return status == 0;
+}
+
+int forks() {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (unsigned long t = 1; t <= 4; ++t)
+    threads.emplace_back([&stop, t] {
+      for (unsigned long round = 1; !stop.load(); ++round) {
+        std::vector<Block> blocks = grow(3 * kMiB, t * 1000000 + round);
+        CHECK(all_hold(blocks));
+        give_back(&blocks);
+      }
+    });
+  std::vector<Block> kept = grow(16 * kMiB, 5);
+  for (int i = 0; i < 15; ++i) CHECK(child_is_right(kept, 2 * kMiB, i % 2));
+  stop.store(true);
+  for (std::thread& thread : threads) thread.join();
+  CHECK(all_hold(kept));
+  return 0;
+}
+
+int plain_forks() {
+  const std::vector<Block> few = grow(4 * kMiB, 5);
+  for (int i = 0; i < 3; ++i) CHECK(child_is_right(few, 48 * kMiB, 1));
+  CHECK(all_hold(few));
+  return 0;
+}
+
+int linker() {
+  std::vector<Block> blocks = grow(kGrowth, 1);
+  CHECK(dlopen("/nowhere/libnothing.so", RTLD_NOW) == nullptr && dlerror() != nullptr);
+  void* object = dlopen(getenv("OWN_MALLOC_OBJECT"), RTLD_NOW | RTLD_LOCAL);
+  CHECK(object != nullptr && dlsym(object, "no such symbol") == nullptr);
+  auto* touch = reinterpret_cast<int (*)()>(dlsym(object, "touch_thread_local"));
+  CHECK(touch != nullptr);
+  // A thread that ends leaves its stack, and libc frees its thread-local variables when another begins on it.
+  for (int i = 0; i < 40; ++i) {
+    std::thread first([=] { CHECK(touch() == 1); }), second([=] { CHECK(touch() == 1); });
+    first.join();
+    second.join();
+  }
+  CHECK(dlclose(object) == 0 && all_hold(blocks));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 4) return 2;
+  const std::string mode = argv[3];
+  setenv("OWN_MALLOC_OBJECT", argv[2], 1);
+  int (*const body)() = mode == "forks"         ? forks
+                        : mode == "plain-forks" ? plain_forks
+                        : mode == "linker"      ? linker
+                                                : grow_alone;
+  const char* const dram = mode == "plain-forks" ? "LUNAR_DRAM=32m" : "LUNAR_DRAM=16m";
+  if (mode != "file" || getenv("PRELOAD_TEST_INSIDE") != nullptr)
+    return run_preloaded(argc, argv, {dram, "LUNAR_SIZE=1g"}, body);
+  char path[] = "/var/tmp/lunar-own-malloc-XXXXXX";
+  const int file = mkstemp(path);
+  CHECK(file >= 0 && close(file) == 0);
+  CHECK(argc == 5 && system((std::string(argv[4]) + " " + path).c_str()) == 0);
+  static const std::string lun = std::string("LUNAR_LUN=") + path;
+  const int rc = run_preloaded(argc, argv, {dram, lun.c_str()}, body);
+  CHECK(unlink(path) == 0);
+  return rc;
+}
