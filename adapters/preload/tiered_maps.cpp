@@ -253,7 +253,10 @@ int commit_piece(Area* area, char* begin, char* end, int prot) {
   int rc;
   if ((area->flags & kRegionChargeOnTouch) != 0) {
     if (region_commit_on_touch(area->region, area->offset(begin), bytes) < 0) return -ENOMEM;
-    if ((rc = sys::protect(begin, bytes, prot)) < 0) region_uncommit_on_touch(area->region, area->offset(begin), bytes);
+    if ((rc = sys::protect(begin, bytes, prot)) < 0) {
+      region_uncommit_on_touch(area->region, area->offset(begin), bytes);
+      if (rc == -ENOMEM) pager_say_limited(bytes);
+    }
   } else {
     rc = region_commit(area->region, area->offset(begin), bytes, prot) < 0 ? -ENOMEM : 0;
     if (rc < 0) pager_say_refused();

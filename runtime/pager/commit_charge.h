@@ -2,6 +2,7 @@
 // vm.overcommit_memory=2: the kernel counts writable memory against its commit limit, and goes on counting what was
 // writable once until it is unmapped. PROT_NONE and MADV_DONTNEED give nothing of it back, so what such a region gives
 // up is mapped anew.
+// RLIMIT_DATA: the same with what is writable, which PROT_NONE ends there. One rule for both.
 // Of page tables the part in use is writable, as a whole they would count 1/256 of the address space.
 // Threading: map_anew: any thread that may discard. Tables: any.
 #pragma once

@@ -65,6 +65,7 @@ char* region_boundary(char* address, char* end);
 [[nodiscard]] int region_commit(Region* region, size_t offset, size_t bytes, int protection = -1);
 // Logs, once a process, that an allocation was refused for want of LUN space. For callers that have tried everything.
 void pager_say_refused();
+void pager_say_limited(size_t bytes);  // once a process: that the kernel does not give them
 // The reverse of region_commit: contents are gone, space is uncharged, the range becomes PROT_NONE when `protect`, else
 // reads as zeros if touched again without commit (which is a caller's error). pre: committed.
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect);

@@ -174,7 +174,7 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   if (region == nullptr) return -ENOMEM;
   region->pages = bytes >> state.page_shift;
   region->flags = flags;
-  region->counted_by_kernel = sys::commits_are_counted();
+  region->counted_by_kernel = sys::writable_is_counted();
   uint64_t chunks = (region->pages + kChunkPages - 1) / kChunkPages;
   void* base = nullptr;
   int rc = reserve_apart(state, bytes, &base);
@@ -270,7 +270,7 @@ static int make_usable(PagerState& state, Region* region, size_t offset, size_t 
   return 0;
 }
 
-static void say_limited(size_t bytes) {
+void pager_say_limited(size_t bytes) {
   LUNAR_LOG_LIMITED(
       log_warning, 1,
       "allocation refused: the kernel does not give %s more to this process; raise the limit on its memory (%s)",
@@ -305,7 +305,7 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   if ((offset | bytes) % state.page_size != 0 || offset + bytes > region_size(region)) return -EINVAL;
   uint64_t pages = bytes >> state.page_shift;
   if (table_open(*region, (offset + bytes) >> state.page_shift) < 0) {
-    say_limited(bytes);
+    pager_say_limited(bytes);
     return -ENOMEM;
   }
   bool passed = false;
@@ -316,7 +316,7 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
     if (lock.plain() && plain_commit(state, *region, first, end) == 0) {
       if (make_usable(state, region, offset, bytes, protection) < 0) {
         plain_uncommit(state, *region, first, end);
-        say_limited(bytes);
+        pager_say_limited(bytes);
         return -ENOMEM;
       }
       region->committed_pages.fetch_add(pages);
@@ -332,7 +332,7 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   }
   if (make_usable(state, region, offset, bytes, protection) < 0) {
     space_uncharge(state, pages);
-    say_limited(bytes);
+    pager_say_limited(bytes);
     return -ENOMEM;
   }
   if (state.refused_bytes.load(std::memory_order_relaxed) != 0) state.refused_bytes.store(0, std::memory_order_relaxed);
@@ -355,7 +355,10 @@ void region_forget(Region* region, size_t offset, size_t bytes) {
 int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   const uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
-  if (int rc = table_open(*region, end); rc < 0) return rc;
+  if (int rc = table_open(*region, end); rc < 0) {
+    pager_say_limited(bytes);
+    return rc;
+  }
   if (!pager_active()) {
     CommitLock lock(state);
     if (lock.passed() || (lock.plain() && plain_commit(state, *region, first, end) == 0)) {

@@ -36,7 +36,7 @@ struct Region {
   char* base = nullptr;
   uint64_t pages = 0;
   unsigned flags = 0;
-  bool counted_by_kernel = false;  // against its commit limit, when writable (commit_charge.h)
+  bool counted_by_kernel = false;  // against a limit, as far as it is writable (commit_charge.h)
   AtomicPageWord* words = nullptr;
   uint64_t* hashes = nullptr;
   std::atomic<int32_t>* chunk_resident = nullptr;

@@ -377,6 +377,8 @@ bool commits_are_counted() {
   return read_text("/proc/sys/vm/overcommit_memory", mode, sizeof mode) > 0 && mode[0] == '2';
 }
 
+bool writable_is_counted() { return has_limit(RLIMIT_DATA) || commits_are_counted(); }
+
 bool memory_is_limited() { return has_limit(RLIMIT_AS) || has_limit(RLIMIT_DATA) || commits_are_counted(); }
 
 const char* memory_limit() {

@@ -20,6 +20,8 @@ const char* memory_limit();
 bool memory_is_limited();  // by one of these
 // vm.overcommit_memory=2: writable private memory counts against a limit of the whole machine, whatever its flags.
 bool commits_are_counted();
+// By that, or against RLIMIT_DATA: only what is writable.
+bool writable_is_counted();
 [[nodiscard]] int protect(void* address, size_t bytes, int prot);
 [[nodiscard]] int advise(void* address, size_t bytes, int advice);
 [[nodiscard]] int remap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* new_address,
