@@ -101,7 +101,7 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
     refuse(why);
   }
   g_phase.store(Phase::kGuarded, std::memory_order_release);
-  if (heap_create(HeapMode::kProcess, &why) < 0) refuse(why);
+  if (heap_create(HeapMode::kPreload, &why) < 0) refuse(why);
   threads_prepare();
   signals_prepare();
   stats_prepare();

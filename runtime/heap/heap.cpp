@@ -58,7 +58,7 @@ struct Heap {
   Region* region = nullptr;
   char* base = nullptr;
   size_t bytes = 0;
-  HeapMode mode = HeapMode::kProcess;
+  HeapMode mode = HeapMode::kPrivate;
   unsigned arena_count = 0;
   unsigned arenas[kArenasMax] = {};
   size_t purge_mib[3] = {};    // "arena.<i>.purge"
@@ -181,15 +181,21 @@ class KeepErrno {
 
 bool hook_decommit(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned) {
   KeepErrno keep;
-  // a fork: stays as it is
-  if (region_try_decommit(g_heap.region, offset_in_region(address) + offset, length) < 0) return true;
+  const size_t start = offset_in_region(address) + offset;
+  // Elsewhere a fork may wait for a lock that this call holds: all stays as it is.
+  if (g_heap.mode == HeapMode::kPreload)
+    region_decommit(g_heap.region, start, length, false);
+  else if (region_try_decommit(g_heap.region, start, length) < 0)
+    return true;
   g_heap.committed.fetch_sub(length, std::memory_order_relaxed);
   return false;
 }
 
 bool hook_purge_forced(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned) {
   KeepErrno keep;
-  return pager_try_discard(static_cast<char*>(address) + offset, length) < 0;
+  char* start = static_cast<char*>(address) + offset;
+  return (g_heap.mode == HeapMode::kPreload ? pager_discard(start, length, Discard::kMapping)
+                                            : pager_try_discard(start, length)) < 0;
 }
 
 bool hook_split(extent_hooks_t*, void*, size_t, size_t, size_t, bool, unsigned) { return false; }
@@ -220,7 +226,7 @@ __attribute__((noinline)) int bind_thread() {
   uint32_t generation = g_heap.generation.load(std::memory_order_relaxed);
   unsigned arena = g_heap.arenas[g_heap.next_arena.fetch_add(1, std::memory_order_relaxed) % g_heap.arena_count];
   binding.cache = UINT32_MAX;
-  if (g_heap.mode == HeapMode::kProcess) {
+  if (g_heap.mode != HeapMode::kPrivate) {
     // Where the program's MALLOC_CONF forbids it (percpu arenas), name the arena in every call instead.
     bool bound = g_jemalloc.mallctl("thread.arena", nullptr, nullptr, &arena, sizeof(arena)) == 0;
     binding.flags = bound ? 0 : static_cast<int>(MALLOCX_ARENA(arena) | MALLOCX_TCACHE_NONE);
@@ -367,7 +373,7 @@ bool heap_ready() { return g_heap.ready.load(std::memory_order_acquire); }
 
 int heap_destroy() {
   if (!heap_ready()) return 0;
-  if (g_heap.mode == HeapMode::kProcess) return -EBUSY;
+  if (g_heap.mode != HeapMode::kPrivate) return -EBUSY;
   g_heap.ready.store(false, std::memory_order_release);
   g_heap.generation.fetch_add(1, std::memory_order_relaxed);
   for (unsigned cache = 0; cache < kCachesMax; ++cache)

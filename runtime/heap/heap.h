@@ -16,13 +16,16 @@ namespace lunar {
 
 // How the process uses this allocator.
 enum class HeapMode {
-  kProcess,  // the program's malloc (preload): threads are bound by thread.arena, their own thread cache serves
+  // the program's malloc, by a library whose fork handlers are older than jemalloc's (preload): a fork takes jemalloc's
+  // locks before it keeps others from giving memory back, so that they may wait for it with these locks held
+  kPreload,
+  kProcess,  // the program's malloc: threads are bound by thread.arena, their own thread cache serves
   // the API, with another malloc in the process (jemalloc perhaps): explicit arena and a thread cache of our own, so
   // that the program's own use of jemalloc does not change
   kPrivate,
 };
 
-// kProcess: jemalloc's calls are those of its shared library from now on, whatever has their names in the program, into
+// kPreload: jemalloc's calls are those of its shared library from now on, whatever has their names in the program, into
 // which jemalloc may be linked. Before all else here, with one thread. Returns an address inside that library.
 const void* heap_find_jemalloc();
 
@@ -30,7 +33,7 @@ const void* heap_find_jemalloc();
 // Not concurrent with itself.
 [[nodiscard]] int heap_create(HeapMode mode, ErrorText* why);
 bool heap_ready();
-// Ends a kPrivate heap. pre: no allocation lives, no other thread is in the heap. 0 or -errno (-EBUSY: kProcess).
+// Ends a kPrivate heap. pre: no allocation lives, no other thread is in the heap. 0 or -errno (-EBUSY: another).
 [[nodiscard]] int heap_destroy();
 
 // malloc family on tiered arenas. NULL with errno on failure. Any thread; never under a HostGuard. bytes 0 is taken as
@@ -51,9 +54,9 @@ void* heap_alloc_dram(size_t alignment, size_t bytes, bool zero);
 void* heap_resize_dram(void* pointer, size_t bytes);
 void heap_free_dram(void* pointer);
 
-// kProcess, where malloc itself is jemalloc and not a shim: the calling thread's cache is emptied and its allocations
-// come from DRAM until heap_step_in. Around a fork, and wherever the runtime starts threads: what libc allocates for a
-// service thread must not be tiered. Returns what heap_step_in wants.
+// kProcess: the calling thread's cache is emptied and its allocations come from DRAM until heap_step_in. Around a fork,
+// and wherever the runtime starts threads: what libc allocates for a service thread must not be tiered. Returns what
+// heap_step_in wants.
 unsigned heap_step_out();
 void heap_step_in(unsigned arena);
 

@@ -377,6 +377,13 @@ void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {
   if (lock.plain()) plain_uncommit(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
 }
 
+// Discards, and has the kernel count it no more.
+static int give_up(PagerState& state, Region* region, size_t offset, size_t bytes) {
+  const int rc = pager_discard(region->base + offset, bytes, Discard::kMapping);
+  if (rc == 0) (void)map_anew(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift, true);
+  return rc;
+}
+
 int region_clear(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   {
@@ -385,14 +392,11 @@ int region_clear(Region* region, size_t offset, size_t bytes) {
     region->has_holes.store(true);
     (void)sys::protect(region->base + offset, bytes, PROT_NONE);
   }
-  const int rc = pager_discard(region->base + offset, bytes, Discard::kMapping);
-  if (rc == 0) (void)map_anew(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift, true);
-  return rc;
+  return give_up(state, region, offset, bytes);
 }
 
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) {
-  (void)(protect ? region_clear(region, offset, bytes)
-                 : pager_discard(region->base + offset, bytes, Discard::kMapping));
+  (void)(protect ? region_clear(region, offset, bytes) : give_up(pager_state(), region, offset, bytes));
   region_forget(region, offset, bytes);
 }
 

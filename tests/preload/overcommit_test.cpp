@@ -5,6 +5,7 @@
 //   overcommit_test LIBRARY plain | active   maps, with MAP_NORESERVE and without, and the heap
 //   overcommit_test LIBRARY reserved         what is called on memory that is reserved only: its page table cannot be
 //                                            written yet
+//   overcommit_test LIBRARY heap-among-forks the heap gives back while another thread forks
 //   overcommit_test LIBRARY among-forks      maps come and go in four threads while the process forks and evicts
 //
 // The setting is the machine's. So the test raises the limit out of reach first (overcommit_ratio), looks at what is
@@ -228,12 +229,59 @@ int among_forks() {
   return 0;
 }
 
+// What the heap gives back while another thread forks is not counted either.
+int heap_among_forks() {
+  constexpr size_t kEach = 3 * kMiB, kCount = 8;
+  constexpr int kRounds = 40;
+  CHECK(mallctl != nullptr);
+  std::atomic<bool> stop{false}, pause{false}, rests{false};
+  std::thread forking([&] {
+    while (!stop) {
+      rests = pause.load();
+      if (rests) {
+        usleep(100);
+        continue;
+      }
+      const pid_t child = fork();
+      if (child == 0) _exit(0);
+      int status = -1;
+      CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    }
+  });
+  const auto purge = [] { CHECK(mallctl("arena.4096.purge", nullptr, nullptr, nullptr, 0) == 0); };
+  size_t before = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<char*> blocks;
+    for (size_t i = 0; i < kCount; ++i) {
+      blocks.push_back(static_cast<char*>(malloc(kEach)));
+      CHECK(blocks.back() != nullptr);
+      fill(blocks.back(), kEach, i);
+    }
+    for (char* block : blocks) {
+      free(block);
+      purge();
+    }
+    pause = true;
+    while (!rests) usleep(100);
+    purge();  // what it could not give back while a fork was under way
+    if (round == 0) before = counted();
+    CHECK(about(counted(), before));
+    pause = false;
+  }
+  stop = true;
+  forking.join();
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string mode = argc > 2 ? argv[2] : "plain";
   const char* const dram = mode == "plain" ? "LUNAR_DRAM=512m" : "LUNAR_DRAM=16m";
-  int (*const body)() = mode == "among-forks" ? among_forks : mode == "reserved" ? reserved : give_back;
+  int (*const body)() = mode == "among-forks"        ? among_forks
+                        : mode == "heap-among-forks" ? heap_among_forks
+                        : mode == "reserved"         ? reserved
+                                                     : give_back;
   if (getenv("PRELOAD_TEST_INSIDE") != nullptr) return body();
   if (geteuid() != 0) {
     printf("skip: root: vm.overcommit_memory is to be set\n");
