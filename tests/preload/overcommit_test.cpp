@@ -6,6 +6,7 @@
 //   overcommit_test LIBRARY reserved         what is called on memory that is reserved only: its page table cannot be
 //                                            written yet
 //   overcommit_test LIBRARY heap-among-forks the heap gives back while another thread forks
+//   overcommit_test LIBRARY refused          the kernel refuses to map anew
 //   overcommit_test LIBRARY among-forks      maps come and go in four threads while the process forks and evicts
 //
 // The setting is the machine's. So the test raises the limit out of reach first (overcommit_ratio), looks at what is
@@ -13,10 +14,14 @@
 // ended, however it ends. One such test of the machine runs at a time (a lock on /dev/shm): it would take another's
 // setting for the machine's.
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 
 #include <atomic>
+#include <cstddef>
 #include <string>
 #include <thread>
 #include <vector>
@@ -229,6 +234,36 @@ int among_forks() {
   return 0;
 }
 
+// From now on the kernel refuses maps at fixed places, as it does where the process has too many of them.
+void refuse_fixed_maps() {
+  constexpr auto kFlags = static_cast<unsigned>(offsetof(seccomp_data, args) + 3 * sizeof(uint64_t));  // little-endian
+  sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 0, 3),
+                        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kFlags),
+                        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, MAP_FIXED, 0, 1),
+                        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+                        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog program{sizeof code / sizeof code[0], code};
+  CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+// What cannot be mapped anew is given back all the same, and goes on counting.
+int refused() {
+  auto* kept = static_cast<char*>(mmap(nullptr, kMap, PROT_READ | PROT_WRITE, kPrivate, -1, 0));
+  CHECK(kept != MAP_FAILED && tiered(kept));
+  fill(kept, kMap, 1);
+  refuse_fixed_maps();
+  for (unsigned long round = 2; round < 6; ++round) {
+    CHECK(munmap(kept + kMap / 4, kMap / 2) == 0 && holds(kept, kMap / 4, 1));
+    auto* map = static_cast<char*>(mmap(nullptr, kMap / 2, PROT_READ | PROT_WRITE, kPrivate, -1, 0));
+    CHECK(map == kept + kMap / 4 && all_zero(map, kMap / 2));
+    fill(map, kMap / 2, round);
+    CHECK(holds(map, kMap / 2, round) && fork_sees(map, kMap / 2, round));
+    CHECK(holds(kept, kMap / 4, 1) && holds(kept + kMap / 4 * 3, kMap / 4, 1, kMap / 4 * 3 / sizeof(long)));
+  }
+  return 0;
+}
+
 // What the heap gives back while another thread forks is not counted either.
 int heap_among_forks() {
   constexpr size_t kEach = 3 * kMiB, kCount = 8;
@@ -280,6 +315,7 @@ int main(int argc, char** argv) {
   const char* const dram = mode == "plain" ? "LUNAR_DRAM=512m" : "LUNAR_DRAM=16m";
   int (*const body)() = mode == "among-forks"        ? among_forks
                         : mode == "heap-among-forks" ? heap_among_forks
+                        : mode == "refused"          ? refused
                         : mode == "reserved"         ? reserved
                                                      : give_back;
   if (getenv("PRELOAD_TEST_INSIDE") != nullptr) return body();
