@@ -34,7 +34,7 @@ struct Object {
   uintptr_t base = 0;
   uintptr_t text_begin = 0, text_end = 0;
   uintptr_t relro_begin = 0, relro_end = 0;  // whole pages
-  uintptr_t relro_first = 0;
+  uintptr_t relro_first = 0, relro_last = 0;
   const ElfW(Sym) * symbols = nullptr;
   const char* strings = nullptr;
   const ElfW(Rela) * tables[2] = {};
@@ -59,6 +59,7 @@ void read_object(const dl_phdr_info* info, Object* out) {
     if (header.p_type == PT_LOAD && (header.p_flags & PF_X) != 0) program.text_begin = begin, program.text_end = end;
     if (header.p_type == PT_GNU_RELRO) {  // the loader protects whole pages only
       program.relro_first = begin;
+      program.relro_last = end;
       program.relro_begin = begin / sys::page_bytes() * sys::page_bytes();
       program.relro_end = end / sys::page_bytes() * sys::page_bytes();
     }
@@ -202,7 +203,7 @@ int object_redirect(const void* inside, const char* name, void* replacement) {
 int object_replace_words(const void* inside, const void* original, void* replacement) {
   const Object object = object_of(inside);
   int words = 0;
-  for (uintptr_t at = object.relro_first; at + sizeof(void*) <= object.relro_end; at += sizeof(void*)) {
+  for (uintptr_t at = object.relro_first; at + sizeof(void*) <= object.relro_last; at += sizeof(void*)) {
     auto** word = reinterpret_cast<void**>(at);
     if (*word != original) continue;
     if (const int rc = store(object, word, replacement); rc < 0) return rc;

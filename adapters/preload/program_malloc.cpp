@@ -86,7 +86,8 @@ int redirect_linker(ErrorText* why) {
   return 0;
 }
 
-int redirect_library(const void* inside, ErrorText* why) {
+// `required`: it calls them.
+int redirect_library(const void* inside, bool required, ErrorText* why) {
   const struct {
     const char* name;
     void* replacement;
@@ -96,10 +97,14 @@ int redirect_library(const void* inside, ErrorText* why) {
       {"realloc", reinterpret_cast<void*>(&realloc_for<Caller::kLibrary>)},
       {"free", reinterpret_cast<void*>(&free_for)},
   };
-  for (const auto& [name, replacement] : calls)
-    if (const int rc = redis::object_redirect(inside, name, replacement); rc < 0)
-      return why->set(rc, "this program has a malloc of its own, and the calls of libc to it cannot be changed (%s)",
-                      errno_name(rc));
+  for (const auto& [name, replacement] : calls) {
+    const int found = redis::object_redirect(inside, name, replacement);
+    if (found > 0 || (found == 0 && !required)) continue;
+    return why->set(found < 0 ? found : -ENOTSUP,
+                    "this program has a malloc of its own, and the calls of libc to it cannot be %s (%s); use the "
+                    "malloc of libc or jemalloc's shared library",
+                    found < 0 ? "changed" : "found", found < 0 ? errno_name(found) : name);
+  }
   return 0;
 }
 
@@ -114,14 +119,14 @@ int program_malloc_prepare(ErrorText* why) {
   g_program.free = reinterpret_cast<void (*)(void*)>(dlsym(RTLD_DEFAULT, "free"));
   g_found = true;
   int rc = redirect_linker(why);
-  if (rc == 0) rc = redirect_library(dlsym(RTLD_NEXT, "gnu_get_libc_version"), why);
-  if (rc == 0) rc = redirect_library(dlsym(RTLD_NEXT, "io_uring_get_probe"), why);
+  if (rc == 0) rc = redirect_library(dlsym(RTLD_NEXT, "gnu_get_libc_version"), true, why);
+  if (rc == 0) rc = redirect_library(dlsym(RTLD_NEXT, "io_uring_get_probe"), false, why);
   return rc;
 }
 
 int program_malloc_prepare_blkid(ErrorText* why) {
   void* library = g_found ? dlopen("libblkid.so.1", RTLD_LAZY | RTLD_NOLOAD) : nullptr;
-  return library == nullptr ? 0 : redirect_library(dlsym(library, "blkid_new_probe"), why);
+  return library == nullptr ? 0 : redirect_library(dlsym(library, "blkid_new_probe"), false, why);
 }
 
 }  // namespace lunar::preload
