@@ -70,6 +70,19 @@ int guarded_fork(Handlers handlers, Call fork_call, const void* child_stack = nu
   return pid;
 }
 
+// Handlers of others that came before ours: a malloc of the program's makes them at its first use, which may be before
+// our constructor, or in that of a library that it loads. They are registered after ours, whatever comes first.
+struct ForkHandlers {
+  void (*before)();
+  void (*in_parent)();
+  void (*in_child)();
+  void* object;
+};
+constexpr unsigned kWaitingMax = 32;
+constinit ForkHandlers g_waiting[kWaitingMax];
+constinit unsigned g_waiting_count = 0;
+constinit bool g_ours_are_first = false;
+
 bool copies_memory(unsigned long flags) { return (flags & (CLONE_VM | CLONE_FILES)) == 0; }
 
 struct CloneStart {
@@ -88,7 +101,13 @@ int begin_clone(void* argument) {
 
 int forks_prepare() {
   lunar::HostGuard guard;
-  return -pthread_atfork(maps_lock_for_fork, maps_unlock_after_fork, maps_unlock_after_fork);
+  int rc = -pthread_atfork(maps_lock_for_fork, maps_unlock_after_fork, maps_unlock_after_fork);
+  g_ours_are_first = true;
+  for (unsigned i = 0; i < g_waiting_count && rc == 0; ++i) {
+    const ForkHandlers& waiting = g_waiting[i];
+    rc = -g_real.register_atfork(waiting.before, waiting.in_parent, waiting.in_child, waiting.object);
+  }
+  return rc;
 }
 
 bool fork_call_copies(long number, const long (&a)[6]) {
@@ -136,8 +155,12 @@ LUNAR_EXPORT int forkpty(int* controller, char* name, const termios* modes, cons
 // What pthread_atfork calls. libc reads its list of handlers in the child before ours has run, so the list may not lie
 // on the tiered heap, where it goes when it grows.
 LUNAR_EXPORT int __register_atfork(void (*before)(), void (*in_parent)(), void (*in_child)(), void* object) noexcept {
-  if (g_real.register_atfork == nullptr) return ENOMEM;  // before our constructor: no other library has begun
   lunar::HostGuard guard;
+  if (!g_ours_are_first && !is_own_code(reinterpret_cast<const void*>(before))) {
+    if (g_waiting_count == kWaitingMax) return ENOMEM;
+    g_waiting[g_waiting_count++] = {before, in_parent, in_child, object};
+    return 0;
+  }
   return g_real.register_atfork(before, in_parent, in_child, object);
 }
 

@@ -114,6 +114,8 @@ __attribute__((destructor)) void finish() { stats_print(); }
 
 }  // namespace
 
+bool is_own_code(const void* address) { return g_runtime_text[1].holds(reinterpret_cast<uintptr_t>(address)); }
+
 bool caller_is_runtime(const void* return_address) {
   auto address = reinterpret_cast<uintptr_t>(return_address);
   return g_runtime_text[0].holds(address) || g_runtime_text[1].holds(address);

@@ -73,6 +73,7 @@ void look_up(F& slot, const char* name) {
 
 // Code whose own maps stay plain: jemalloc's (its metadata is DRAM) and ours.
 bool caller_is_runtime(const void* return_address);
+bool is_own_code(const void* address);  // of this library; false before its constructor
 
 // mmap_family.cpp: mmap and mremap on behalf of a caller.
 void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller);

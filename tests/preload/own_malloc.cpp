@@ -56,7 +56,7 @@ void* map(size_t bytes) {
   return at == MAP_FAILED ? nullptr : at;
 }
 
-void* take(size_t bytes) {
+void* take_locked(size_t bytes) {
   lock();
   const size_t all = bytes + kHeader;
   const auto shift = static_cast<uint32_t>(64 - __builtin_clzl(all - 1));
@@ -102,11 +102,19 @@ void give(void* pointer) {
   unlock();
 }
 
-__attribute__((constructor)) void handle_forks() {
+// At its first use, as jemalloc: that may be before any constructor.
+void handle_forks() {
+  static std::atomic<bool> done{false};
+  if (done.exchange(true)) return;
   pthread_atfork(lock, unlock, [] {
     g_holder.store(gettid());
     unlock();
   });
+}
+
+void* take(size_t bytes) {
+  handle_forks();
+  return take_locked(bytes);
 }
 
 }  // namespace
