@@ -31,14 +31,18 @@ int grow_to_the_limit() {
   FILE* said = tmpfile();
   const int error = dup(2);
   CHECK(said != nullptr && error >= 0 && dup2(fileno(said), 2) == 2);
+  std::vector<char*> blocks;  // and room for the line: nothing is to be had at the limit
+  blocks.reserve(kLimit / kStep);
+  std::string text;
+  text.reserve(4096);
   for (unsigned long round = 0; round < 3; ++round) {
-    std::vector<char*> blocks;
+    blocks.clear();
     for (char* block; blocks.size() < kLimit / kStep && (block = take()) != nullptr; blocks.push_back(block))
       fill(block, kStep, round + blocks.size());
     if (round == 0) {
       CHECK(dup2(error, 2) == 2);
       rewind(said);
-      std::string text(4096, '\0');
+      text.resize(4096);
       text.resize(fread(text.data(), 1, text.size(), said));
       fprintf(stderr, "%zu MiB of %zu; %s", blocks.size() * kStep / kMiB, kLimit / kMiB, text.c_str());
       CHECK(text.find("allocation refused") != std::string::npos && text.find("ulimit -d") != std::string::npos);

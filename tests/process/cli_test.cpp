@@ -424,7 +424,7 @@ TEST_CASE("a limit on memory or descriptors is named, and nothing crashes") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "no right to it");
   const std::vector<std::string> program = {
       "run", "--dram", "32m", "--", "/usr/bin/python3", "-c", "x = bytearray(100 << 20)"};
-  for (const char* data : {"4000", "8000", "10000", "11000", "25000", "50000"}) {
+  for (const char* data : {"4000", "8000", "10000", "11000", "25000", "40000"}) {
     const Ended ended =
         below_limits("ulimit -d " + std::string(data), {"run", "--dram", "32m", "--", "/bin/echo", "started"});
     INFO(data << ": " << ended.err);
@@ -433,7 +433,7 @@ TEST_CASE("a limit on memory or descriptors is named, and nothing crashes") {
     CHECK(ended.says("ulimit -d"));
     CHECK_FALSE(ended.says("ulimit -v"));
   }
-  const Ended grown = below_limits("ulimit -d 200000", program);
+  const Ended grown = below_limits("ulimit -d 140000", program);
   INFO(grown.err);
   CHECK(grown.code > 0);
   CHECK(grown.says("ulimit -d"));
