@@ -136,7 +136,7 @@ void grows_into_the_tier() {
   CHECK(q != MAP_FAILED && tiered(q) && holds(q, kSmall, 29, kSmall / sizeof(long)) &&
         all_zero(q + kSmall, 2 * kMiB - kSmall));
   CHECK(holds(p, kSmall, 29) && faults(p + kSmall) && holds(p + 2 * kSmall, kSmall, 29, 2 * kSmall / sizeof(long)));
-  CHECK(munmap(q, 2 * kMiB) == 0 && munmap(p, 4 * kSmall) == 0);
+  CHECK(munmap(q, 2 * kMiB) == 0 && munmap(p, 4 * kSmall - g_page) == 0);
   p = map(kSmall);
   CHECK(mlock(p, kSmall) == 0);
   q = static_cast<char*>(mremap(p, kSmall, kMiB, MREMAP_MAYMOVE));
