@@ -235,6 +235,8 @@ def test_streams(directory):
                                (2, "is damaged", begun + b"Q"), (2, "line 1 is not a JSON", b"hello\n"),
                                (4, "line 2 lacks", b'{"key":"a","value":"b"}\n{"key":"a"}\n'),
                                (2, "line 1 lacks", b'{"key_base64":"A","value":""}\n'),
+                               (2, "line 1 is not a JSON", b'{"key":"a","value":"b"}{"key":"c","value":"d"}\n'),
+                               (2, "line 1 is not a JSON", b'{"key":"a","value":"b"},\n'),
                                (2, "line 1 is not a JSON", b'{"key":"\\ud800","value":""}\n')):
         changed = "pairs of the stream may be in it" if code == 4 else "nothing was changed"
         refused(["load", nothing], [what, "standard input", nothing, changed], code=code, given=stream)
@@ -242,6 +244,9 @@ def test_streams(directory):
     refused(["load", nothing, path + ".none"], ["stream.none", "No such file"], nothing)
     done("load", nothing, given=b'\n{"value":"v\\u00e9\\n\\ud83d\\ude00","other":[1],"key":"k\\u0000"}\n')
     check(pairs_of(nothing) == {b"k\0": "v\u00e9\n\U0001f600".encode()}, f"lines of others: {pairs_of(nothing)}")
+    done("del", nothing, "k2", code=1)
+    done("load", nothing, given=b'{"key":"first","value":[1],"key":"k2","value":"last"}\n')
+    check(pairs_of(nothing).get(b"k2") == b"last", f"of a member that comes twice the last counts: {pairs_of(nothing)}")
     tight = make(directory, "tight.kv", size="2m")
     done("load", tight, given=stream_of({b"old": b"1"}))
     too_much = stream_of({b"n%d" % n: os.urandom(500) for n in range(5000)})

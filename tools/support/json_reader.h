@@ -36,10 +36,15 @@ class JsonValue {
     return found && found->kind == Kind::kNumber ? found->number : otherwise;
   }
 
-  // Nothing when the text is no JSON (or nested beyond reason). What follows the value is not looked at.
-  static std::optional<JsonValue> parse(std::string_view text) {
+  // Nothing when the text is no JSON (or nested beyond reason). What follows the value goes to *rest; with nullptr
+  // nothing may follow. Of members of one name the last counts.
+  static std::optional<JsonValue> parse(std::string_view text, std::string_view* rest = nullptr) {
     JsonValue value;
-    return value.read(&text, 0) ? std::optional<JsonValue>(std::move(value)) : std::nullopt;
+    if (!value.read(&text, 0)) return std::nullopt;
+    (void)next(&text);  // over blanks
+    if (!rest && !text.empty()) return std::nullopt;
+    if (rest) *rest = text;
+    return value;
   }
 
  private:
@@ -118,7 +123,7 @@ class JsonValue {
     for (;;) {
       std::string key;
       if (object && (next(in) != '"' || !read_string(in, &key) || next(in) != ':' || !skip(in, ":"))) return false;
-      JsonValue& value = object ? members[key] : items.emplace_back();
+      JsonValue& value = object ? members[key] = JsonValue() : items.emplace_back();
       if (!value.read(in, depth + 1)) return false;
       const char c = next(in);
       if (c != ',' && c != close) return false;

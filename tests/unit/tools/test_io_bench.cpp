@@ -86,9 +86,13 @@ TEST_CASE("JSON: values are found by their path, and no JSON is refused") {
   CHECK(job.find({"flags"})->items[0].number == 1);
   CHECK(job.number_at({"read", "none"}, -3) == -3);
   CHECK(job.number_at({"note"}, -3) == -3);
-  for (const char* bad : {"", "{", "{\"a\"}", "{\"a\":1", "[1,,2]", "tru", "\"open", "{\"a\":1 \"b\":2}", "\"\\u12"})
+  for (const char* bad :
+       {"", "{", "{\"a\"}", "{\"a\":1", "[1,,2]", "tru", "\"open", "{\"a\":1 \"b\":2}", "\"\\u12", "{}{}", "1 x"})
     CHECK(!JsonValue::parse(bad));
   CHECK(!JsonValue::parse(std::string(1000, '[')));
+  std::string_view rest;
+  CHECK(JsonValue::parse("{\"a\":1,\"a\":\"b\"} \n x", &rest)->find({"a"})->text == "b");
+  CHECK(rest == "x");
   CHECK(JsonValue::parse("\"a\\u0000\\u00e9\\u20ac\\ud83d\\ude00\"")->text == std::string("a\0", 2) + "é€😀");
   for (const char* half : {"\"\\ud83d\"", "\"\\ude00\"", "\"\\ud83d\\u0041\"", "\"\\u12g4\""})
     CHECK(!JsonValue::parse(half));

@@ -53,9 +53,10 @@ std::string command_text(const std::vector<std::string>& words) {
 }
 
 bool parse_fio(std::string_view text, IoRun* run) {
-  const size_t brace = text.find('{');  // warnings may stand before it
+  const size_t brace = text.find('{');  // warnings may stand before it, and behind it
   if (brace == std::string_view::npos) return false;
-  const auto json = JsonValue::parse(text.substr(brace));
+  std::string_view rest;
+  const auto json = JsonValue::parse(text.substr(brace), &rest);
   const JsonValue* jobs = json ? json->find({"jobs"}) : nullptr;
   if (!jobs || jobs->items.size() != 1 || jobs->items[0].number_at({"error"}) != 0) return false;
   const JsonValue& job = jobs->items[0];
