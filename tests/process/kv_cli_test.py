@@ -198,9 +198,16 @@ def test_pairs(directory):
     result = run("del", place, "empty", "plain")
     check(result.returncode == 1 and b"'plain'" in result.stderr, f"del of what is not there: {result.stderr!r}")
     check(len(done("scan", place).splitlines()) == 4, "del")
-    with open("/dev/full", "wb") as full:
-        result = subprocess.run([LUNAR, "kv", "dump", place], stdout=full, stderr=subprocess.PIPE, check=False)
-    check(result.returncode == 4 and b"standard output" in result.stderr, f"a dump to a full disk: {result.stderr!r}")
+    for words in (["dump"], ["dump", "--json"], ["scan"], ["info"], ["info", "--json"], ["check"], ["check", "--json"],
+                  ["compact"], ["compact", "--json"], ["set", "a", "b", "--json"], ["del", "a", "--json"],
+                  ["get", "a"]):
+        words[1:1] = [place]
+        if words[0] == "get":
+            done("set", place, "a", "b")
+        with open("/dev/full", "wb") as full:
+            result = subprocess.run([LUNAR, "kv", *words], stdout=full, stderr=subprocess.PIPE, check=False)
+        check(result.returncode == 4 and result.stderr.count(b"standard output: ") == 1,
+              f"{words} to a full disk: exit {result.returncode}: {result.stderr!r}")
 
 
 def test_streams(directory):

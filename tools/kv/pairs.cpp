@@ -196,10 +196,8 @@ int kv_scan(int argc, char** argv) {
   Scan scan{command.json, hex, values, prefix[0], limit, 0, true};
   if (limit != 0) code = visit_pairs(command, store, {scan_pair, &scan, !values});
   if (limit == 0) store->close();
-  if (scan.written) (void)write_out(command, "");
-  if (!scan.written || ferror(stdout))
-    return command.refuse(text_of("standard output: %s", strerror(errno)), kKvFailed);
-  return code;
+  if (scan.written) return write_out(command, "") == kKvDone ? code : kKvFailed;
+  return command.refuse(text_of("standard output: %s", strerror(errno)), kKvFailed);
 }
 
 }  // namespace lunar::tools
