@@ -75,10 +75,9 @@ void undo(const KeptPlace& place, FileBefore before) {
 }
 
 int check_size(const KeptPlace& place, const Device* device, ErrorText* why) {
-  constexpr uint64_t kLeast = media::kHeadBytes + media::kTailBytes + Log::kSegmentsMin * Log::kSegmentBytesMin;
-  if (device->size_bytes() >= kLeast) return 0;
+  if (device->size_bytes() >= kPlaceBytesLeast) return 0;
   return why->set(-ENOSPC, "%s: %s: %s are too small for a store; give %s at least", place.caller, place.path,
-                  format_size(device->size_bytes()).text, format_size(kLeast).text);
+                  format_size(device->size_bytes()).text, format_size(kPlaceBytesLeast).text);
 }
 
 // Of a place without a store: 0, it is blank; 1, `what` says what it holds; -errno.

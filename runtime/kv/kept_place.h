@@ -22,6 +22,8 @@ enum class Take : uint8_t {
   kReplaceAll,    // whatever is there goes
 };
 
+constexpr uint64_t kPlaceBytesLeast = 2 * kMiB;  // of less, two saved states and what cleaning needs may leave nothing
+
 struct KeptPlace {
   const char* path = "";
   Take take = Take::kLoad;

@@ -278,10 +278,15 @@ def test_blank_places(directory):
     refused(["load", empty], ["too small for a store", "at least"], empty, given=dump)
     del os.environ["LUNAR_KV_SIZE"]
     small = os.path.join(directory, "small")
-    for size in (4096, 65536, 1000000):
+    for size in (4096, 65536, 1_000_000, 1_500_000, 2 * MIB - 4096):
         with open(small, "wb") as file:
             file.truncate(size)
         refused(["load", small], ["too small for a store", "at least"], small, given=dump)
+        refused(["create", small], ["too small for a store", "give 2 MiB at least"], small)
+    with open(small, "wb") as file:
+        file.truncate(2 * MIB)
+    done("create", small)
+    done("set", small, "a", "b" * 1000)
     for size in (1, 100, 511, 512, 4095):   # zeros are blank, however few
         with open(small, "wb") as file:
             file.truncate(size)

@@ -12,7 +12,6 @@
 namespace lunar::tools {
 namespace {
 
-constexpr uint64_t kSizeLeast = 2 * kMiB;
 constexpr uint64_t kAround = kv::media::kHeadBytes + kv::media::kTailBytes;
 
 std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
@@ -70,7 +69,7 @@ int kv_create(int argc, char** argv) {
   if ((code = command.dram(&options.dram_bytes)) != 0) return code;
   if (bytes == 0 && kv::size_variable("LUNAR_KV_SIZE", "LUNAR_KV_SIZE", &bytes, &why) < 0)
     return command.refuse(why.text);
-  if (bytes != 0 && bytes < kSizeLeast)
+  if (bytes != 0 && bytes < kv::kPlaceBytesLeast)
     return command.refuse(text_of("--size: %s is too small for a store; give 2m at least", size_text(bytes).c_str()));
   kv::KeptPlace place;
   place.path = command.place.c_str();
