@@ -150,12 +150,7 @@ void Log::seal_tail() {
 
 // Pre: the mutex.
 bool Log::take_one(bool cleaning, uint64_t* number) {
-  if (state_bytes_) {
-    // For the next state, and when that is larger than the last one, for the one after it too.
-    const uint64_t one = (state_bytes_(state_owner_) >> segment_bits_) + 2;
-    state_reserve_.store(one + (one > links_ ? one - links_ : 0), std::memory_order_relaxed);
-    note_whether_state_is_wanted();
-  }
+  note_next_state();
   if (ahead() != Ahead::kNothing) cleaning_wanted_.store(true, std::memory_order_relaxed);
   if (cleaning ? free_.load(std::memory_order_relaxed) <= state_reserve() : !room_for_writers(1)) return false;
   if (!cleaning && log_is_long()) return false;
@@ -192,6 +187,16 @@ uint64_t Log::delay_ns() const {
   return left < early ? (early - left) * kDelayMostNs / early : 0;
 }
 
+// What is reserved for states: it grows and shrinks with the index, so it is asked for with each taking of segments.
+// Pre: the mutex.
+void Log::note_next_state() {
+  if (!state_bytes_) return;
+  // For the next one, and when that is larger than the last one, for the one after it too.
+  const uint64_t one = (state_bytes_(state_owner_) >> segment_bits_) + 2;
+  state_reserve_.store(one + (one > links_ ? one - links_ : 0), std::memory_order_relaxed);
+  note_whether_state_is_wanted();
+}
+
 // Pre: the mutex.
 void Log::note_whether_state_is_wanted() {
   const uint64_t gain = held() + retired_.load(std::memory_order_relaxed);
@@ -225,7 +230,7 @@ bool Log::find_row(uint64_t count, uint64_t* first) {
 
 int Log::take_run(uint64_t count, uint64_t* first) {
   MutexLock guard(mutex_);
-  if (state_bytes_) note_whether_state_is_wanted();
+  note_next_state();
   if (!room_for_writers(count) || !find_row(count, first)) return -EAGAIN;
   for (uint64_t i = *first; i < *first + count; ++i) {
     segments_[i].pending.store(true, std::memory_order_relaxed);
@@ -416,6 +421,7 @@ bool Log::cheapest_window(uint64_t count, uint64_t* first) const {
 
 int Log::reserve_window(uint64_t count, uint64_t* first) {
   MutexLock guard(mutex_);
+  note_next_state();
   if (!cheapest_window(count, first)) return -ENOSPC;
   uint64_t inside = 0, held_inside = 0, units = 0, heads = 0;
   for (uint64_t i = *first; i < *first + count; ++i) {

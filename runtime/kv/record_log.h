@@ -375,6 +375,7 @@ class Log {
     uint64_t number = 0;           // of the last batch in it
   };
   uint64_t log_segments_most() const;
+  void note_next_state();
   void note_whether_state_is_wanted();
   bool take_announced(bool cleaning, uint64_t fresh, uint64_t* number);
   void open_log_segment(uint64_t number);

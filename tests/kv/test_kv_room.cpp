@@ -106,6 +106,27 @@ TEST_CASE("kv-room: an emptied store takes a pair of all its room but what is ke
   }
 }
 
+// The state of a store of many keys is large; it is the next one, not the last, for which a large pair leaves room.
+TEST_CASE("kv-room: a store that held many keys takes a large pair as soon as they are deleted") {
+  constexpr uint64_t kBytes = 16 * kMiB, kKeys = 200'000;
+  std::vector<char> memory(kBytes);
+  lunar_test::MemoryDevice device(memory.data(), memory.size());
+  StoreOptions options;
+  options.device = &device;
+  options.contents = Contents::kNew;
+  options.log_bytes = 0;
+  options.segment_bytes = kSegment;
+  options.dram_bytes = 16 * kMiB;
+  options.expected_keys = 1000;
+  Store* store = kv_test::open_store(options);
+  for (uint64_t key = 0; key < kKeys; ++key) REQUIRE(store->set({&key, sizeof key}, {}) == 0);
+  for (uint64_t key = 0; key < kKeys; ++key) REQUIRE(store->del({&key, sizeof key}) == 0);
+  const std::string value(kBytes / 100 * 80, 'w');
+  CHECK(store->set({"large", 5}, bytes_of(value)) == 0);
+  kv_test::check_store(store);
+  store->close();
+}
+
 // The windows of such pairs have the tail, the next tails and saved states of others in them.
 TEST_CASE("kv-room: pairs of half of a store come and go beside writers and flushes") {
   constexpr uint64_t kBytes = 8 * kMiB, kRounds = 60;
