@@ -68,6 +68,8 @@ class Sweeper {
     sweep_.on_damage(sweep_.context, damage);
   }
   void check_heads();
+  void report_rebuilt();
+  void report_doubtful(const Record* record, uint64_t number, uint64_t offset);
   void report_lost(const Record* record, uint64_t number, uint64_t offset);
   void gather_addresses();
   void read_segment(uint64_t number, uint64_t bytes);
@@ -107,6 +109,47 @@ void Sweeper::check_heads() {
               .offset = copy + (i % 2) * kBlockBytes,
               .bytes = kBlockBytes});
   }
+}
+
+// What salvage could not read of the saved state.
+void Sweeper::report_rebuilt() {
+  for (const uint64_t segment : store_.rebuilt_.parts) {
+    Damage damage{.what = "saved state", .fault = "a part was not found; the records of its pairs were looked for"};
+    if (segment != 0) {
+      damage.fault = "the checksum of a part is wrong; what it says was checked against the records";
+      damage.in_segment = true;
+      damage.segment = segment - 1;
+      damage.offset = offset_of((segment - 1) * log_.segment_bytes());
+      damage.bytes = log_.segment_bytes();
+    }
+    report(damage);
+  }
+  if (store_.rebuilt_.missing == 0) return;
+  report({.what = "index", .fault = "it counts pairs of which no record was found"});
+  out_->pairs_lost += store_.rebuilt_.missing;
+}
+
+// A pair that salvage has taken from its record alone.
+void Sweeper::report_doubtful(const Record* record, uint64_t number, uint64_t offset) {
+  char shown[kKeyShown];
+  Damage damage{.what = "entry",
+                .fault = "it is damaged, so the pair may be an older one, or have been deleted",
+                .in_segment = true,
+                .segment = number,
+                .offset = offset_of(number * log_.segment_bytes() + offset),
+                .bytes = record->units() * kUnitBytes};
+  if (record->type() == RecordType::kPair) {
+    damage.key = store_.key_of(record);
+    damage.key_bytes = damage.key.size;
+    damage.key_readable = true;
+  } else {
+    const LargePlace& place = record->large();
+    damage.key = {shown, std::min(place.key_bytes, kKeyShown)};
+    damage.key_bytes = place.key_bytes;
+    damage.key_readable = log_.read_run(place, 0, shown, damage.key.size) == 0;
+  }
+  ++out_->doubtful;
+  report(damage);
 }
 
 // What salvage has left out.
@@ -269,7 +312,12 @@ uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t off
             .segment = number,
             .offset = offset_of(begin + offset),
             .bytes = record->units() * kUnitBytes});
-  } else if (record->type() == RecordType::kLarge) {
+    return record->units();
+  }
+  const GrowingArray<uint64_t>& doubtful = store_.rebuilt_.doubtful;
+  if (std::binary_search(doubtful.begin(), doubtful.end(), (begin + offset) / kUnitBytes))
+    report_doubtful(record, number, offset);
+  if (record->type() == RecordType::kLarge) {
     check_run(record->large());
   } else {
     ++out_->records;
@@ -330,6 +378,7 @@ int Sweeper::run() {
   const bool room = memory_ && addresses_ && led_to_;
   if (room) {
     check_heads();
+    report_rebuilt();
     const auto lost = [](void* sweeper, const Record* record, uint64_t number, uint64_t offset) {
       static_cast<Sweeper*>(sweeper)->report_lost(record, number, offset);
     };

@@ -53,6 +53,7 @@ struct CheckReport {
   uint64_t dead_records = 0;              // sound ones, which were replaced or deleted
   uint64_t read_bytes = 0;
   uint64_t damages = 0, pairs_lost = 0;
+  uint64_t doubtful = 0;  // of the sound pairs: a damaged state does not name them, so they may be older or deleted
 };
 
 }  // namespace lunar::kv

@@ -337,6 +337,18 @@ void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t l
   free_.fetch_sub(1, std::memory_order_relaxed);
 }
 
+void Log::forget_restored() {
+  for (uint64_t i = 0; i < count_; ++i) {
+    Segment& segment = segments_[i];
+    if (state(i) == SegmentState::kFree) continue;
+    segment.written.store(false, std::memory_order_relaxed);
+    segment.saved = false;
+    segment.state.store(SegmentState::kFree, std::memory_order_release);
+  }
+  free_.store(count_, std::memory_order_relaxed);
+  links_ = 0;
+}
+
 // How much to read, from the beginning of a block on, of a record at `at`.
 uint64_t Log::guess_bytes(uint64_t at) const {
   const uint64_t room = segment_bytes() - (round_down(at, kBlockBytes) & (segment_bytes() - 1));

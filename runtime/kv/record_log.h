@@ -288,6 +288,7 @@ class Log {
   void settle(uint64_t life);  // it was unknown, and is the state of that life: the links of others are free again
   // One segment of a state that is loaded: kSealed, kLarge or kState. Pre: just opened.
   void restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used, uint32_t entry = 0);
+  void forget_restored();  // all of it: as it was before
   void begin_lives(uint64_t from) { lives_.store(from, std::memory_order_relaxed); }
   uint64_t new_life() { return lives_.fetch_add(1, std::memory_order_relaxed) + 1; }
   uint64_t held() const { return held_.load(std::memory_order_relaxed); }

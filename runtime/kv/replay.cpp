@@ -7,6 +7,8 @@
 // Threading: one thread, at open.
 #include <errno.h>
 
+#include <algorithm>
+
 #include "kv/saved_state.h"
 #include "kv/store.h"
 
@@ -59,6 +61,19 @@ std::atomic<uint64_t>* Store::find_moved(Shard& shard, uint64_t hash, const Reco
   });
 }
 
+// The entry of that hash that salvage has guessed (rebuild.h): the log knows better.
+std::atomic<uint64_t>* Store::find_doubtful(Shard& shard, uint64_t hash, Address* at, uint64_t* units) {
+  const GrowingArray<uint64_t>& doubtful = rebuilt_.doubtful;
+  return shard.index.find_entry(hash, [&](Address address) {
+    if (!std::binary_search(doubtful.begin(), doubtful.end(), address.value)) return false;
+    Look look(log_);
+    if (look.locked(address) < 0 || hash_of_record(look.record()) != hash) return false;
+    *at = address;
+    *units = look->units();
+    return true;
+  });
+}
+
 // 0; -EBADMSG: it does not fit what was before it, nothing was changed; -ENOMEM: the index.
 int Store::apply(Record* record, Address address) {
   if (record->type() == RecordType::kMark) return 0;
@@ -80,13 +95,18 @@ int Store::apply(Record* record, Address address) {
     before = before_of(record);
     before.place = shard.index.find_entry(hash, [&](Address at) { return at == before.address; });
   }
-  if ((record->moved() || replaces || deleted) && !before.place) return -EBADMSG;
+  if (rebuilt_.any && !before.place) {  // it may have another entry now, or none
+    before = {};
+    before.place = find_doubtful(shard, hash, &before.address, &before.units);
+  } else if ((record->moved() || replaces || deleted) && !before.place) {
+    return -EBADMSG;
+  }
   if (before.run_count && !log_.are_of_runs(before.run, before.run_count)) return -EBADMSG;
   if (large && !record->moved()) {
     if (const int status = log_.restore_run(record->large()); status < 0) return status;
   }
   if (deleted) {
-    shard.index.erase(before.place);
+    if (before.place) shard.index.erase(before.place);
   } else if (before.place) {
     Index::replace(before.place, address);
   } else if (const int status = shard.index.insert(hash, address); status < 0) {

@@ -9,6 +9,8 @@
 #include <errno.h>
 #include <stddef.h>
 
+#include <new>
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -248,14 +250,31 @@ int Store::load(media::Root* out, ErrorText* why) {
   status = load_segments(state);
   if (status == 0) status = load_shards(state);
   if (status == 0 && (!state.at_end() || count() != root.keys)) status = -EBADMSG;
+  if (status < 0 && status != -ENOMEM && salvage_) status = load_rebuilt(root);
   if (status == -ENOMEM)
     return why->set(status, "key/value store on %s: %s of DRAM do not hold its index; give it more", device_->name(),
                     format_size(budget_.limit()).text);
   return status < 0
-             ? why->set(status, "key/value store on %s: its saved state is damaged in part %llu, segment %llu (%s)",
+             ? why->set(status,
+                        "key/value store on %s: its saved state is damaged in part %llu, segment %llu (%s); `lunar kv "
+                        "dump --salvage` reads the records themselves",
                         device_->name(), static_cast<unsigned long long>(state.part()),
                         static_cast<unsigned long long>(state.segment()), errno_text(status))
              : 0;
+}
+
+// The state is damaged: what of it was loaded is dropped.
+int Store::load_rebuilt(const media::Root& root) {
+  log_.forget_restored();
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
+    Shard& shard = shards_[i];
+    const unsigned bits = shard.index.bits();
+    shard.index.close();
+    shard.index.~Index();
+    new (&shard.index) Index;
+    if (const int status = shard.index.open(bits, &budget_); status < 0) return status;
+  }
+  return rebuild(*this, root, &rebuilt_);
 }
 
 // What a checksum cannot tell is checked by itself: no number of the state leads out of the log or of an array.

@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "kv/index.h"
+#include "kv/rebuild.h"
 #include "kv/record_log.h"
 #include "kv/store_format.h"
 #include "lun/volume/atomic_image.h"
@@ -59,8 +60,9 @@ struct StoreOptions {
   // kKept: nothing is written, not even to repair what a crash left; set and del give -EROFS, flush does nothing. Such
   // a store may be opened several times at once
   bool read_only = false;
-  // With read_only: a log of durable sets that is damaged in the middle does not refuse the open. The store is what it
-  // was before the first batch that is not what was written; sweep() reports that one and what came behind it.
+  // With read_only: damage that refuses the open else. A saved state that is damaged is made up for from its sound
+  // parts and the records (rebuild.h, also for the memory that takes). Of a log of durable sets that is damaged in the
+  // middle, the store is what it was before the first batch that is not what was written. sweep() reports all of it.
   bool salvage = false;
 };
 
@@ -168,6 +170,7 @@ class Store {
   friend class Walk;
   friend class LogScan;
   friend class Sweeper;
+  friend class Rebuilder;
   // What an entry that is a key's leads to. place == nullptr: there is none.
   struct Found {
     std::atomic<uint64_t>* place = nullptr;
@@ -194,6 +197,7 @@ class Store {
   // saved_state.cpp
   int open_root(const StoreOptions& options, ErrorText* why);
   int load(media::Root* root, ErrorText* why);
+  int load_rebuilt(const media::Root& root);
   int load_segments(class StateReader& state);
   int load_shard(class StateReader& state, unsigned number, uint32_t* entries);
   int load_shards(class StateReader& state);
@@ -214,6 +218,7 @@ class Store {
   int visit_lost(void* context, OnLost on_lost);
   int apply(Record* record, Address address);
   std::atomic<uint64_t>* find_moved(Shard& shard, uint64_t hash, const Record* record, Address* from);
+  std::atomic<uint64_t>* find_doubtful(Shard& shard, uint64_t hash, Address* at, uint64_t* units);
   int settle();
   int save();
   void save_early();
@@ -308,6 +313,7 @@ class Store {
   bool salvage_ = false;
   uint64_t lost_log_ = 0;  // salvage has left out what is behind lost_ in that log; 0: nothing
   LogEnd lost_;
+  Rebuilt rebuilt_;       // salvage of a damaged state; else empty
   uint64_t full_at_ = 0;  // bytes that lived when saves or cleaning did not help any more. Under the cleaning mutex
   media::Superblock super_ = {};
   AtomicImage root_;

@@ -137,11 +137,18 @@ int visit_pairs(const KvCommand& command, kv::Store* store, const Pairs& pairs) 
   store->close();
   if (status < 0 && status != -ECANCELED)
     return command.failed(status, text_of("%s: stopped: %s", command.place.c_str(), errno_text(status)));
-  if (report.pairs_lost == 0) return kKvDone;
-  return command.refuse(
-      text_of("%s: left out %s that cannot be read; `lunar kv check %s` names what is damaged", command.place.c_str(),
-              counted(report.pairs_lost, "pair").c_str(), shell_word(command.place).c_str()),
-      kKvDamaged);
+  const std::string check = text_of("; `lunar kv check %s` names ", shell_word(command.place).c_str());
+  int code = kKvDone;
+  if (report.doubtful != 0)
+    code =
+        command.refuse(text_of("%s: %s may be older than the last value, or have been deleted, as the saved state is "
+                               "damaged%sthem",
+                               command.place.c_str(), counted(report.doubtful, "pair").c_str(), check.c_str()),
+                       kKvDamaged);
+  if (report.pairs_lost == 0) return code;
+  return command.refuse(text_of("%s: left out %s that cannot be read%swhat is damaged", command.place.c_str(),
+                                counted(report.pairs_lost, "pair").c_str(), check.c_str()),
+                        kKvDamaged);
 }
 
 }  // namespace lunar::tools

@@ -107,7 +107,7 @@ void show_damage(void* context, const kv::Damage& damage) {
   printf("%s: %s\n", line.c_str(), damage.fault);
 }
 
-// A store whose state or superblocks are damaged cannot be opened: the one finding is what opening says.
+// A store whose roots or superblocks are damaged cannot be opened: the one finding is what opening says.
 int check_unopened(const KvCommand& command, int status, const ErrorText& why) {
   if (command.json && status == -EBADMSG) {
     JsonWriter json;
@@ -132,25 +132,29 @@ int check_open(const KvCommand& command, kv::Store* store) {
   store->close();
   if (status < 0)
     return command.failed(status, text_of("%s: cannot be checked: %s", command.place.c_str(), errno_text(status)));
-  const char* verdict = report.damages == 0 ? "clean" : report.pairs_lost == 0 ? "damaged without loss" : "damaged";
+  const char* verdict = report.damages == 0                        ? "clean"
+                        : report.pairs_lost + report.doubtful == 0 ? "damaged without loss"
+                                                                   : "damaged";
   if (command.json) {
     json.close(']').field("verdict", std::string_view(verdict)).field("pairs_lost", report.pairs_lost);
+    json.field("pairs_doubtful", report.doubtful);
     json.field("records", report.records).field("large_pairs", report.large_pairs);
     json.field("dead_records", report.dead_records).field("read_bytes", report.read_bytes).close('}');
     print_json(json);
   } else {
     // What was replaced or deleted is of no interest but next to damage.
+    const std::string doubtful = report.doubtful == 0 ? "" : ", " + counted(report.doubtful, "pair") + " doubtful";
     const std::string dead =
         report.damages == 0 ? "" : "; " + counted(report.dead_records, "record") + " without a key";
-    printf("%s: %s; %s sound (%llu of them large), %llu lost%s; %s read\n", printable(command.place).c_str(), verdict,
+    printf("%s: %s; %s sound (%llu of them large), %llu lost%s%s; %s read\n", printable(command.place).c_str(), verdict,
            counted(report.records + report.large_pairs, "pair").c_str(),
            static_cast<unsigned long long>(report.large_pairs), static_cast<unsigned long long>(report.pairs_lost),
-           dead.c_str(), size_text(report.read_bytes).c_str());
+           doubtful.c_str(), dead.c_str(), size_text(report.read_bytes).c_str());
     if (report.pairs_lost)
       printf("%s: `lunar kv set` or `load` gives a lost key whose name is shown a value again\n",
              printable(command.place).c_str());
   }
-  return report.pairs_lost ? kKvDamaged : report.damages ? kKvAbsent : kKvDone;
+  return report.pairs_lost + report.doubtful ? kKvDamaged : report.damages ? kKvAbsent : kKvDone;
 }
 
 }  // namespace
@@ -172,7 +176,8 @@ int kv_check(int argc, char** argv) {
       "check",
       "Checks all of a store against its checksums, and names every damaged record: its key where that can be read, "
       "its segment, and its offset on the device. Writes nothing.\n\n"
-      "Exit code: 0 clean, 1 damaged but no pair is lost, 2 refused, 3 pairs are lost, 4 the check could not run.");
+      "Exit code: 0 clean, 1 damaged but no pair is lost, 2 refused, 3 pairs are lost or doubtful, 4 the check could "
+      "not run.");
   if (const auto code = command.parse(argc, argv)) return *code;
   command.salvage = true;
   kv::Store* store = nullptr;

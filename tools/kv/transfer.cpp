@@ -139,8 +139,10 @@ int kv_load(int argc, char** argv) {
 int kv_dump(int argc, char** argv) {
   KvCommand command("dump", kStreamHelp);
   command.app().add_flag("--salvage", command.salvage,
-                         "also dump a store that does not open because its log of durable sets is damaged, as it was "
-                         "before the damage; check names what is left out");
+                         "also dump a store that does not open: with a damaged saved state, the pairs that its sound "
+                         "parts and the records show (deleted pairs may come back, with a line that says so); with a "
+                         "damaged log of durable sets, the store as it was before the damage. check names what is left "
+                         "out and what is doubtful");
   command.app().description(std::string("Writes all pairs to standard output, in no order; --json: as lines. It leaves "
                                         "out damaged pairs, with exit code 3. ") +
                             kStreamHelp);

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// A store whose saved state is damaged, read from the state's sound parts and the records themselves.
+//
+// A record is current if its index entry (tag | address) is a word of the state. So neither buckets nor shards need be
+// parsed, and the words of a damaged part count, too: a word leads only to a record with its own checksum and tag.
+// Records that no word names are dead, or those whose entries are damaged. An entry with one changed bit is
+// recognized. Otherwise, while keys are missing (Root::keys), the newest record of a key that has no current one is
+// taken and marked doubtful: it may be an older value, or a pair that was deleted.
+//
+// Checksums are seeded by the life of a segment. Where the state's word on it is damaged, a batch's header has it, or
+// it is guessed: the same with one changed bit, or close to that of a neighbour. A sound record proves it.
+//
+// Memory beyond dram_bytes: twice the state (some 20 bytes per key), 16 bytes per sound record and per key, 56 per
+// large pair; arrays are copied as they double.
+// Threading: one thread, at open. Blocks for the device; allocates.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "kv/record_log.h"
+#include "kv/store_format.h"
+#include "sys/arena.h"
+
+namespace lunar::kv {
+
+class Store;
+
+// An array that grows, in a mapping of its own.
+template <class T>
+class GrowingArray {
+ public:
+  GrowingArray() = default;
+  ~GrowingArray() { close(); }
+  void close() {
+    if (data_) unmap_private(data_, room_ * sizeof(T));
+    data_ = nullptr;
+    count_ = room_ = 0;
+  }
+  GrowingArray(const GrowingArray&) = delete;
+  GrowingArray& operator=(const GrowingArray&) = delete;
+  [[nodiscard]] bool reserve(uint64_t room) {
+    if (room <= room_) return true;
+    auto* data = static_cast<T*>(map_private(room * sizeof(T), ForkPolicy::kInherit));
+    if (!data) return false;
+    std::copy(begin(), end(), data);
+    if (data_) unmap_private(data_, room_ * sizeof(T));
+    data_ = data;
+    room_ = room;
+    return true;
+  }
+  [[nodiscard]] bool push(const T& value) {
+    if (count_ == room_ && !reserve(room_ ? 2 * room_ : 512)) return false;
+    data_[count_++] = value;
+    return true;
+  }
+  [[nodiscard]] bool fill(uint64_t count) {  // with zeros. Pre: empty
+    if (!reserve(count ? count : 1)) return false;
+    count_ = count;
+    return true;
+  }
+  T* begin() const { return data_; }
+  T* end() const { return data_ + count_; }
+  T& operator[](uint64_t i) const { return data_[i]; }
+  uint64_t count() const { return count_; }
+
+ private:
+  T* data_ = nullptr;
+  uint64_t count_ = 0, room_ = 0;
+};
+
+// What a sweep reports of it.
+struct Rebuilt {
+  bool any = false;
+  GrowingArray<uint64_t> parts;     // of the state, that are damaged: segment + 1; 0: not found
+  GrowingArray<uint64_t> doubtful;  // addresses, in order
+  uint64_t missing = 0;             // pairs that the state counts and no record was found of
+  void close() {
+    parts.close();
+    doubtful.close();
+  }
+};
+
+// Fills the log's segments and the index as loading the state would. Pre: both are empty. 0; -ENOMEM, or -errno.
+[[nodiscard]] int rebuild(Store& store, const media::Root& root, Rebuilt* out);
+
+}  // namespace lunar::kv

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// What StoreOptions::salvage gets out of a store whose saved state is damaged: every pair whose own record is sound.
+// Never a value that its key never had; an older one, or a deleted pair, only with a word.
+#include <errno.h>
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kv/inspect.h"
+#include "kv/store.h"
+#include "tests/catch.h"
+#include "tests/kv/kv_support.h"
+#include "tests/support/lun_device.h"
+
+using namespace lunar;
+using namespace lunar::kv;
+using kv_test::bytes_of;
+
+namespace {
+
+constexpr uint64_t kBlock = 4096;
+
+// A store with a past: several opens, overwritten values, deleted pairs, large ones, cleaned segments. Of what is
+// durable by itself, some lies in the log behind the state.
+struct Past {
+  std::vector<char> memory;
+  std::map<std::string, std::string> now;
+  std::map<std::string, std::set<std::string>> ever;
+  Durability durability;
+  unsigned opens = 3, sets = 300, keys = 200, large_in = 40;
+  uint64_t longest = 2000, dram = 8 * kMiB;
+  uint64_t expected = 80'000;  // keys: the more, the larger is a state
+
+  Past(uint64_t bytes, Durability level) : memory(bytes), durability(level) {}
+
+  int look_at(bool salvage, Store** store, ErrorText* why) { return open(Contents::kKept, true, salvage, store, why); }
+  int open(Contents contents, bool read_only, bool salvage, Store** store, ErrorText* why) {
+    device_ = std::make_unique<lunar_test::MemoryDevice>(memory.data(), memory.size());
+    StoreOptions options;
+    options.device = device_.get();
+    options.contents = contents;
+    options.durability = read_only ? Durability::kFlush : durability;
+    options.log_bytes = 0;
+    options.segment_bytes = contents == Contents::kNew ? 64 * kKiB : 0;
+    options.dram_bytes = dram;
+    options.shards = 4;
+    options.expected_keys = expected;
+    options.read_only = read_only;
+    options.salvage = salvage;
+    return Store::open(options, store, why);
+  }
+  void write(uint64_t seed) {
+    kv_test::Random random(seed);
+    ErrorText why;
+    for (unsigned i = 0; i < opens; ++i) {
+      Store* store = nullptr;
+      const int status = open(i == 0 ? Contents::kNew : Contents::kKept, false, false, &store, &why);
+      INFO(why.text);
+      REQUIRE(status == 0);
+      for (unsigned j = 0; j < sets; ++j) {
+        const std::string key = "key " + std::to_string(random.below(keys));
+        if (random.below(6) == 0 && now.count(key) != 0) {
+          REQUIRE(store->del(bytes_of(key)) >= 0);
+          now.erase(key);
+          continue;
+        }
+        std::string value;
+        kv_test::fill(&value, i, j,
+                      random.below(large_in) == 0 ? 70'000 + random.below(90'000) : random.below(longest));
+        REQUIRE(store->set(bytes_of(key), bytes_of(value)) == 0);
+        ever[key].insert(value);
+        now[key] = value;
+        if (j + 20 == sets) REQUIRE(store->flush() == 0);
+      }
+      if (durability == Durability::kFlush) REQUIRE(store->flush() == 0);
+      store->close();
+    }
+  }
+
+ private:
+  std::unique_ptr<lunar_test::MemoryDevice> device_;
+};
+
+struct Found {
+  std::map<std::string, std::string> pairs;
+  std::set<std::string> doubtful;
+  uint64_t parts = 0;
+  bool log_ends_early = false;  // and what it held behind that is named
+  kv::CheckReport report;
+};
+
+Found look(Store* store) {
+  Found found;
+  Sweep sweep;
+  sweep.context = &found;
+  sweep.on_damage = [](void* context, const Damage& damage) {
+    auto& to = *static_cast<Found*>(context);
+    const std::string what = damage.what;
+    to.parts += what == "saved state" ? 1 : 0;
+    std::string key;
+    if (damage.key_readable) key.assign(static_cast<const char*>(damage.key.data), damage.key.size);
+    to.log_ends_early |= what == "log of durable sets";
+    if (what == "entry") to.doubtful.insert(key);
+  };
+  sweep.on_pair = [](void* context, Bytes key, Bytes value) {
+    return static_cast<Found*>(context)
+        ->pairs
+        .emplace(std::string(static_cast<const char*>(key.data), key.size),
+                 std::string(static_cast<const char*>(value.data), value.size))
+        .second;
+  };
+  REQUIRE(store->sweep(sweep, &found.report) == 0);
+  return found;
+}
+
+// Opens it damaged. false: only the salvage of its log was at stake, which kv-salvage is for.
+bool salvage(Past& past, Found* found, bool* opens) {
+  const std::vector<char> damaged = past.memory;
+  ErrorText why, why_not;
+  Store* store = nullptr;
+  const int plain = past.look_at(false, &store, &why);
+  if (plain == 0) store->close();
+  *opens = plain == 0;
+  const std::string text = why.text;
+  if (plain != 0) CHECK(text.find("--salvage") != std::string::npos);
+  if (plain != 0 && text.find("saved state") == std::string::npos) return false;
+  const int status = past.look_at(true, &store, &why_not);
+  INFO(why_not.text);
+  REQUIRE(status == 0);
+  *found = look(store);
+  store->close();
+  const bool unchanged = past.memory == damaged;  // nothing is repaired
+  CHECK(unchanged);
+  CHECK((found->parts != 0) == (plain != 0));
+  CHECK(found->report.doubtful == found->doubtful.size());
+  return true;
+}
+
+// No value is wrong or silently old, no deleted pair comes back silently. Returns how many pairs are missing, all of
+// which were told of.
+uint64_t judge(const Past& past, const Found& found) {
+  for (const auto& [key, value] : found.pairs) {
+    const auto ever = past.ever.find(key);
+    if (ever == past.ever.end() || ever->second.count(value) == 0) FAIL("a value that never was: " << key);
+    const auto now = past.now.find(key);
+    if (found.log_ends_early) continue;
+    if ((now == past.now.end() || now->second != value) && found.doubtful.count(key) == 0)
+      FAIL("not told of as doubtful: " << key);
+  }
+  uint64_t missing = 0;
+  for (const auto& [key, value] : past.now) missing += found.pairs.count(key) == 0 ? 1 : 0;
+  if (!found.log_ends_early)
+    CHECK(missing <= found.report.pairs_lost + found.doubtful.size());  // some of these may have been deleted
+  return missing;
+}
+
+// Or, by segments, the first of each.
+std::vector<uint64_t> blocks_of_state(Past& past, uint64_t step = kBlock) {
+  std::vector<uint64_t> blocks;
+  for (uint64_t block = kv::media::kHeadBytes; block < past.memory.size() - kv::media::kTailBytes; block += step) {
+    char& byte = past.memory[block + 100];
+    byte = static_cast<char>(byte ^ 1);
+    ErrorText why;
+    Store* store = nullptr;
+    if (past.look_at(false, &store, &why) == 0)
+      store->close();
+    else if (std::string(why.text).find("saved state") != std::string::npos)
+      blocks.push_back(block);
+    byte = static_cast<char>(byte ^ 1);
+  }
+  return blocks;
+}
+
+void flip_in_each_block(Durability durability) {
+  Past past(4 * kMiB, durability);
+  past.write(7);
+  const std::vector<uint64_t> state = blocks_of_state(past);
+  CHECK(state.size() > 4);
+  const std::vector<char> sound = past.memory;
+  kv_test::Random random(3);
+  for (const uint64_t block : state) {
+    for (unsigned i = 0; i < 12; ++i) {
+      past.memory = sound;
+      // The first bytes of a block, which may be a link's, and any others. The rest behind the state does not count.
+      const uint64_t at = block + (i == 0 ? random.below(32) : random.below(kBlock));
+      past.memory[at] = static_cast<char>(past.memory[at] ^ 1 << random.below(8));
+      INFO("byte " << at);
+      Found found;
+      bool opens = false;
+      if (!salvage(past, &found, &opens) || opens) continue;
+      CHECK(judge(past, found) == 0);
+      CHECK(found.doubtful.empty());
+      CHECK(found.report.pairs_lost == 0);
+    }
+  }
+  for (uint64_t block = kv::media::kHeadBytes; block < sound.size() - kv::media::kTailBytes; block += 5 * kBlock) {
+    if (durability != Durability::kFlush) break;  // kv-salvage is for that
+    past.memory = sound;
+    past.memory[block + 77] = static_cast<char>(past.memory[block + 77] ^ 8);
+    Found found;
+    bool opens = false;
+    if (salvage(past, &found, &opens) && opens) CHECK(judge(past, found) <= 1);
+  }
+}
+
+// Blocks of the state become noise, zeros, or have a bit changed; now and then one of records, too. How many pairs
+// were doubtful.
+uint64_t damage_some(Past& past, unsigned rounds, uint64_t seed, bool many_parts) {
+  const std::vector<char> sound = past.memory;
+  std::vector<uint64_t> state = blocks_of_state(past, many_parts ? 64 * kKiB : kBlock);
+  const uint64_t first = state.front(), count = state.size();
+  for (uint64_t i = 0; many_parts && i < count; ++i)
+    for (uint64_t at = kBlock; at < 32 * kKiB; at += kBlock) state.push_back(state[i] + at);
+  const uint64_t blocks = (sound.size() - kv::media::kHeadBytes - kv::media::kTailBytes) / kBlock;
+  kv_test::Random random(seed);
+  uint64_t doubtful = 0;
+  for (unsigned round = 0; round < rounds; ++round) {
+    past.memory = sound;
+    INFO("round " << round);
+    bool records = false;  // or what tells the lives of segments of former opens
+    for (uint64_t i = 1 + random.below(4); i; --i) {
+      const bool any = random.below(4) == 0;
+      const uint64_t block =
+          any ? kv::media::kHeadBytes + random.below(blocks) * kBlock : state[random.below(state.size())];
+      const uint64_t how = random.below(3);
+      records = records || any || many_parts || (block == first && how != 2);
+      for (uint64_t at = block; at < block + kBlock; ++at)
+        if (how != 2) past.memory[at] = how == 0 ? 0 : static_cast<char>(random.next());
+      if (how == 2) past.memory[block + random.below(kBlock)] ^= 64;
+    }
+    Found found;
+    bool opens = false;
+    if (!salvage(past, &found, &opens) || (opens && past.durability != Durability::kFlush)) continue;
+    const uint64_t missing = judge(past, found);
+    if (!records && past.durability == Durability::kFlush) CHECK(missing == 0);
+    doubtful += found.doubtful.size();
+  }
+  past.memory = sound;
+  return doubtful;
+}
+
+}  // namespace
+
+TEST_CASE("kv-rebuild: one bit in any block of the saved state costs no pair; kFlush") {
+  flip_in_each_block(Durability::kFlush);
+}
+
+TEST_CASE("kv-rebuild: the same, kGroup") { flip_in_each_block(Durability::kGroup); }
+TEST_CASE("kv-rebuild: the same, kEach") { flip_in_each_block(Durability::kEach); }
+
+TEST_CASE("kv-rebuild: blocks of the state that are gone cost certainty, and pairs only where records are damaged") {
+  for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
+    Past past(4 * kMiB, durability);
+    past.write(9);
+    CHECK(damage_some(past, 100, 1, false) > 0);
+  }
+}
+
+TEST_CASE("kv-rebuild: a state of many parts", "[.full]") {
+  for (const Durability durability : {Durability::kFlush, Durability::kGroup, Durability::kEach}) {
+    Past past(48 * kMiB, durability);
+    past.sets = durability == Durability::kEach ? 10'000 : 30'000;
+    past.keys = 20'000;
+    past.large_in = 2000;
+    past.longest = 1000;
+    past.dram = 64 * kMiB;
+    past.write(4);
+    CHECK(damage_some(past, 60, 2, true) > 0);
+  }
+}
