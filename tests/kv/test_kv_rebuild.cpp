@@ -271,6 +271,29 @@ TEST_CASE("kv-rebuild: blocks of the state that are gone cost certainty, and pai
   }
 }
 
+TEST_CASE("kv-rebuild: of the records of one open the newest is taken") {
+  Past past(4 * kMiB, Durability::kFlush);
+  past.opens = 1;
+  past.sets = 900;
+  past.write(13);
+  const std::vector<char> sound = past.memory;
+  const std::vector<uint64_t> state = blocks_of_state(past);
+  uint64_t doubtful = 0;
+  for (const uint64_t block : state) {
+    past.memory = sound;
+    memset(past.memory.data() + block, 0, kBlock);
+    Found found;
+    bool opens = true;
+    REQUIRE(salvage(past, &found, &opens));
+    CHECK(judge(past, found) == 0);
+    uint64_t older = 0;
+    for (const auto& [key, value] : past.now) older += found.pairs[key] != value ? 1 : 0;
+    CHECK(older == 0);
+    doubtful += found.doubtful.size();
+  }
+  CHECK(doubtful > 50);
+}
+
 TEST_CASE("kv-rebuild: a state of which a block cannot be read") {
   Past past(4 * kMiB, Durability::kFlush);
   past.write(11);
