@@ -71,7 +71,8 @@ int guarded_fork(Handlers handlers, Call fork_call, const void* child_stack = nu
 }
 
 // Handlers of others that came before ours: a malloc of the program's makes them at its first use, which may be before
-// our constructor, or in that of a library that it loads. They are registered after ours, whatever comes first.
+// our constructor, or in that of a library that it loads. Whatever comes first, they are registered after ours, the
+// allocator's before the others: a malloc of the program's may call ours with a lock held that its handlers want.
 struct ForkHandlers {
   void (*before)();
   void (*in_parent)();
@@ -81,7 +82,7 @@ struct ForkHandlers {
 constexpr unsigned kWaitingMax = 32;
 constinit ForkHandlers g_waiting[kWaitingMax];
 constinit unsigned g_waiting_count = 0;
-constinit bool g_ours_are_first = false;
+constinit bool g_ours_are_made = false;
 
 bool copies_memory(unsigned long flags) { return (flags & (CLONE_VM | CLONE_FILES)) == 0; }
 
@@ -101,12 +102,19 @@ int begin_clone(void* argument) {
 
 int forks_prepare() {
   lunar::HostGuard guard;
-  int rc = -pthread_atfork(maps_lock_for_fork, maps_unlock_after_fork, maps_unlock_after_fork);
-  g_ours_are_first = true;
-  for (unsigned i = 0; i < g_waiting_count && rc == 0; ++i) {
-    const ForkHandlers& waiting = g_waiting[i];
-    rc = -g_real.register_atfork(waiting.before, waiting.in_parent, waiting.in_child, waiting.object);
-  }
+  return -pthread_atfork(maps_lock_for_fork, maps_unlock_after_fork, maps_unlock_after_fork);
+}
+
+int forks_register_waiting() {
+  lunar::HostGuard guard;
+  g_ours_are_made = true;
+  int rc = 0;
+  for (const bool allocators : {true, false})
+    for (unsigned i = 0; i < g_waiting_count && rc == 0; ++i) {
+      const ForkHandlers& waiting = g_waiting[i];
+      if (caller_is_runtime(reinterpret_cast<const void*>(waiting.before)) == allocators)
+        rc = -g_real.register_atfork(waiting.before, waiting.in_parent, waiting.in_child, waiting.object);
+    }
   return rc;
 }
 
@@ -156,7 +164,7 @@ LUNAR_EXPORT int forkpty(int* controller, char* name, const termios* modes, cons
 // on the tiered heap, where it goes when it grows.
 LUNAR_EXPORT int __register_atfork(void (*before)(), void (*in_parent)(), void (*in_child)(), void* object) noexcept {
   lunar::HostGuard guard;
-  if (!g_ours_are_first && !is_own_code(reinterpret_cast<const void*>(before))) {
+  if (!g_ours_are_made && !is_own_code(reinterpret_cast<const void*>(before))) {
     if (g_waiting_count == kWaitingMax) return ENOMEM;
     g_waiting[g_waiting_count++] = {before, in_parent, in_child, object};
     return 0;

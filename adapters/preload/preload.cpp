@@ -66,6 +66,12 @@ TextRange text_of(const void* function) {
   _exit(125);
 }
 
+[[noreturn]] void refuse_forks(int rc) {
+  ErrorText why;
+  (void)why.set(rc, "fork handlers cannot be installed (%s)", errno_name(rc));
+  refuse(why);
+}
+
 __attribute__((constructor(101))) void start(int, char**, char** environment) {
   HostGuard guard;
   const int errno_of_program = errno;             // 0 when main begins
@@ -96,12 +102,10 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   // Before jemalloc is woken: the pager's fork handlers must be older than jemalloc's (prepare runs youngest first).
   if (start_tier(g_options, &why) < 0) refuse(why);
   if (program_malloc_prepare_blkid(&why) < 0) refuse(why);
-  if (const int rc = forks_prepare(); rc < 0) {
-    (void)why.set(rc, "fork handlers cannot be installed (%s)", errno_name(rc));
-    refuse(why);
-  }
+  if (const int rc = forks_prepare(); rc < 0) refuse_forks(rc);
   g_phase.store(Phase::kGuarded, std::memory_order_release);
   if (heap_create(HeapMode::kPreload, &why) < 0) refuse(why);
+  if (const int rc = forks_register_waiting(); rc < 0) refuse_forks(rc);
   threads_prepare();
   signals_prepare();
   stats_prepare();

@@ -79,8 +79,10 @@ bool is_own_code(const void* address);  // of this library; false before its con
 void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller);
 void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller);
 
-// fork_family.cpp: at start, after the pager's own fork handlers. 0 or -errno
+// fork_family.cpp: at start, after the pager's own fork handlers; and those of others, once the allocator has made its
+// own. 0 or -errno
 int forks_prepare();
+int forks_register_waiting();
 // a system call that makes a process with a copy of our memory, whose child comes back on this stack; and
 // that call.
 bool fork_call_copies(long number, const long (&arguments)[6]);

@@ -6,11 +6,14 @@
 //   own_malloc_test LIBRARY OBJECT file MAKE  likewise; the LUN is a file made by MAKE, which libblkid looks at
 //   own_malloc_test LIBRARY OBJECT forks     four threads allocate while the process forks; children check what they
 //                                            have and grow
+//   own_malloc_test LIBRARY OBJECT many-forks   four threads do nothing but allocate and give back
 //   own_malloc_test LIBRARY OBJECT plain-forks   the parent stays plain, the children become active
+//   own_malloc_test LIBRARY OBJECT maps      the calls about maps, which the program may also bring (own_mapping.cpp)
 //   own_malloc_test LIBRARY OBJECT linker    what the linker has allocated (thread-local variables of OBJECT, its error
 //                                            texts) comes back to it through libc
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <string>
@@ -98,10 +101,46 @@ int forks() {
   return 0;
 }
 
+int many_forks() {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t)
+    threads.emplace_back([&stop] {
+      while (!stop.load()) free(malloc(kBlock));
+    });
+  for (int i = 0; i < 100; ++i) {
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      free(malloc(kBlock));
+      _exit(0);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+  }
+  stop.store(true);
+  for (std::thread& thread : threads) thread.join();
+  return 0;
+}
+
 int plain_forks() {
   const std::vector<Block> few = grow(4 * kMiB, 5);
   for (int i = 0; i < 3; ++i) CHECK(child_is_right(few, 48 * kMiB, 1));
   CHECK(all_hold(few));
+  return 0;
+}
+
+int maps() {
+  std::vector<Block> blocks = grow(kGrowth, 1);
+  auto* map = static_cast<char*>(mmap(nullptr, kMiB, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  CHECK(map != MAP_FAILED && tiered(map) && mprotect(map, kMiB, PROT_READ | PROT_WRITE) == 0);
+  fill(map, kMiB, 9);
+  CHECK(mlock(map, kMiB) == 0 && munlock(map, kMiB) == 0);
+  map = static_cast<char*>(mremap(map, kMiB, 2 * kMiB, MREMAP_MAYMOVE));
+  CHECK(map != MAP_FAILED && tiered(map) && holds(map, kMiB, 9));
+  CHECK(madvise(map, kMiB, MADV_DONTNEED) == 0 && map[0] == 0 && map[kMiB - 1] == 0);
+  CHECK(munmap(map, 2 * kMiB) == 0 && all_hold(blocks));
+  give_back(&blocks);
   return 0;
 }
 
@@ -130,6 +169,8 @@ int main(int argc, char** argv) {
   setenv("OWN_MALLOC_OBJECT", argv[2], 1);
   int (*const body)() = mode == "forks"         ? forks
                         : mode == "plain-forks" ? plain_forks
+                        : mode == "many-forks"  ? many_forks
+                        : mode == "maps"        ? maps
                         : mode == "linker"      ? linker
                                                 : grow_alone;
   const char* const dram = mode == "plain-forks" ? "LUNAR_DRAM=32m" : "LUNAR_DRAM=16m";
