@@ -18,6 +18,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <initializer_list>
+
 #include "pager/pager.h"
 #include "preload.h"
 #include "sys/kernel_call.h"

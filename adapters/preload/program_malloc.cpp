@@ -112,7 +112,11 @@ int redirect_library(const void* inside, bool required, ErrorText* why) {
 
 int program_malloc_prepare(ErrorText* why) {
   void* malloc_of_program = dlsym(RTLD_DEFAULT, "malloc");
-  if (caller_is_runtime(malloc_of_program)) return 0;
+  if (is_own_code(malloc_of_program)) return 0;
+  if (caller_is_runtime(malloc_of_program))
+    return why->set(-EINVAL,
+                    "LD_PRELOAD names an allocator before Lunar's library, so that malloc is not tiered; put Lunar's "
+                    "first, as `lunar run` does");
   g_program.malloc = reinterpret_cast<void* (*)(size_t)>(malloc_of_program);
   g_program.calloc = reinterpret_cast<void* (*)(size_t, size_t)>(dlsym(RTLD_DEFAULT, "calloc"));
   g_program.realloc = reinterpret_cast<void* (*)(void*, size_t)>(dlsym(RTLD_DEFAULT, "realloc"));
