@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "base/bytes.h"
 #include "base/host_guard.h"
 #include "base/units.h"
 #include "config/options.h"
@@ -92,14 +93,11 @@ T member(const lunar_config* config, T lunar_config::* which) {
 int apply_config(Options* options, const lunar_config* config, ErrorText* why) {
   if (config->struct_size < sizeof(size_t))
     return why->set(-EINVAL, "lunar_config.struct_size is %zu; set it to sizeof(lunar_config)", config->struct_size);
-  const auto* bytes = reinterpret_cast<const unsigned char*>(config);
-  for (size_t i = sizeof *config; i < config->struct_size; ++i) {
-    if (bytes[i] != 0)
-      return why->set(-E2BIG,
-                      "lunar_config: a member behind the %zu bytes that this library knows is set: needs a newer "
-                      "liblunar",
-                      sizeof *config);
-  }
+  if (config->struct_size > sizeof *config && !bytes_are_zero(config + 1, config->struct_size - sizeof *config))
+    return why->set(-E2BIG,
+                    "lunar_config: a member behind the %zu bytes that this library knows is set: needs a newer "
+                    "liblunar",
+                    sizeof *config);
   if (uint64_t dram = member(config, &lunar_config::dram_bytes); dram != 0) options->dram = dram;
   if (uint64_t size = member(config, &lunar_config::lun_bytes); size != 0) options->size = size;
   if (const char* lun = member(config, &lunar_config::lun); lun != nullptr) {

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "lun/compose.h"
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/virtual_lun.h"

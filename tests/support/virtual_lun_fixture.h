@@ -3,6 +3,7 @@
 #pragma once
 #include <string>
 
+#include "base/bytes.h"
 #include "lun/volume/virtual_impl.h"
 #include "sys/arena.h"
 #include "tests/catch.h"

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "kv/ark/ark_store.h"
 
 #define KV_API extern "C" __attribute__((visibility("default")))
@@ -20,10 +21,8 @@ static_assert(sizeof(lunar_kv_options) == kBytesFirst, "later members lie behind
 // The caller's structure in the size of ours: what it lacks is 0, what it has more must be.
 int read_options(const lunar_kv_options* from, lunar_kv_options* out) {
   if (!from || from->struct_size < kBytesFirst) return EINVAL;
-  const auto* bytes = reinterpret_cast<const unsigned char*>(from);
-  for (size_t i = sizeof *out; i < from->struct_size; ++i) {
-    if (bytes[i] != 0) return E2BIG;
-  }
+  if (from->struct_size > sizeof *out && !lunar::bytes_are_zero(from + 1, from->struct_size - sizeof *out))
+    return E2BIG;
   *out = {};
   memcpy(out, from, from->struct_size < sizeof *out ? from->struct_size : sizeof *out);
   return 0;

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
+#include "base/bytes.h"
 #include "base/format.h"
 #include "lun/raid/path_device.h"
 #include "superpipe/sim/sim_device.h"
@@ -47,8 +48,6 @@ int64_t move(Device* device, Op op, void* buffer, size_t bytes) {
   return n < 0 || static_cast<size_t>(n) == bytes ? n : -EIO;
 }
 
-bool all_zero(const char* bytes, size_t count) { return bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0; }
-
 // Compares contents. head, other: kHeadBytes each. 1, 0 or -errno; -ENODATA: blank, so inconclusive.
 int same_content(Device* a, Device* b, bool may_write, char* head, char* other) {
   const size_t bytes =
@@ -58,7 +57,7 @@ int same_content(Device* a, Device* b, bool may_write, char* head, char* other) 
   if (n >= 0) n = move(b, Op::kRead, other, bytes);
   if (n < 0) return static_cast<int>(n);
   if (memcmp(head, other, bytes) != 0) return 0;
-  if (!all_zero(head, bytes)) return 1;
+  if (!bytes_are_zero(head, bytes)) return 1;
   if (!may_write) return -ENODATA;
   int status = sys::random_bytes(head, 4096);
   if (status < 0) return status;

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/format.h"
 #include "lun/raid/member_label.h"
 #include "lun/volume/metadata_image.h"

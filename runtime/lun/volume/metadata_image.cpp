@@ -8,6 +8,7 @@
 
 #include <bit>
 
+#include "base/bytes.h"
 #include "base/units.h"
 #include "lun/volume/physical_lun.h"
 
@@ -53,11 +54,6 @@ const char* entry_fault(const LunEntry& entry, const Geometry& geometry, bool st
 }
 
 }  // namespace
-
-bool bytes_are_zero(const void* bytes, size_t count) {
-  const char* at = static_cast<const char*>(bytes);
-  return count == 0 || (at[0] == 0 && memcmp(at, at + 1, count - 1) == 0);
-}
 
 bool lun_name_legal(const char* name) {
   if (*name == '\0' || *name == '-' || *name == '.') return false;

@@ -101,6 +101,4 @@ bool image_sound(const MetadataImage& image, SoundScratch* scratch, const char**
 // 1 to 31 of [A-Za-z0-9._-], not starting with '-' or '.'.
 bool lun_name_legal(const char* name);
 
-bool bytes_are_zero(const void* bytes, size_t count);
-
 }  // namespace lunar

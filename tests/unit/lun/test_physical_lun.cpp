@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/bytes.h"
 #include "lun/volume/lun_locks.h"
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/physical_lun.h"
