@@ -58,6 +58,9 @@ int Index::open(unsigned bits, Budget* budget) {
 void Index::close() {
   primary_.close();
   overflow_.close();
+  shape_.store(0, std::memory_order_relaxed);
+  entries_.store(0, std::memory_order_relaxed);
+  spare_ = spares_ = 0;
 }
 
 void Index::pause() { sys::yield_cpu(); }

@@ -80,7 +80,7 @@ class Index {
 
   // 2^bits buckets to begin with. 0 or -ENOMEM.
   [[nodiscard]] int open(unsigned bits, Budget* budget);
-  void close();
+  void close();  // it may be opened again
 
   void prefetch(uint64_t hash) const { __builtin_prefetch(&primary_.at(bucket_of(hash_bits(hash), shape()))); }
   // Calls match(Address) for what may be the key's until it returns true. Whether it did.

@@ -9,8 +9,6 @@
 #include <errno.h>
 #include <stddef.h>
 
-#include <new>
-
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -270,8 +268,6 @@ int Store::load_rebuilt(const media::Root& root) {
     Shard& shard = shards_[i];
     const unsigned bits = shard.index.bits();
     shard.index.close();
-    shard.index.~Index();
-    new (&shard.index) Index;
     if (const int status = shard.index.open(bits, &budget_); status < 0) return status;
   }
   return rebuild(*this, root, &rebuilt_);
