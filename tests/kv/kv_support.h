@@ -49,6 +49,7 @@ inline void fill(std::string* out, uint64_t key, uint64_t version, uint64_t leng
 }
 
 inline lunar::kv::Bytes bytes_of(const std::string& text) { return {text.data(), text.size()}; }
+inline std::string text_of(lunar::kv::Bytes bytes) { return {static_cast<const char*>(bytes.data), bytes.size}; }
 
 inline lunar::kv::Store* open_store(const lunar::kv::StoreOptions& options) {
   lunar::ErrorText why;

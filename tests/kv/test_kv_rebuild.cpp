@@ -18,6 +18,7 @@
 using namespace lunar;
 using namespace lunar::kv;
 using kv_test::bytes_of;
+using kv_test::text_of;
 
 namespace {
 
@@ -113,16 +114,12 @@ Found look(Store* store) {
     const std::string what = damage.what;
     to.parts += what == "saved state" ? 1 : 0;
     std::string key;
-    if (damage.key_readable) key.assign(static_cast<const char*>(damage.key.data), damage.key.size);
+    if (damage.key_readable) key = text_of(damage.key);
     to.log_ends_early |= what == "log of durable sets";
     if (what == "entry") to.doubtful.insert(key);
   };
   sweep.on_pair = [](void* context, Bytes key, Bytes value) {
-    return static_cast<Found*>(context)
-        ->pairs
-        .emplace(std::string(static_cast<const char*>(key.data), key.size),
-                 std::string(static_cast<const char*>(value.data), value.size))
-        .second;
+    return static_cast<Found*>(context)->pairs.emplace(text_of(key), text_of(value)).second;
   };
   REQUIRE(store->sweep(sweep, &found.report) == 0);
   return found;

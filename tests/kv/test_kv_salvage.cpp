@@ -18,6 +18,7 @@
 using namespace lunar;
 using namespace lunar::kv;
 using kv_test::bytes_of;
+using kv_test::text_of;
 
 namespace {
 
@@ -84,7 +85,7 @@ Found look(Store* store) {
   sweep.on_damage = [](void* context, const Damage& damage) {
     auto& to = *static_cast<Found*>(context);
     if (damage.key_readable)
-      to.lost.emplace(static_cast<const char*>(damage.key.data), damage.key.size);
+      to.lost.insert(text_of(damage.key));
     else if (std::string(damage.what).find("delete") == 0)
       ++to.deletes;
     else if (std::string(damage.what).find("log") == 0)
@@ -93,10 +94,7 @@ Found look(Store* store) {
       to.unnamed += damage.pair_lost ? 1 : 0;
   };
   sweep.on_pair = [](void* context, Bytes key, Bytes value) {
-    const auto put =
-        static_cast<Found*>(context)->pairs.emplace(std::string(static_cast<const char*>(key.data), key.size),
-                                                    std::string(static_cast<const char*>(value.data), value.size));
-    return put.second;
+    return static_cast<Found*>(context)->pairs.emplace(text_of(key), text_of(value)).second;
   };
   kv::CheckReport report;
   REQUIRE(store->sweep(sweep, &report) == 0);
