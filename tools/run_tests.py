@@ -115,6 +115,7 @@ EXPECTED = {
     "seccomp": lambda: os.path.exists("/proc/sys/kernel/seccomp"),
     "pkeys": lambda: " ospke " in read_file("/proc/cpuinfo"),
     "memlock": is_root,
+    "cpus": lambda: len(os.sched_getaffinity(0)) > 1,
     "descriptors": is_root,          # 5,000 connections and more
     "acl": lambda: False,            # a container's /dev may have none
     "setuid": lambda: False,         # a file system may be mounted nosuid

@@ -12,6 +12,10 @@
 namespace lunar::redis {
 namespace {
 
+constexpr unsigned kWakesLookedAt = 16;
+constexpr uint64_t kLateNs = 1'000'000;  // from the wake-up to the first request taken; 20 to 100 us on an idle CPU
+constexpr uint64_t kCrowdedNsMin = 1'000'000'000, kCrowdedNsMax = 64'000'000'000;
+
 // A prefetch skips pages that another thread has in hand: those are waited for.
 void bring_in(const lunar_range* ranges, unsigned count) {
   (void)pager_prefetch(ranges, count);
@@ -79,12 +83,33 @@ void Fetcher::flush() {
   if (submitted_ == 0) return;
   const int wanted = submitted_ >= 16 ? 2 : 1;
   submitted_ = 0;
+  look_for_crowd();
   leave_this_cpu();
-  if (resting_.load(std::memory_order_seq_cst) != 0) sys::futex_wake(&pending_, wanted, false);
+  if (resting_.load(std::memory_order_seq_cst) == 0) return;
+  uint64_t none = 0;
+  woken_ns_.compare_exchange_strong(none, sys::now_ns(), std::memory_order_relaxed);
+  sys::futex_wake(&pending_, wanted, false);
+}
+
+// Every few wake-ups: whether most were late. The next attempt to keep off comes after a time that doubles as long as
+// attempts fail.
+void Fetcher::look_for_crowd() {
+  const uint32_t wakes = wakes_.load(std::memory_order_relaxed);
+  if (wakes < kWakesLookedAt) return;
+  const bool late = late_wakes_.load(std::memory_order_relaxed) > wakes / 2;
+  wakes_.store(0, std::memory_order_relaxed);
+  late_wakes_.store(0, std::memory_order_relaxed);
+  const uint64_t now = sys::now_ns();
+  if (now < crowded_until_ns_) return;
+  if (late) {
+    const bool again = now - crowded_until_ns_ < crowded_for_ns_;
+    crowded_for_ns_ = again ? std::min(2 * crowded_for_ns_, kCrowdedNsMax) : kCrowdedNsMin;
+    crowded_until_ns_ = now + crowded_for_ns_;
+  }
 }
 
 void Fetcher::leave_this_cpu() {
-  const int cpu = sys::current_cpu();
+  const int cpu = crowded_until_ns_ != 0 && sys::now_ns() < crowded_until_ns_ ? -1 : sys::current_cpu();
   if (cpu == left_cpu_) return;
   left_cpu_ = cpu;
   if (const int evictor = pager_evictor_thread(); evictor != 0) (void)sys::set_affinity_but(evictor, cpu);
@@ -142,9 +167,15 @@ bool Fetcher::fetch_batch() {
   count = 0;
   for (Request* r = batch; r != nullptr; r = r->next)
     for (unsigned i = 0; i < r->pages.count; ++i) ranges[count++] = r->pages.range[i];
+  if (const uint64_t woken = woken_ns_.exchange(0, std::memory_order_relaxed); woken != 0) count_wake(woken);
   bring_in(ranges, count);
   finish(batch);
   return true;
+}
+
+void Fetcher::count_wake(uint64_t woken_ns) {
+  wakes_.fetch_add(1, std::memory_order_relaxed);
+  if (sys::now_ns() - woken_ns > kLateNs) late_wakes_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void Fetcher::help() {

@@ -5,7 +5,8 @@
 //   main ── submit ──► waiting ── thread: prefetch a batch ──► done ── take_done ──► main
 //
 // The threads keep off the main thread's CPU, where they would preempt it for a tick or more (waking is what puts them
-// there).
+// there). Where other programs keep the other CPUs busy, a woken thread would wait there for a time slice of theirs, and
+// the main thread's clients with it, while its own CPU idles: then the threads may run on any CPU, for a while.
 //
 // Requests are made on demand from sys/arena and kept; there are at most kRequestsMax.
 //
@@ -61,6 +62,8 @@ class Fetcher {
   bool fetch_batch();
   void finish(Request* first);
   void leave_this_cpu();
+  void look_for_crowd();
+  void count_wake(uint64_t woken_ns);
 
   int event_fd_ = -1;
   Request* spare_ = nullptr;
@@ -69,9 +72,14 @@ class Fetcher {
   Request* waiting_ = nullptr;
   Request* last_ = nullptr;
   Request* done_ = nullptr;
-  std::atomic<int> threads_[kThreadsMax] = {};     // ids of those that run; 0: none
-  int left_cpu_ = -1;                              // main thread only, as is submitted_
-  unsigned submitted_ = 0;                         // since the last wake-up, main thread only
+  std::atomic<int> threads_[kThreadsMax] = {};  // ids of those that run; 0: none
+  // The main thread's only:
+  int left_cpu_ = -1;                                   // the threads keep off it; -1: of none
+  unsigned submitted_ = 0;                              // since the last wake-up
+  uint64_t crowded_until_ns_ = 0, crowded_for_ns_ = 0;  // until then they run on any CPU
+  // Of the last wake-ups:
+  std::atomic<uint64_t> woken_ns_{0};  // when, of one that no thread has followed yet; 0: none
+  std::atomic<uint32_t> wakes_{0}, late_wakes_{0};
   alignas(64) std::atomic<uint32_t> pending_{0};   // futex: requests in waiting_
   std::atomic<uint32_t> resting_{0};               // threads asleep
   alignas(64) std::atomic<uint32_t> sleeping_{0};  // main waits in epoll_wait

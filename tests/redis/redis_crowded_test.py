@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""redis_crowded_test MODULE: other programs keep all CPUs busy but the one that the server runs on.
+
+The gate's fetchers keep off the server's CPU. Where all others are taken, a fetcher that is woken waits there for a
+time slice, and the clients with it: on two CPUs next to one busy loop, GETs of cold keys fell from 46,000 to 6,500 per
+second. So they have to come back to the server's CPU. Their affinity is looked at, not the time.
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+
+import redis_bgsave_test
+from redis_server import Server, wait_until
+
+PATIENCE_S = 100
+CLIENTS = 8
+
+
+def fetchers(pid):
+    """CPUs of each thread that fetches."""
+    found = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/comm") as name:
+            if name.read().strip() == "lunar-fetch":
+                found.append(os.sched_getaffinity(int(thread)))
+    return found
+
+
+def main(module):
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        print("skip: cpus: one CPU only, which the fetchers share with the server in any case")
+        sys.exit(77)
+    root = tempfile.mkdtemp(prefix="lunar-crowded-", dir=os.environ.get("TMPDIR", "/var/tmp"))
+    server = Server(root, "--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", root, "size", "400mb",
+                    patience_s=PATIENCE_S)
+    stop, problems, loops = threading.Event(), [], []
+    clients = [threading.Thread(target=redis_bgsave_test.ask_for_cold_keys, args=(server, stop, problems))
+               for _ in range(CLIENTS)]
+    try:
+        redis_bgsave_test.fill(server)
+        os.sched_setaffinity(server.process.pid, cpus[:1])   # the main thread alone
+        for cpu in cpus[1:]:
+            loops.append(subprocess.Popen(["taskset", "-c", str(cpu), "sh", "-c", "while :; do :; done"]))
+        for client in clients:
+            client.start()
+        wait_until("fetchers that may run next to the server",
+                   lambda: any(cpus[0] in allowed for allowed in fetchers(server.process.pid)), PATIENCE_S)
+        stop.set()
+        for client in clients:
+            client.join()
+        assert not problems, f"wrong values of keys {problems[:5]}"
+    finally:
+        stop.set()
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+        server.end()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
