@@ -157,7 +157,7 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
 
 int Account::join() {
   uint64_t ticket;
-  int index = reserve(8, 0, 0, getpid(), &ticket);
+  int index = reserve(kWeight, 0, 0, getpid(), &ticket);
   if (index < 0) return index;
   member_ = static_cast<unsigned>(index);
   lock_starter();
@@ -165,7 +165,7 @@ int Account::join() {
 }
 
 int Account::reserve_child(uint32_t fork_epoch, uint64_t* ticket) {
-  return reserve(1, member_ + 1, fork_epoch, 0, ticket);
+  return reserve(kForkedWeight, member_ + 1, fork_epoch, 0, ticket);
 }
 
 // Reserved for that child, which has not adopted it yet (its parent may have named it). pre: the account's lock.
@@ -219,7 +219,7 @@ bool Account::take_plain(int64_t pages, int64_t limit) {
 }
 
 int Account::reserve_plain_child(int64_t pages, int64_t prepaid, uint64_t* ticket) {
-  const int index = reserve(8, 0, 0, 0, ticket);
+  const int index = reserve(kWeight, 0, 0, 0, ticket);
   if (index < 0) {
     give_plain(prepaid);
     return index;

@@ -86,6 +86,10 @@ class MemberPages {
   std::atomic<uint64_t> raw_;
 };
 
+// A forked child needs DRAM to get done: a Redis child that saves has to keep what describes the keys, and with an eighth
+// of its busy parent's share it read every page of that again for each key (30 s in place of 5).
+constexpr uint32_t kWeight = 8, kForkedWeight = 4;
+
 struct AccountMember {
   pthread_mutex_t alive;        // robust, shared; held by a service thread of the member
   pthread_mutex_t starter;      // robust, shared; held by the member's first thread
@@ -95,7 +99,7 @@ struct AccountMember {
   MemberPages pages;                 // DRAM taken; in hand while lun_bytes changes, too
   std::atomic<int64_t> fixed;        // of these what eviction cannot give back: frames, windows, tables
   std::atomic<int64_t> lun_bytes;    // LUN space promised
-  std::atomic<uint32_t> weight;      // share of the budget, 1..8 (a forked child: 1, others: 8)
+  std::atomic<uint32_t> weight;      // of its share of the budget: kForkedWeight or kWeight
   std::atomic<uint32_t> parent;      // member index + 1; 0: none
   std::atomic<uint32_t> fork_epoch;  // the parent's fork epoch that made it
   // member index + 1 of the living one that has the pieces it inherited; 0: none

@@ -309,12 +309,14 @@ TEST_CASE("shares: who has more than its weight of what can be evicted evicts; f
   REQUIRE(two.take(200, 0));
   CHECK((one.above_share() && two.above_share()));  // equal: both
   uint64_t ticket = 0;
-  const int index = two.reserve_child(1, &ticket);  // a forked child weighs an eighth
+  const int index = two.reserve_child(1, &ticket);  // a forked child weighs half
   REQUIRE(index >= 0);
-  (void)two.take_for_child(static_cast<unsigned>(index), 50, -kCap, true);
+  (void)two.take_for_child(static_cast<unsigned>(index), 150, -kCap, true);
   Account& child = tree.look();
   REQUIRE(child.adopt(static_cast<unsigned>(index), ticket) == 0);
-  CHECK(child.above_share());  // 50 of 650; 1 of 17 is 39
+  CHECK(child.above_share());  // 150 of 750; 4 of 20 is just that
+  child.give(1);
+  CHECK_FALSE(child.above_share());
 }
 
 TEST_CASE("pieces: adjacent ones, lowest first, given back to the process that needs them") {
