@@ -10,25 +10,26 @@
 //   lunar::kv::Result<std::string> later = co_await store.async_get("key");  in a coroutine
 //   for (std::string_view key : store.keys()) ...
 //
-// Units: bytes. Keys and values are any bytes, from length 0 to 100 GiB.
-// Errors: calls return a Result, whose error() is an errno value (std::generic_category). Besides those that a call
-// lists: EINVAL (the store is not open, or was moved from; too long a key or value), ENOMEM, EIO, EBADMSG and others of
-// the device. Nothing damaged is ever returned. The header throws nothing itself; it can be compiled without
+// Units: bytes. Keys and values are arbitrary bytes, of length 0 to 100 GiB.
+// Errors: calls return a Result, whose error() is an errno value (std::generic_category). In addition to those that a
+// call lists: EINVAL (the store is not open, or was moved from; a key or value is too long), ENOMEM, EIO, EBADMSG and
+// other errors of the device. Damaged data are never returned. The header itself throws nothing, and compiles without
 // exceptions.
-// Threads: every call from any thread, any number at once, but open, close, moves and destruction, as of any object.
-// Calls on one key appear one after the other. None is async-signal-safe.
-// Fork: stores are closed in the child (ark_fork() of the handle() of a store in memory is another matter).
+// Threads: any thread may use any call at any time; only open, close, moves and destruction must not overlap other calls
+// on the same object. Calls on one key take effect one after the other. No call is async-signal-safe.
+// Fork: stores are closed in the child. (Only ark_fork() keeps one open: that of a store in memory, by its handle().)
 //
-// Asynchronous calls. They copy the key and the value before they return, and own them. They run on threads of the
-// store's (Options::threads): callbacks are called there, and coroutines resume there, with all signals blocked and 8
-// MiB of stack.
-//   - EAGAIN: Options::asyncs calls are under way. From a callback, or a coroutine that was resumed, the first call of
-//     each resumption is never EAGAIN.
-//   - What a callback or a coroutine throws beyond its own frame ends the program (std::terminate): there is no caller.
+// Asynchronous calls copy the key and the value before they return, and own the copies. They run on threads of the
+// store (Options::threads): callbacks are called there, and coroutines resume there, with all signals blocked and 8 MiB
+// of stack.
+//   - EAGAIN: Options::asyncs calls are in progress. In a callback, or in a coroutine that was resumed, the first call
+//     of each resumption never fails with EAGAIN.
+//   - An exception that leaves a callback or a coroutine ends the program (std::terminate), because there is no caller
+//     to catch it.
 //   - A coroutine that waits for a call must not be destroyed.
-//   - Destruction and close() of a store wait for the calls that are under way: each of them calls back, or resumes its
-//     coroutine, with its result. What these begin meanwhile is EINVAL. So a coroutine that refers to a store may be
-//     under way when the store is destroyed; it may not begin with the store afterwards.
+//   - Destruction and close() of a store wait for the calls in progress: each of them calls back, or resumes its
+//     coroutine, with its result. Calls that these start meanwhile fail with EINVAL. A coroutine that refers to a store
+//     may therefore be suspended in a call when the store is destroyed; it must not use the store afterwards.
 #ifndef LUNAR_KV_HPP
 #define LUNAR_KV_HPP
 
@@ -54,15 +55,15 @@
 #include <type_traits>
 #include <utility>
 
-// v0: other symbols than those of the engine in libarkdb, and of later versions of this header.
+// v0: keeps the symbols apart from those of the engine in libarkdb, and from those of later versions of this header.
 namespace lunar::kv::inline v0 {
 
-// Errors with a meaning of their own, to compare error() with.
+// Errors that a program is likely to compare error() with.
 inline constexpr std::errc not_found = std::errc::no_such_file_or_directory;        // ENOENT: no such key
-inline constexpr std::errc no_space = std::errc::no_space_on_device;                // ENOSPC: nothing has changed
+inline constexpr std::errc no_space = std::errc::no_space_on_device;                // ENOSPC: nothing was changed
 inline constexpr std::errc try_again = std::errc::resource_unavailable_try_again;   // EAGAIN: see above
 
-// A value or an error, in the manner of C++23's std::expected. pre of value(), * and ->: it has a value (else
+// A value or an error, like C++23's std::expected. pre of value(), * and ->: there is a value (otherwise
 // std::terminate).
 template <class T>
 class [[nodiscard]] Result {
@@ -72,7 +73,7 @@ class [[nodiscard]] Result {
 
   bool has_value() const noexcept { return value_.has_value(); }
   explicit operator bool() const noexcept { return has_value(); }
-  std::error_code error() const noexcept { return error_; }    // false where there is a value
+  std::error_code error() const noexcept { return error_; }    // converts to false if there is a value
 
   T& value() & noexcept { return checked(*this); }
   const T& value() const& noexcept { return checked(*this); }
@@ -117,8 +118,8 @@ class [[nodiscard]] Result<void> {
   std::error_code error_;
 };
 
-// A view of bytes: of a string literal or C string up to its NUL, of strings, and of spans, vectors and other
-// contiguous ranges of one-byte elements. It owns nothing.
+// A view of bytes, which owns nothing. Made from a string literal or C string (up to its NUL), a string, or a span,
+// vector or other contiguous range of one-byte elements.
 class Bytes {
  public:
   constexpr Bytes() noexcept = default;
@@ -140,50 +141,51 @@ class Bytes {
 };
 
 enum class Contents {
-  scratch,     // nothing outlives the store
-  create,      // kept by flush() and close(). A store that was kept there before is overwritten
-  keep,        // kept likewise; begins with what is there, or empty on a place that is blank
-  must_exist,  // begins with what is there (else ENOENT); only flush() keeps changes
+  scratch,     // nothing survives the store
+  create,      // flush() and close() make the content durable. A store that persists there already is overwritten
+  keep,        // as create, but starts with the content that is there, or empty if the file or device is blank
+  must_exist,  // starts with the content that is there (otherwise ENOENT); only flush() makes changes durable
 };
 
-// When what is set in a store of Contents::create or ::keep is durable (another store's is EINVAL).
+// When a change of a store with Contents::create or ::keep is durable (EINVAL for other stores).
 enum class Durability : std::uint32_t {
-  by_default = 0,                   // LUNAR_KV_DURABILITY, else flush
+  by_default = 0,                   // LUNAR_KV_DURABILITY, otherwise flush
   flush = LUNAR_KV_DURABLE_FLUSH,   // with the next flush() or close()
-  group = LUNAR_KV_DURABLE_GROUP,   // when the call returns, calls back or resumes; calls at one time share a write
-  each = LUNAR_KV_DURABLE_EACH,     // the same, without waiting for others
+  group = LUNAR_KV_DURABLE_GROUP,   // when the call returns, calls back or resumes; concurrent calls share a write
+  each = LUNAR_KV_DURABLE_EACH,     // the same, but a call does not wait for others
 };
 
 struct Options {
   std::string place;                // file, block device, directory, URI: see ark_create(3). Empty: in memory
-  std::uint64_t dram_bytes = 0;     // DRAM that the store may have, hard. 0: LUNAR_KV_DRAM, else see ark_create(3)
-  // In memory a limit of what pairs take; else what is taken of a file that grows, or as a virtual LUN. 0:
-  // LUNAR_KV_SIZE, else see ark_create(3)
+  // DRAM that the store may use, a hard limit. 0: LUNAR_KV_DRAM, otherwise see ark_create(3)
+  std::uint64_t dram_bytes = 0;
+  // In memory, a limit for the pairs; otherwise the space to take of a file that grows or for a virtual LUN. 0:
+  // LUNAR_KV_SIZE, otherwise see ark_create(3)
   std::uint64_t size_bytes = 0;
   Contents contents = Contents::scratch;
   Durability durability = Durability::by_default;
   std::uint64_t flags = 0;          // further ARK_KV_... flags
   std::uint64_t expected_keys = 0;  // a hint
-  unsigned threads = 0;             // of asynchronous calls, each started when first needed. 0: 20
-  unsigned asyncs = 0;              // asynchronous calls under way at most. 0: 8192
-  std::size_t value_bytes = 4096;   // values up to this length take one read of get() and async_get(), longer ones two
+  unsigned threads = 0;             // for asynchronous calls, each started when it is first needed. 0: 20
+  unsigned asyncs = 0;              // maximum number of asynchronous calls in progress. 0: 8192
+  std::size_t value_bytes = 4096;   // get() and async_get() read values up to this length once, longer ones twice
 };
 
 struct Stats {
   std::uint64_t pair_bytes;       // keys and values
-  std::uint64_t in_use_bytes;     // of the log of pairs, in segments that are not free
-  std::uint64_t allocated_bytes;  // that the log may take
-  std::uint64_t operations;       // so far, steps of iterators included
+  std::uint64_t in_use_bytes;     // bytes of the log of pairs in segments that are in use
+  std::uint64_t allocated_bytes;  // bytes that the log can hold
+  std::uint64_t operations;       // so far, including steps of iterators
   std::uint64_t device_ios;       // reads and writes of the device so far
 };
 
 namespace detail {
 
 inline std::error_code error_of(int code) noexcept { return {code, std::generic_category()}; }
-// The C interface writes to no key.
+// The C interface takes keys by void*, but does not write to them.
 inline void* pointer_of(const void* data) noexcept { return const_cast<void*>(data); }
 
-// text.resize(), without exceptions: false where there is no memory.
+// text.resize() without exceptions. Returns false if there is no memory.
 inline bool resize(std::string& text, std::uint64_t bytes) noexcept {
 #if defined(__cpp_exceptions)
   try {
@@ -203,7 +205,7 @@ inline bool copy(std::string& to, Bytes from) noexcept {
   return true;
 }
 
-// A value that was read into a buffer of more bytes than it has.
+// Shortens a value to its length after it was read into a larger buffer.
 inline void cut(std::string& value, std::uint64_t length) noexcept {
   value.resize(length);
   if (value.capacity() > 2 * length) value.shrink_to_fit();
@@ -217,7 +219,7 @@ enum class Call : unsigned char { get, set, del, exists };
 struct Request {
   ARK* ark = nullptr;
   Call call = Call::get;
-  int error = 0;  // before issue(): it cannot be
+  int error = 0;  // set before issue(): the call cannot start
   std::int64_t length = 0;
   std::string key, value;
 
@@ -228,7 +230,7 @@ struct Request {
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
 
-  // 0: `back` will be called with `tag` once, or was already, and *this is its.
+  // Returns 0 if `back` will be called with `tag` once, or was called already; *this then belongs to the callback.
   int issue(Callback back, void* tag) noexcept {
     const auto word = reinterpret_cast<std::uintptr_t>(tag);
     if (error != 0) return error;
@@ -241,7 +243,8 @@ struct Request {
     return EINVAL;
   }
 
-  // In the callback. False: the value is longer than the buffer was and is read again, so *this is the next callback's.
+  // Called in the callback. Returns false if the value is longer than the buffer and is being read again; *this then
+  // belongs to the next callback.
   bool finish(int error_, std::int64_t length_, Callback back, void* tag) noexcept {
     error = error_;
     length = length_;
@@ -271,7 +274,7 @@ struct Request {
   }
 };
 
-// A call with its callback, on the heap from issue() to the end of the callback.
+// A call with its callback; on the heap from issue() to the end of the callback.
 template <class T, class Function>
 struct Pending {
   Request request;
@@ -294,8 +297,8 @@ struct Pending {
 
 }  // namespace detail
 
-// What async_... without a callback gives: the call begins with co_await, which gives a Result<T>. Once; what was not
-// awaited does nothing.
+// What the async_... calls without a callback return. The call starts with co_await, which yields a Result<T>. Await it
+// at most once; an Awaitable that is not awaited does nothing.
 template <class T>
 class [[nodiscard]] Awaitable {
  public:
@@ -324,10 +327,11 @@ class [[nodiscard]] Awaitable {
   std::coroutine_handle<> waiting_;
 };
 
-// The keys of a store, an input range, in no order: keys that are there throughout come once; others may or may not,
-// and one that is deleted and set again may come twice. Writers go on meanwhile, also the loop itself. A key is a
-// std::string_view that is good until the iterator advances. Keys that cannot be read are left out; error() has the
-// first error, after the loop. One thread at a time; ends before its store does, or with it.
+// The keys of a store, an input range. Keys come in no particular order. A key that exists during the whole iteration
+// comes once; others may or may not come, and one that is deleted and set again may come twice. Writers are not
+// blocked; the loop itself may write, too. A key is a std::string_view that is valid until the iterator advances. Keys
+// that cannot be read are skipped; after the loop, error() returns the first error. For one thread at a time. Ends
+// before its store, or with it.
 class Keys : public std::ranges::view_interface<Keys> {
  public:
   class Iterator {
@@ -350,7 +354,7 @@ class Keys : public std::ranges::view_interface<Keys> {
     Keys* keys_ = nullptr;
   };
 
-  // Begins. Once: a second call goes on where the first one is.
+  // Starts the iteration. A second call continues where the first one is.
   Iterator begin() noexcept {
     if (!ended_ && !walk_) start();
     return Iterator(this);
@@ -370,7 +374,7 @@ class Keys : public std::ranges::view_interface<Keys> {
   void note(int error) noexcept {
     if (error_ == 0) error_ = error;
   }
-  // ark_first() cuts a key at the buffer's end: again then, with a larger one.
+  // ark_first() truncates a key to the buffer; in that case try again with a larger one.
   void start() noexcept {
     std::int64_t length = 0;
     left_ = 0;
@@ -397,7 +401,7 @@ class Keys : public std::ranges::view_interface<Keys> {
     at_ += sizeof length + length;
     --left_;
   }
-  // The next batch, into a buffer that its first key fits into; or the end; or a key that is left out.
+  // Reads the next batch, into a buffer that its first key fits into; or reaches the end; or skips a key.
   void fill() noexcept {
     at_ = 0;
     const int status = ark_nextN(walk_.get(), batch_.size(), batch_.data(), &left_);
@@ -405,7 +409,7 @@ class Keys : public std::ranges::view_interface<Keys> {
     left_ = 0;
     if (status == ENOSPC && detail::resize(batch_, batch_.size() * 2)) return;
     if (status == ENOENT) {
-      (void)walk_.release();  // that ended it
+      (void)walk_.release();  // ark_nextN freed it
       return stop();
     }
     note(status == ENOSPC ? ENOMEM : status);
@@ -413,24 +417,24 @@ class Keys : public std::ranges::view_interface<Keys> {
   }
 
   struct End {
-    // EINVAL: its store is gone, and it with that
+    // EINVAL: the iterator was freed with its store
     void operator()(ARI* walk) const noexcept { (void)lunar_kv_end(walk); }
   };
 
   ARK* ark_;
   std::unique_ptr<ARI, End> walk_;
   bool ended_ = false;
-  std::int64_t left_ = 0;  // keys of the batch that are to come
-  std::uint64_t at_ = 0;     // the next one of them
+  std::int64_t left_ = 0;  // remaining keys of the batch
+  std::uint64_t at_ = 0;     // offset of the next one in batch_
   int error_ = 0;
   std::string batch_;        // keye_t one after the other
   std::string_view key_;
 };
 
-// A store, closed with the object. Move-only; one that was moved from is not open.
+// A store, which is closed with the object. Move-only; a store that was moved from is not open.
 class Store {
  public:
-  // Errors as ark_create(3). A line on standard error says why.
+  // Errors as for ark_create(3). A line on standard error says why.
   static Result<Store> open(const Options& options = {}) noexcept {
     lunar_kv_options raw{};
     raw.struct_size = sizeof raw;
@@ -448,9 +452,9 @@ class Store {
     return Store(ark, options.value_bytes);
   }
 
-  // Closes it, as close(); errors are lost but for a line on standard error. Destroyed on a thread of the store's own
-  // (by its callback, or a coroutine that was resumed there) it ends the program, as a std::thread that is not joined
-  // does.
+  // Closes the store, as close() does; errors are only reported by a line on standard error. If it runs on a thread of
+  // the store itself (in a callback, or in a coroutine that was resumed there) it ends the program (std::terminate), as
+  // the destructor of a std::thread that was not joined does.
   ~Store() { reset(); }
   Store(Store&& other) noexcept : ark_(std::exchange(other.ark_, nullptr)), value_bytes_(other.value_bytes_) {}
   Store& operator=(Store&& other) noexcept {
@@ -462,11 +466,12 @@ class Store {
   }
 
   explicit operator bool() const noexcept { return ark_ != nullptr; }
-  // For the calls of arkdb.h; stays this object's.
+  // For the calls of arkdb.h; remains owned by this object.
   ARK* handle() const noexcept { return ark_; }
 
-  // Waits for what is under way, and keeps what the store holds where its contents are to be kept; ENOSPC, EIO and the
-  // like: it is closed, and what was kept before is there. EDEADLK: on a thread of the store's own; it stays open.
+  // Waits for the calls in progress, and closes the store. With Contents::create and ::keep it first makes the content
+  // durable; if that fails (ENOSPC, EIO and others), the store is closed all the same, and the content that was durable
+  // before remains. EDEADLK: called on a thread of the store itself; the store stays open.
   Result<void> close() noexcept {
     const int status = ark_delete(ark_);
     if (status != EDEADLK) ark_ = nullptr;
@@ -494,24 +499,24 @@ class Store {
       room = static_cast<std::uint64_t>(length);
     }
   }
-  // Copies what fits of the value from `offset` on; the length of the whole value. ENOENT
+  // Copies as much of the value, from `offset` on, as fits; returns the length of the whole value. ENOENT
   Result<std::uint64_t> get(Bytes key, std::span<std::byte> buffer, std::uint64_t offset = 0) const noexcept {
     std::int64_t length = 0;
     return length_of(ark_get(ark_, key.size(), pointer(key), buffer.size(), buffer.data(), offset, &length), length);
   }
-  // The length of the value that was there. ENOENT
+  // Returns the length of the deleted value. ENOENT
   Result<std::uint64_t> del(Bytes key) noexcept {
     std::int64_t length = 0;
     return length_of(ark_del(ark_, key.size(), pointer(key), &length), length);
   }
-  // The length of the value. ENOENT
+  // Returns the length of the value. ENOENT
   Result<std::uint64_t> exists(Bytes key) const noexcept {
     std::int64_t length = 0;
     return length_of(ark_exists(ark_, key.size(), pointer(key), &length), length);
   }
 
-  // ---- asynchronous, by callback: called once with a Result. An error here: it is not started and the callback is not
-  // ---- called; EAGAIN, ENOMEM, EINVAL
+  // ---- asynchronous, by callback, which is called once with a Result. If the call returns an error (EAGAIN, ENOMEM,
+  // ---- EINVAL), it was not started and the callback is not called
 
   template <std::invocable<Result<void>> Function>
   Result<void> async_set(Bytes key, Bytes value, Function&& function) {
@@ -530,7 +535,7 @@ class Store {
     return start<std::uint64_t>(detail::Call::exists, key, {}, std::forward<Function>(function));
   }
 
-  // ---- asynchronous, to be awaited: co_await gives a Result as the blocking call returns; EAGAIN also
+  // ---- asynchronous, to be awaited: co_await yields the Result that the blocking call would return, or EAGAIN
 
   Awaitable<void> async_set(Bytes key, Bytes value) noexcept { return prepare<void>(detail::Call::set, key, value); }
   Awaitable<std::string> async_get(Bytes key) noexcept { return prepare<std::string>(detail::Call::get, key, {}); }
@@ -553,7 +558,7 @@ class Store {
         detail::cut(key, length);
         return key;
       }
-      room = length;  // another key may come then
+      room = length;  // ark_random may return another key then
     }
   }
   Result<std::uint64_t> count() const noexcept {
@@ -569,8 +574,8 @@ class Store {
     if (status != 0) return detail::error_of(status);
     return out;
   }
-  // Makes durable what a store holds whose contents are kept: what an open finds after any crash. Writers go
-  // on meanwhile.
+  // Makes the content of a store that persists durable: the next open finds it after any crash. Writers are not blocked
+  // meanwhile.
   Result<void> flush() noexcept { return result_of(ark_flush(ark_)); }
 
  private:
@@ -609,7 +614,7 @@ class Store {
         new (std::nothrow) Pending(ark_, call, key, value, value_bytes_, std::forward<Function>(function)));
     if (!pending) return detail::error_of(ENOMEM);
     const int status = pending->request.issue(Pending::done, pending.get());
-    if (status == 0) (void)pending.release();  // the callback's, which may have been there already
+    if (status == 0) (void)pending.release();  // owned by the callback, which may have run already
     return result_of(status);
   }
 

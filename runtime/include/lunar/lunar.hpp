@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar.hpp - memory that extends onto a LUN, for C++20. Header only, over lunar.h (read its head for units, errors,
-// threads and forks; all of it holds here).
+// lunar.hpp - memory that extends onto a LUN, for C++20. Header only, over lunar.h; the head of that file describes
+// units, errors, threads and forks, which are the same here.
 //
 //   lunar::Tier tier({.dram_bytes = 256 << 20});          // or LUNAR_* environment and config file: lunar::Tier tier;
 //   std::map<Key, Value, std::less<>, lunar::allocator<std::pair<const Key, Value>>> map;
@@ -9,9 +9,8 @@
 //   std::span<double> matrix = region.as<double>();
 //   lunar::prefetch(matrix.subspan(row * n, n));
 //
-// Errors: what fails while an object is made throws lunar::Error (a std::runtime_error whose code() is the errno
-// value); allocation throws std::bad_alloc, as containers expect; hints return 0 or a negative errno value, as in
-// lunar.h.
+// Errors: constructors and stats() throw lunar::Error (a std::runtime_error whose code() is the errno value);
+// allocation throws std::bad_alloc, as containers expect; hints return 0 or a negative errno value, as in lunar.h.
 #ifndef LUNAR_LUNAR_HPP
 #define LUNAR_LUNAR_HPP
 
@@ -33,7 +32,8 @@
 
 namespace lunar {
 
-// A failure to make something. code(): a positive errno value; what(): one line on what to do about it where known.
+// Thrown by constructors and stats(). code(): a positive errno value; what(): one line that says, where that is known,
+// what to do.
 class Error : public std::runtime_error {
  public:
   Error(int code, const std::string& text) : std::runtime_error(text), code_(code) {}
@@ -52,7 +52,7 @@ namespace detail {
 }
 }  // namespace detail
 
-// What lunar_config holds, with names. Zeros and empty strings: the documented defaults.
+// The members of lunar_config. Zeros and empty strings select the documented defaults.
 struct Config {
   std::uint64_t dram_bytes = 0;
   std::uint64_t lun_bytes = 0;
@@ -60,8 +60,9 @@ struct Config {
   std::string options;    // "name=value,..."
 };
 
-// The tier of this process, for as long as the object lives. A process whose tier was started elsewhere (LD_PRELOAD, or
-// an earlier Tier) uses that one: then this object owns nothing. Its end is a no-op while memory of the tier is in use.
+// The tier of this process, for the lifetime of the object. If the tier was started already (by LD_PRELOAD, or an
+// earlier Tier), the process uses that one, and this object owns nothing. The destructor does nothing while memory of
+// the tier is in use.
 class Tier {
  public:
   explicit Tier(const Config& config = {}) {
@@ -117,7 +118,7 @@ class Region {
   std::size_t bytes() const noexcept { return bytes_; }
   explicit operator bool() const noexcept { return address_ != nullptr; }
 
-  // The range as elements: zero-initialised, so only for types that are valid as zero bytes and need no destructor.
+  // The range as elements. They are zero-initialised, so T must be valid as zero bytes and need no destructor.
   template <class T>
   std::span<T> as() const noexcept {
     static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>,
@@ -136,7 +137,7 @@ class Region {
   std::size_t bytes_ = 0;
 };
 
-// std allocator: containers on tiered memory. Stateless; all of them are equal.
+// Standard allocator, for containers in tiered memory. Stateless; all of them are equal.
 template <class T>
 class allocator {
  public:
@@ -163,7 +164,7 @@ class allocator {
   }
 };
 
-// std::pmr resource on tiered memory. Thread-safe. All of them are equal.
+// std::pmr resource in tiered memory. Thread-safe. All of them are equal.
 class memory_resource : public std::pmr::memory_resource {
  private:
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
@@ -183,7 +184,7 @@ inline std::pmr::memory_resource* resource() noexcept {
   return shared;
 }
 
-// Keeps a range resident while it lives. Pins do not nest: of two overlapping ones the first to end unpins.
+// Keeps a range resident during its lifetime. Pins do not nest: if two overlap, the first to be destroyed unpins.
 class ScopedPin {
  public:
   ScopedPin(const void* address, std::size_t bytes) : address_(address), bytes_(bytes) {
@@ -210,13 +211,13 @@ lunar_range range_of(std::span<T, N> elements) noexcept {
   return {elements.data(), elements.size_bytes()};
 }
 
-// Brings elements in at queue depth, without a fault. 0 or a negative errno value.
+// Reads elements into DRAM with many I/Os in flight, without a fault. Returns 0 or a negative errno value.
 template <class T, std::size_t N>
 int prefetch(std::span<T, N> elements) noexcept {
   lunar_range range = range_of(elements);
   return lunar_prefetch(&range, 1);
 }
-// Many scattered ranges in one batch (64 and more pay best).
+// Many scattered ranges in one batch (of 64 or more for best effect).
 inline int prefetch(std::span<const lunar_range> ranges) noexcept {
   return lunar_prefetch(ranges.data(), ranges.size());
 }
