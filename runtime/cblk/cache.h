@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The read cache of a chunk (CFLSH_BLK_CACHE_SIZE): blocks lately read, write-through.
+// The read cache of a chunk (CFLSH_BLK_CACHE_SIZE): recently read blocks, write-through.
 //
 //   set = hash(block) ──► { lock, writers begun / ended, 4 ways: block number, 4096 bytes }
 //
-// Coherence: a write names its blocks *before* it goes to the device (they leave the cache) and again after. A read
-// that missed may fill a set only when no write was under way in that set when the read began and none has begun since.
-// Threading: any; a short spin lock a set. Allocates at open only.
+// Coherence: a write announces its blocks *before* it goes to the device (they leave the cache) and again after. A read
+// that missed may fill a set only if no write was in progress in that set when the read began, and none has begun
+// since.
+// Threading: any; a short spin lock per set. Allocates at open only.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,36 +17,36 @@ namespace lunar::cblk {
 
 class Cache {
  public:
-  static constexpr unsigned kFillBlocksMax = 8;  // a longer read goes past the cache: it would sweep it out
+  static constexpr unsigned kFillBlocksMax = 8;  // a longer read bypasses the cache, which it would otherwise sweep out
 
   [[nodiscard]] int open(uint64_t blocks);  // 0: no cache; 0 or -ENOMEM
   void close();
   bool active() const { return sets_ != nullptr; }
 
-  // All of them or none: true when `to` is filled, else it is as it was.
+  // All blocks or none. True: `to` is filled; false: it is unchanged.
   bool read(uint64_t block, size_t count, char* to);
-  // What a read that missed must remember, for fill(). `stamps` has room for kFillBlocksMax.
+  // What a read that missed must remember for fill(). `stamps` has room for kFillBlocksMax.
   void begin_read(uint64_t block, size_t count, uint64_t* stamps);
   void fill(uint64_t block, size_t count, const char* from, const uint64_t* stamps);
   void begin_write(uint64_t block, size_t count);
   void end_write(uint64_t block, size_t count);
-  void drop(uint64_t block, uint64_t count);  // of blocks without I/O under way: they leave the cache
-  void forget_in_child();                     // writes and locks of the parent's threads
+  void drop(uint64_t block, uint64_t count);  // removes blocks from the cache. Pre: no I/O on them is in progress
+  void forget_in_child();                     // forgets the writes and locks of the parent's threads
 
  private:
   static constexpr unsigned kWays = 4;
   static constexpr uint64_t kNever = UINT64_MAX;  // a stamp that fills nothing
   struct Set {
     sys::SpinLock lock;
-    uint8_t next = 0;               // way to be replaced
+    uint8_t next = 0;               // the way to replace next
     uint64_t begun = 0, ended = 0;  // writes
     uint64_t blocks[kWays] = {};    // block number + 1; 0: empty
   };
   Set& set_of(uint64_t block, char** ways);
 
   Set* sets_ = nullptr;
-  char* data_ = nullptr;  // kWays blocks a set
-  uint64_t count_ = 0;    // of sets
+  char* data_ = nullptr;  // kWays blocks per set
+  uint64_t count_ = 0;    // number of sets
   size_t mapping_bytes_ = 0;
 };
 

@@ -1,32 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 // A chunk: a device that a program opened through the block library.
 //
-//   cblk_read  ───────────────────────────────► lane (a ring a thread at it, lanes.h)   on the caller's thread, no lock
+//   cblk_read  ───────────────────────────────► lane (one ring per thread, lanes.h)     on the caller's thread, no lock
 //   cblk_aread ─► command table ─► backlog ─► Context (ring) ─┐
-//   cblk_aresult ◄─ done ◄──────── harvest ◄──────────────────┘                       under the chunk's lock; no thread
-//                                                                                     sleeps with it held
-// Waiting (wait.cpp): a thread that needs a completion takes what the ring has. If that does not help, one of the
-// waiting threads, the *leader*, sleeps in the ring, without the lock; the others each sleep on a word of their own.
-// The harvester wakes exactly those whose command is done; a leader that leaves designates another. While there is a
-// leader no other thread harvests: else it could take the leader's own completion, and the leader would sleep on.
+//   cblk_aresult ◄─ done ◄──────── harvest ◄──────────────────┘                       under the chunk's lock, in which
+//                                                                                     no thread sleeps
+// Waiting (wait.cpp): a thread that needs a completion takes those that the ring has. If its own is not among them, one
+// of the waiting threads, the *leader*, sleeps in the ring, without the lock; each of the others sleeps on its own
+// word. The harvester wakes exactly those whose command is done. A leader that leaves designates another. While there
+// is a leader no other thread harvests, because it could take the leader's own completion, and the leader would sleep
+// on.
 //
-// A command: free ─► active (backlog, then ring) ─► done ─► free, by cblk_aresult; a command with the caller's status
+// A command: free ─► active (backlog, then ring) ─► done ─► free, by cblk_aresult. A command with the caller's status
 // goes from active to free.
 //
-// Time limit (CFLSH_BLK_TIMEOUT): an I/O that is not done by then fails with ETIMEDOUT, but it cannot be taken back
-// from the device: it is *lost*. So that it never touches the caller's memory afterwards, every I/O under a limit moves
-// through a buffer of ours (bounce.h); only a call that reports success copies to the caller's. A lost I/O's place in
-// the table (or lane) and its buffer stay parked until the device releases them. A lost write may yet land
-// (late_writes.h): writes and discards of the same blocks, through any chunk of a group on one LUN, wait for it while
-// others overtake them; set_size and close refuse (EBUSY). Without a limit, and on devices whose I/O is a copy
-// (Capabilities::instant), I/O uses the caller's own buffer, and a blocking one Device::transfer.
+// Time limit (CFLSH_BLK_TIMEOUT): an I/O that is not done by then fails with ETIMEDOUT. It cannot be withdrawn from the
+// device: it is *lost*. So that it never touches the caller's memory afterwards, every I/O under a limit moves through
+// a buffer of the library (bounce.h), and only a call that reports success copies to the caller's buffer. The place of
+// a lost I/O in the table (or its lane) and its buffer stay parked until the device releases them. A lost write may
+// still reach the device (late_writes.h): writes and discards of the same blocks, through any chunk of a group on one
+// LUN, wait for it, while others overtake them; set_size and close fail with EBUSY. Without a limit, and on devices
+// whose I/O is a copy (Capabilities::instant), I/O uses the caller's own buffer, and blocking I/O uses
+// Device::transfer.
 //
 // A late command: active ─► done with ETIMEDOUT, `lost` ─► (fetched) orphaned ─► free, when the ring delivers it. The
-// thread that waits for it or polls it notices that it is late; for a command with a status the completer does.
+// thread that waits for it or polls it notices that it is late; for a command with the caller's status the completer
+// does.
 //
-// Parts: CommandTable (command_table.h), WaitQueue (wait_queue.h), Completer (completer.h), Lanes, Cache, BouncePool;
-// the chunk is what they have in common: the lock, the ring, the leader.
-// Files: chunk.cpp open and close; issue.cpp, harvest.cpp, wait.cpp the ring; result.cpp; late.cpp; sync.cpp;
+// Parts: CommandTable (command_table.h), WaitQueue (wait_queue.h), Completer (completer.h), Lanes, Cache, BouncePool.
+// The chunk is what they share: the lock, the ring, the leader.
+// Files: chunk.cpp: open and close; issue.cpp, harvest.cpp, wait.cpp: the ring; result.cpp; late.cpp; sync.cpp;
 // listio.cpp; fork_handlers.cpp.
 // Threading: public calls from any thread unless they say otherwise. Data path: no allocation.
 #pragma once
@@ -54,14 +57,14 @@ constexpr int kRequestsDefault = 64, kRequestsMax = 8192;
 constexpr uint64_t kTransferBlocksMax = 4096;  // of a physical chunk; a virtual one moves 1
 constexpr uint64_t kCloseWaitNs = 5'000'000'000;
 
-// A blocking I/O that was begun and is to be ended, by the same thread. `io` stays.
+// A blocking I/O between begin() and end(), which the same thread calls. `io` stays valid.
 struct Blocking {
   explicit Blocking(Io& of) : io(of) {}
   Io& io;
   enum State : uint8_t { kAnswered, kStarted } state = kAnswered;
   unsigned phase = 0;
-  int64_t blocks = 0;  // answered: what it comes to
-  int64_t bytes = 0;   // started, without a lane: moved, or -errno
+  int64_t blocks = 0;  // answered: the result
+  int64_t bytes = 0;   // started, without a lane: bytes moved, or -errno
   Bounce bounce;
   Underway underway;  // started, with a lane
   void reset() {
@@ -73,7 +76,7 @@ struct Blocking {
 
 class Chunk;
 
-// The chunks of a group on one LUN: a late write of one may change blocks that another one accesses.
+// The chunks of a group on one LUN. A late write of one may change blocks that another accesses.
 struct Siblings {
   LateWrites late;
   Chunk* const* chunk = nullptr;
@@ -91,20 +94,20 @@ class Chunk final : public Handle {
     std::atomic<uint64_t>* sequence = nullptr;  // the group's
     Finished* finished = nullptr;               // likewise
     Siblings* siblings = nullptr;
-    bool further = false;  // another chunk of the group has the LUN already
+    bool further = false;  // another chunk of the group has the LUN open already
   };
   // 0 or -errno. The chunk is in the table.
   [[nodiscard]] static int open(const Options& options, Chunk** out);
-  // -EBUSY: commands are under way, or results not fetched; it lives on.
+  // -EBUSY: commands are in progress, or results not fetched; the chunk stays open.
   [[nodiscard]] int close(int flags) override;
-  // Its steps, for groups.
+  // The steps of close(), for groups.
   bool drain(uint64_t deadline_ns);
   bool late_end(uint64_t deadline_ns);
   void reopen();
   void end(int flags);
 
   [[nodiscard]] int set_size(uint64_t blocks, int flags) override;
-  // What a virtual chunk can grow to now, where `sharers` chunks share what remains of their device.
+  // What a virtual chunk can grow to now if `sharers` chunks share what remains of their device.
   uint64_t most_blocks(unsigned sharers);
   bool is_on_device_of(const Chunk& other) const;
   uint64_t size_blocks() const override { return size_blocks_.load(std::memory_order_acquire); }
@@ -117,27 +120,27 @@ class Chunk final : public Handle {
   [[nodiscard]] int clone_after_fork(int mode) override;
 
   [[nodiscard]] int64_t transfer(Io* io) override;
-  // The same in two steps, for several at a time. False: not begun, as it may not wait for a lane and none is free.
-  // Each that was begun is ended.
+  // The same in two steps, for several I/Os at a time. False: not begun, because it must not wait for a lane and none
+  // is free. Each I/O that was begun must be ended.
   [[nodiscard]] bool begin(Blocking* one);
   [[nodiscard]] int64_t end(Blocking* one);
   [[nodiscard]] int64_t issue(Io* io, cflsh_cg_tag_t* tag) override;
   [[nodiscard]] int64_t result(cflsh_cg_tag_t* tag, int flags) override { return result(&tag->tag, flags, kForever); }
-  // > 0 blocks; 0 not done; -errno: it failed (-ETIMEDOUT: in time), or there is none. Blocking: until it is over, or
-  // the deadline.
-  // `like`, if given, is what the caller takes the command for: one that was issued so is found where the tag is wrong,
-  // and *tag becomes its own.
+  // > 0: blocks; 0: not done; -errno: the command failed (-ETIMEDOUT: not done in time), or does not exist. Blocking:
+  // until it is over, or the deadline.
+  // `like`, if given, is what the caller takes the command for: if the tag is wrong, a command that was issued with the
+  // same parameters is found, and *tag becomes its tag.
   [[nodiscard]] int64_t result(int* tag, int flags, uint64_t deadline_ns, const Io* like = nullptr);
   [[nodiscard]] int list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings, cblk_io_t** wait, int waits,
                          cblk_io_t** completion, int* completions, uint64_t timeout_us, int flags);
 
   // For groups and lists.
-  uint64_t deadline_of_a_new_one() const;  // of an I/O that begins now; kForever: it has none
+  uint64_t deadline_of_a_new_one() const;  // of an I/O that begins now; kForever: none
   uint64_t deadline_of_a_new_one(uint64_t* left) const;
-  uint64_t oldest_done(bool harvests);          // its sequence; kForever when nothing is done
+  uint64_t oldest_done(bool harvests);          // its sequence; kForever if none is done
   uint64_t oldest_active();                     // kForever: none can be fetched
-  void wakeups(Wakeups* out);                   // by what a command may come to be done
-  void harvest();                               // takes the completions that are there
+  void wakeups(Wakeups* out);                   // what can wake a thread when a command is done
+  void harvest();                               // takes the completions that the ring has
   [[nodiscard]] int check(const Io& io) const;  // 0 or -EINVAL, -EPROTONOSUPPORT
 
   // fork_handlers.cpp; pre of all three: the registry's lock is held.
@@ -175,7 +178,7 @@ class Chunk final : public Handle {
   void report(uint32_t index, int64_t blocks);
   void give_free(uint32_t index);
   bool idle() const { return in_ring_ == 0 && commands_.backlog() == 0; }
-  int64_t do_again(const Entry& entry);     // lock not held
+  int64_t do_again(const Entry& entry);     // without the lock
   void copy_out(const Response& response);  // without the lock
   void count(const Io& io, int64_t blocks);
   // issued, not yet fetched
@@ -185,7 +188,7 @@ class Chunk final : public Handle {
   int wait_until(Waiter* waiter, uint64_t deadline_ns, Done done);
   bool may_lead(Waiter::Kind kind) const;
   void sleep(Waiter* waiter, int64_t left_ns);
-  void unlock();  // and wakes the signalled threads, and designates a leader where one is needed
+  void unlock();  // also wakes the signalled threads, and designates a leader if one is needed
   // late.cpp; lock held
   uint64_t poll_clock_ns() const;
   bool expire(uint32_t index);
@@ -197,8 +200,8 @@ class Chunk final : public Handle {
   bool blocked_by_late(const Io& io) {
     return io.op != Op::kRead && late_->reach(static_cast<uint64_t>(io.lba), io.blocks);
   }
-  void take_back_late();                                // lock not held
-  int wait_for_lost(const Io& io, Transfer* transfer);  // lock not held
+  void take_back_late();                                // without the lock
+  int wait_for_lost(const Io& io, Transfer* transfer);  // without the lock
   // result.cpp; lock held
   int64_t fetch(uint32_t index, int* tag);
   int64_t next_result(int* tag, int flags, uint64_t deadline_ns);
@@ -213,8 +216,8 @@ class Chunk final : public Handle {
   friend class ListRun;
 
   Device* device_ = nullptr;
-  VirtualLun* virtual_ = nullptr;  // device_, when it is one
-  Context* context_ = nullptr;     // attached by the first asynchronous command: a mere open costs no ring
+  VirtualLun* virtual_ = nullptr;  // device_, if it is virtual
+  Context* context_ = nullptr;     // attached by the first asynchronous command: an open alone costs no ring
   int access_ = 0;                 // O_RDONLY, O_WRONLY, O_RDWR
   int flags_ = 0;
   bool can_unmap_ = false;
@@ -224,18 +227,18 @@ class Chunk final : public Handle {
   std::atomic<uint64_t> size_blocks_{0};
   std::atomic<bool> being_closed_{false};
   std::atomic<bool> inherited_{false};  // virtual, in a child that has not cloned it
-  // virtual, and another process may use it: permanently, as its end is not reported
+  // virtual, and another process may use it; never reset, because the end of that use is not reported
   std::atomic<bool> shared_by_fork_{false};
   bool active_at_fork_ = false;
-  bool forked_ = false;  // in a child: nothing of before is its own
+  bool forked_ = false;  // in a child: nothing from before the fork belongs to it
   sys::Mutex resize_;
-  uint64_t timeout_ns_ = 0;          // of an I/O; 0: none, or the device needs none
+  uint64_t timeout_ns_ = 0;          // of an I/O; 0: no limit, or the device needs none
   uint64_t command_timeout_ns_ = 0;  // for a free command
   uint64_t lun_id_ = 0;
   size_t mapping_bytes_ = 0;
-  std::atomic<uint64_t>* sequence_ = nullptr;  // next number of an issue
+  std::atomic<uint64_t>* sequence_ = nullptr;  // number of the next issue
   std::atomic<uint64_t> own_sequence_{0};
-  Finished* finished_ = nullptr;  // of the group, if there is one
+  Finished* finished_ = nullptr;  // of the group, if any
   BouncePool bounces_;
   Siblings* siblings_ = nullptr;
   LateWrites* late_ = &own_late_;  // or the siblings'
@@ -246,7 +249,7 @@ class Chunk final : public Handle {
   sys::Phases phases_;  // of blocking I/O of a virtual chunk
   sys::PhaseCount phase_count_;
 
-  // The asynchronous side. Under lock_ but for what says otherwise.
+  // The asynchronous side. Under lock_ unless stated otherwise.
   alignas(64) sys::Mutex lock_;
   CommandTable commands_;
   WaitQueue waiters_;
@@ -254,10 +257,10 @@ class Chunk final : public Handle {
   uint32_t depth_ = 0;    // of the ring
   uint32_t in_ring_ = 0;  // handed to the context, not yet finished
   uint32_t lost_ = 0;     // of in_ring_
-  // some of the backlog waits for a late write: nothing may wake a thread that waits in the ring
+  // part of the backlog waits for a late write; nothing may wake a thread that waits in the ring then
   bool backlog_blocked_ = false;
   bool leader_ = false;      // a thread harvests or sleeps in the ring
-  bool designated_ = false;  // a thread was woken to become it
+  bool designated_ = false;  // a thread was woken to become the leader
   bool closing_ = false;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A chunk's counters, for cblk_get_stats. Relaxed atomics: each figure is exact, together they are of about one moment.
+// A chunk's counters, for cblk_get_stats. Relaxed atomics: each figure is exact, but together they are not a snapshot
+// of one moment.
 // Threading: any.
 #pragma once
 #include <atomic>
@@ -10,7 +11,7 @@ namespace lunar::cblk {
 using Count = std::atomic<uint64_t>;
 inline void add(Count& count, uint64_t n = 1) { count.fetch_add(n, std::memory_order_relaxed); }
 
-// How many are under way, and the most there ever were.
+// How many are in progress, and the maximum so far.
 struct Gauge {
   std::atomic<uint32_t> now{0}, most{0};
   void enter() {
@@ -19,7 +20,7 @@ struct Gauge {
     while (n > seen && !most.compare_exchange_weak(seen, n, std::memory_order_relaxed)) {}
   }
   void leave() { now.fetch_sub(1, std::memory_order_relaxed); }
-  // The same where a lock keeps others out: no locked instruction.
+  // The same under a lock that excludes other callers: no locked instruction.
   void enter_locked() {
     const uint32_t n = now.load(std::memory_order_relaxed) + 1;
     now.store(n, std::memory_order_relaxed);

@@ -3,9 +3,9 @@
 // order of their issue, found by their tags.
 //
 //   free ─► active (backlog, then ring) ─► done ─► free, when its result is fetched
-//                    └► free at once, when the caller gave a status; orphaned before, where the device still has it
+//                    └► free at once, if the caller gave a status; orphaned first, if the device still has it
 //
-// Threading: under its owner's lock, but for Entry::state, which a reader may look at without. Allocates nothing.
+// Threading: under the owner's lock, except Entry::state, which may be read without it. Allocates nothing.
 #pragma once
 #include <sys/uio.h>
 
@@ -24,31 +24,31 @@ struct Waiter;
 struct Entry {
   enum State : uint8_t { kFree, kActive, kDone, kOrphaned };  // kOrphaned: over for the caller, not yet for the device
   std::atomic<uint8_t> state{kFree};
-  bool lost = false;       // its time ran out while the device had it
-  bool delivered = false;  // its completion is being copied out: too late to be late
+  bool lost = false;       // timed out while the device had it
+  bool delivered = false;  // its completion is being copied out: it can no longer time out
   uint32_t life = 0;
   uint32_t next = kNone;                  // free stack or backlog
-  uint32_t newer = kNone, older = kNone;  // in a Line
-  uint32_t same_hash = kNone;             // user tags
+  uint32_t newer = kNone, older = kNone;  // neighbours in a Line
+  uint32_t same_hash = kNone;             // chain of user tags
   iovec part{};
   uint64_t sequence = 0;
   uint64_t deadline_ns = UINT64_MAX;
   int64_t result = 0;                // blocks or -errno
-  struct Waiter* waiters = nullptr;  // for this one
+  struct Waiter* waiters = nullptr;  // threads that wait for this command
   LateWrite late;                    // of a lost write or discard
   Io io;
 
   bool is(State wanted) const { return state.load(std::memory_order_relaxed) == wanted; }
-  // Nothing to fetch: over for the caller, or never begun.
+  // There is nothing to fetch: it is over for the caller, or never began.
   bool is_over() const { return is(kFree) || is(kOrphaned); }
 };
 
 class CommandTable {
  public:
-  // So many bytes of memory, 64-byte aligned, hold the table.
+  // The bytes of memory, 64-byte aligned, that a table of `count` commands needs.
   static size_t bytes_of(uint32_t count);
   void init(char* memory, uint32_t count);  // all free
-  void reset();                             // all free: for a child, whose commands are the parent's
+  void reset();                             // all free: for a child, because the commands belong to the parent
 
   uint32_t size() const { return count_; }
   Entry& operator[](uint64_t index) { return entries_[index]; }
@@ -56,35 +56,37 @@ class CommandTable {
 
   bool any_free() const { return free_ != kNone; }
   uint32_t take_free();  // kNone: there is none
-  // False: the device still has it, and it is an orphan until release() is called for it again.
+  // False: the device still has the command, which is an orphan until release() is called for it again.
   bool release(uint32_t index);
 
-  // A new one, active. move_to_done: its result is there. leave_fetchable: fetched; pre: it is done.
+  // enter_fetchable: a new active command. move_to_done: its result has arrived. leave_fetchable: its result was
+  // fetched; pre: it is done.
   void enter_fetchable(uint32_t index);
   void move_to_done(uint32_t index);
   void leave_fetchable(uint32_t index);
-  // The same of one with the caller's status, which is never fetched.
+  // The same for a command with the caller's status, which is never fetched.
   void enter_background(uint32_t index);
   void leave_background(uint32_t index);
   uint32_t oldest_background() const { return background_line_.oldest; }
   uint32_t fetchable() const { return fetchable_; }
-  uint32_t done() const { return done_; }  // of them
+  uint32_t done() const { return done_; }  // of the fetchable ones
   uint32_t oldest_active() const { return active_line_.oldest; }
   uint32_t oldest_done() const { return done_line_.oldest; }
-  // The command that a tag means: 0; -ENOMSG: it is free; -EINVAL: no such tag.
+  // Finds the command that a tag identifies. 0; -ENOMSG: the tag is free; -EINVAL: there is no such tag.
   [[nodiscard]] int find_tag(int tag, bool user, uint32_t* index) const;
-  // The fetchable one with the operation, buffer, blocks and kind of tag of `like` (a user tag: with that tag, too):
-  // that of the tag; else the one issued behind the last that was found so, as lists mostly name them in that order;
-  // else the one issued first. 0 or -ENOMSG. Looks at all of them if it has to.
+  // Finds the fetchable command with the operation, buffer, blocks and kind of tag of `like` (if it has a user tag:
+  // with that tag, too). Of several, it prefers the one with `tag`; then the one issued after the last that was found
+  // this way, because lists mostly name commands in that order; then the one issued first. 0 or -ENOMSG. Looks at all
+  // of them if necessary.
   [[nodiscard]] int find_like(int tag, const Io& like, uint32_t* index);
 
-  // The backlog: first in, first out, but what a late write holds up is passed by.
+  // The backlog: first in, first out, except that commands that wait for a late write are overtaken.
   void append_backlog(uint32_t index);
   uint32_t backlog() const { return backlog_; }
-  // The one behind `before`; kNone: of the first one.
+  // The command after `before`; before == kNone: the first one.
   uint32_t backlog_after(uint32_t before) const { return before == kNone ? backlog_first_ : entries_[before].next; }
-  uint32_t take_backlog_after(uint32_t before);  // pre: there is one
-  bool take_from_backlog(uint32_t index);        // false: it is not in it
+  uint32_t take_backlog_after(uint32_t before);  // removes backlog_after(before); pre: there is one
+  bool take_from_backlog(uint32_t index);        // false: it is not in the backlog
 
  private:
   // Commands in the order of their issue.
@@ -102,8 +104,8 @@ class CommandTable {
   uint32_t backlog_first_ = kNone, backlog_last_ = kNone, backlog_ = 0;
   Line active_line_, done_line_, background_line_;
   uint32_t fetchable_ = 0, done_ = 0;
-  uint32_t next_like_ = kNone;       // behind the last that find_like found: it may be over since,
-  uint64_t next_like_sequence_ = 0;  //   and is another one then
+  uint32_t next_like_ = kNone;       // the command after the last that find_like found; it may be over,
+  uint64_t next_like_sequence_ = 0;  //   and its entry in use for another one
   uint32_t* hash_ = nullptr;         // user tags: hash_mask_ + 1 chains
   uint32_t hash_mask_ = 0;
 };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of chunks: several on one physical LUN, used in turns (GROUP_ID), or one a device (RAID 0): block b is block
-// b / n of chunk b % n. Its chunks have ids of their own, which tags carry; by such an id a result can be fetched and
-// nothing else be done.
+// A group of chunks: several on one physical LUN, used in turn (GROUP_ID), or one per device (RAID 0), where block b is
+// block b / n of chunk b % n. The chunks have their own ids, which tags carry. Such an id is good for fetching a
+// result, and for nothing else.
 //
-// An asynchronous command is one chunk's; one of a RAID 0 moves one block. A blocking call of a RAID 0 moves any
-// number, chunk by chunk, each with one vector of the blocks that are its own, all of them at work at once. Threading:
-// any. Has no lock: which chunk is next is one atomic number.
+// An asynchronous command goes to one chunk; one of a RAID 0 moves one block. A blocking call on a RAID 0 moves any
+// number of blocks: each chunk gets one vector of the blocks that are on it, and all chunks work at the same time.
+// Threading: any. Has no lock: the next chunk is an atomic number.
 #pragma once
 #include "cblk/chunk.h"
 
@@ -15,10 +15,10 @@ constexpr int kGroupChunksMax = 256;
 
 class Group final : public Handle {
  public:
-  // chunks: how many, for GROUP_ID; a RAID 0 has as many as its path names devices.
+  // chunks: the number of chunks of a GROUP_ID; a RAID 0 has as many as its path names devices.
   [[nodiscard]] static int open(const Chunk::Options& options, int chunks, Group** out);
 
-  // -EBUSY: some chunk has commands under way or results not fetched; all live on.
+  // -EBUSY: some chunk has commands in progress or results not fetched; all chunks stay open.
   [[nodiscard]] int close(int flags) override;
   uint64_t lun_blocks() const override;
   uint64_t size_blocks() const override;
@@ -28,13 +28,13 @@ class Group final : public Handle {
   [[nodiscard]] int clone_after_fork(int mode) override;
   [[nodiscard]] int64_t transfer(Io* io) override;
   [[nodiscard]] int64_t issue(Io* io, cflsh_cg_tag_t* tag) override;
-  // NEXT_TAG: of all chunks the oldest. Nothing under way is 0 (-ENOENT, where it would block); blocked too long
-  // -ETIME.
+  // NEXT_TAG: the oldest result of all chunks. 0 if nothing is in progress (-ENOENT if the call would block); -ETIME if
+  // it blocked for too long.
   [[nodiscard]] int64_t result(cflsh_cg_tag_t* tag, int flags) override;
   int chunks() const { return static_cast<int>(count_); }
   void after_fork_in_child() {
-    closing_.store(false, std::memory_order_relaxed);  // a closing thread was the parent's
-    finished_.close();                                 // and so were its sleepers
+    closing_.store(false, std::memory_order_relaxed);  // the closing thread was the parent's
+    finished_.close();                                 // and so were the sleepers
   }
 
  private:
@@ -42,14 +42,14 @@ class Group final : public Handle {
   [[nodiscard]] int open_chunk(const Chunk::Options& options);
   [[nodiscard]] int open_devices(Chunk::Options options);
   void destroy();
-  // The chunk that an I/O goes to, and io->lba becomes that chunk's; nullptr: beyond the end.
+  // Returns the chunk that an I/O goes to, and sets io->lba to the block of that chunk; nullptr: beyond the end.
   Chunk* route(Io* io);
   [[nodiscard]] int64_t transfer_striped(const Io& io);
   [[nodiscard]] int64_t next_result(cflsh_cg_tag_t* tag, int flags);
   struct Shares;
   struct Oldest {
-    Chunk* done = nullptr;  // that has the oldest result
-    bool active = false;    // some chunk has a command under way
+    Chunk* done = nullptr;  // the chunk with the oldest result
+    bool active = false;    // some chunk has a command in progress
   };
   Oldest find_oldest(bool harvests);
   void sleep();
@@ -58,7 +58,7 @@ class Group final : public Handle {
   unsigned count_ = 0;
   std::atomic<uint32_t> turn_{0};
   std::atomic<bool> closing_{false};
-  std::atomic<uint64_t> sequence_{0};  // of issues, over all chunks
+  std::atomic<uint64_t> sequence_{0};  // number of issues on all chunks
   Siblings siblings_;                  // GROUP_ID
   Finished finished_;
   Chunk* chunk_[kGroupChunksMax] = {};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One I/O as the caller asked for it, and how its outcome is reported.
+// One I/O as the caller requested it, and how its outcome is reported.
 #pragma once
 #include <errno.h>
 #include <string.h>
@@ -18,7 +18,7 @@ namespace lunar::cblk {
 constexpr uint64_t kBlockBytes = CAPI_FLASH_BLOCK_SIZE;
 constexpr uint64_t kForever = UINT64_MAX;  // a deadline
 
-// What a read must remember for the cache. Most have nothing to, and pay nothing when they are copied.
+// What a read must remember for the cache. Most reads have nothing to remember, and then copying costs nothing.
 struct Stamps {
   Stamps() {}
   Stamps(const Stamps& other) { *this = other; }
@@ -28,7 +28,7 @@ struct Stamps {
     return *this;
   }
   bool known = false;
-  uint64_t of[Cache::kFillBlocksMax];  // set where known
+  uint64_t of[Cache::kFillBlocksMax];  // set if `known`
 };
 
 struct Io {
@@ -39,22 +39,22 @@ struct Io {
   int user_tag = 0;
   bool has_user_tag = false;
   bool wait_for_command = false;
-  uint64_t wait_deadline_ns = UINT64_MAX;  // for that: it waits as long as usual, but not beyond
-  uint64_t deadline_ns = 0;                // of a blocking one that is a part of a call; 0: its own limit
-  // of a blocking read or write: where the blocks lie, instead of from `buffer` on
+  uint64_t wait_deadline_ns = UINT64_MAX;  // for wait_for_command: it waits as long as usual, but not beyond this
+  uint64_t deadline_ns = 0;                // of a blocking I/O that is part of a call; 0: it has its own limit
+  // of a blocking read or write: the memory for the blocks, if it does not start at `buffer`
   const iovec* parts = nullptr;
   uint32_t part_count = 0;
-  // of a blocking one that is a part of a call: the device has it before it is waited for, and it waits for no place to
-  // do so in, as others are under way
+  // of a blocking I/O that is part of a call. overlaps: it is handed to the device before any wait; may_wait: it may
+  // wait for a lane (not while others of the call are in progress)
   bool overlaps = false, may_wait = true;
-  cblk_arw_status_t* status = nullptr;  // to be filled in the background
-  // Made by prepare().
+  cblk_arw_status_t* status = nullptr;  // filled in by the background thread
+  // Set by prepare().
   Bounce bounce;
   bool cached_write = false;
   Stamps stamps;
 };
 
-// What the device is told: so many bytes from a block on, which lie in `parts`.
+// The command for the device: `bytes` bytes from `block` on, whose memory is `parts`.
 inline ::lunar::Command command_for(Op op, uint64_t block, const iovec* parts, uint32_t count, size_t bytes) {
   ::lunar::Command command;
   command.op = op;
@@ -65,13 +65,13 @@ inline ::lunar::Command command_for(Op op, uint64_t block, const iovec* parts, u
   return command;
 }
 
-// The library's own errors (arguments, time, no such command) may not come from the device: callers would take a
-// fetched command for one that was not. Such errors of a device become EIO.
+// The library uses these errors itself (for arguments, time, no such command). A device must not return them, because
+// callers would take a fetched command for one that was not fetched. Such an error of a device becomes EIO.
 inline bool is_our_answer(int64_t error) {
   return error == -EINVAL || error == -ETIMEDOUT || error == -ENOMSG || error == -ENOENT || error == -EAGAIN;
 }
 
-// The status last: a reader with acquire order may read the rest.
+// Set the status last: a reader with acquire order may then read the rest.
 inline void set_status(cblk_arw_status_t* status, cblk_status_type_t value) {
   std::atomic_ref<cblk_status_type_t>(status->status).store(value, std::memory_order_release);
 }

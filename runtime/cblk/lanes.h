@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lanes: contexts for blocking I/O with a time limit. A thread that moves blocks borrows one for the I/O.
+// Lanes: contexts for blocking I/O with a time limit. A thread borrows a lane for each I/O.
 //
-// Why: a thread inside a blocking system call on a device that hangs cannot be called back; one that waits for a ring
-// can. And a command that was handed to the device cannot be taken back: one that is late is *lost*. Its lane, with the
-// buffer that the device may still read or write, is parked until the device releases it (sweep), and carries no other
-// I/O meanwhile.
+// Why: a thread in a blocking system call on a device that hangs cannot return; one that waits for a ring can. But a
+// command that was handed to the device cannot be withdrawn: a late one is *lost*. Its lane, with the buffer that the
+// device may still read or write, is parked until the device releases it (sweep), and carries no other I/O meanwhile.
 //
-// Lanes are attached on demand, one more than there are threads at one time, and kept. The first one spins for a moment
-// before it sleeps (as every context may): a thread that is alone takes it, several take the others while they last.
-// Threading: any. Takes a lock only to attach and to park. begin() allocates nothing once there are lanes enough.
+// Lanes are attached on demand, at most one more than threads at any one time, and kept. The first lane spins for a
+// moment before it sleeps (as every context may). A thread that is alone takes that one; several threads take the
+// others as long as there are any.
+// Threading: any. Takes a lock only to attach and to park. begin() allocates nothing once there are enough lanes.
 #pragma once
 #include <sys/uio.h>
 
@@ -28,12 +28,12 @@ struct Transfer {
   uint64_t block = 0;
   uint64_t blocks = 0;
   uint64_t deadline_ns = 0;
-  uint64_t left_ns = 0;  // until then, when it begins just now; 0: the clock is asked
-  // A read or write of one block goes by the lane's own memory, which its ring knows (1 us of CPU less), to and from
-  // here:
+  uint64_t left_ns = 0;  // until the deadline, for a transfer that begins now; 0: read the clock
+  // A read or write of one block uses the lane's own memory, which is registered with its ring (this saves 1 us of
+  // CPU), and is copied to and from here:
   char* buffer = nullptr;
-  const uint64_t* stamps = nullptr;  // and what was read goes into the cache, if set
-  const iovec* parts = nullptr;      // without a time limit: where the blocks lie, if not in the bounce buffer
+  const uint64_t* stamps = nullptr;  // if set, what was read also goes into the cache
+  const iovec* parts = nullptr;      // without a time limit: the memory for the blocks, if not the bounce buffer
   uint32_t part_count = 0;
 };
 
@@ -41,29 +41,29 @@ struct Transfer {
 struct Underway {
   static constexpr unsigned kNone = ~0u;
   unsigned lane = kNone;
-  bool submitted = false;  // else end() hands it over, in one system call with the wait
+  bool submitted = false;  // if not, end() submits it, in one system call with the wait
   uint64_t left_ns = 0;
 };
 
-// between two looks at whether a device that hangs has released something
+// interval at which a hanging device is checked for I/O that it has released
 constexpr uint64_t kLostRetryNs = 2'000'000;
 
 class Lanes {
  public:
   static constexpr unsigned kMost = 64;
 
-  // None is attached yet.
+  // Attaches no lane yet.
   void open(Device* device, BouncePool* bounces, Cache* cache, LateWrites* late);
-  void close();  // pre: nothing runs, none is lost
-  // Takes a lane for it; waits for one until the deadline where it `may_wait`, else -EAGAIN when none is free. With
-  // `submit` the device has it at once. 0 or -errno: not begun. A thread that has begun one must not wait for a lane:
-  // two could wait for each other's.
+  void close();  // pre: nothing is in progress, nothing is lost
+  // Takes a lane for the transfer. If none is free, waits for one until the deadline (may_wait) or fails with -EAGAIN.
+  // With `submit` the transfer is handed to the device at once. 0, or -errno: not begun. A thread that has begun a
+  // transfer must not wait for another lane: two threads could wait for each other's.
   [[nodiscard]] int begin(const Transfer& transfer, Bounce* bounce, bool may_wait, bool submit, Underway* out);
-  // Waits for it: bytes moved (discard: 0) or -errno; -ETIMEDOUT: not done in time. The data of more than a block lie
-  // in `bounce`, which stays the caller's unless the command is *lost: then it is taken over, and of a write the cache
-  // is reported when it ends.
+  // Waits for the transfer. Returns bytes moved (discard: 0) or -errno; -ETIMEDOUT: not done in time. The data of more
+  // than one block are in `bounce`, which remains the caller's unless *lost is set: then the lane takes it over, and
+  // tells the cache when a lost write ends.
   [[nodiscard]] int64_t end(Underway* transfer, Bounce* bounce, bool* lost);
-  // Lost commands that may have ended are released. How many are left.
+  // Releases lost commands that have ended. Returns how many are left.
   unsigned sweep();
   bool some_lost() const { return lost_count_.load(std::memory_order_relaxed) != 0; }
   void forget_in_child();
@@ -71,16 +71,16 @@ class Lanes {
  private:
   struct Lane {
     Context* context = nullptr;
-    char* own = nullptr;  // a block
+    char* own = nullptr;  // memory of one block
     iovec part{};
     Transfer transfer;
-    Bounce bounce;   // lost: its memory,
-    LateWrite late;  //   and, of a write, that it is
+    Bounce bounce;   // if lost: its memory,
+    LateWrite late;  //   and, for a write, its entry in LateWrites
   };
   static ::lunar::Command command_of(const Lane& lane);
-  int await_one(uint64_t deadline_ns);  // or -ETIMEDOUT
-  int take_free(bool any);              // or -1
-  int attach_one();                     // -EAGAIN: no more; or -errno
+  int await_one(uint64_t deadline_ns);  // index of a free lane, or -ETIMEDOUT
+  int take_free(bool any);              // index, or -1
+  int attach_one();                     // index; -EAGAIN: no more; or -errno
   void give(unsigned index);
   void park(unsigned index, Bounce* bounce);
 
@@ -88,15 +88,16 @@ class Lanes {
   BouncePool* bounces_ = nullptr;
   Cache* cache_ = nullptr;
   LateWrites* late_ = nullptr;
-  std::atomic<uint64_t> free_{0};      // a bit a lane
-  std::atomic<uint32_t> attached_{0};  // count_, for those without the lock
-  std::atomic<uint32_t> waiting_{0};   // threads that wait for one,
-  std::atomic<uint32_t> word_{0};      //   on this, bumped when one comes free
+  std::atomic<uint64_t> free_{0};      // one bit per lane
+  std::atomic<uint32_t> attached_{0};  // count_, for readers without the lock
+  std::atomic<uint32_t> waiting_{0};   // threads that wait for a lane,
+  std::atomic<uint32_t> word_{0};      //   on this word, which changes when one becomes free
   std::atomic<uint32_t> lost_count_{0};
-  std::atomic<uint64_t> none_until_ns_{0};  // no lane more was to be had; 0: it was
-  sys::Mutex lock_;                         // of what follows
-  char* memory_ = nullptr;                  // a block a lane; touched where used
-  unsigned count_ = 0;                      // attached
+  // attaching another lane failed; not tried again before this; 0: it did not fail
+  std::atomic<uint64_t> none_until_ns_{0};
+  sys::Mutex lock_;         // of the members below
+  char* memory_ = nullptr;  // one block per lane; touched when used
+  unsigned count_ = 0;      // attached
   uint64_t lost_ = 0;
   Lane lane_[kMost];
 };

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes and discards that timed out and which the device may yet carry out: changes of the same blocks wait for them.
-// One list a chunk; the chunks of a group on one LUN share theirs, as a retry may go to another chunk.
-// Threading: any; the lock is a leaf. Allocates nothing: a LateWrite lies in the command, or lane, that is late.
+// Writes and discards that timed out but that the device may still carry out. Later changes of the same blocks wait for
+// them. There is one list per chunk; the chunks of a group on one LUN share one, because a retry may go to another
+// chunk.
+// Threading: any; the lock is a leaf. Allocates nothing: a LateWrite is part of the late command or lane.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -19,10 +20,10 @@ struct LateWrite {
 class LateWrites {
  public:
   bool any() const { return first_.load(std::memory_order_acquire) != nullptr; }
-  bool reach(uint64_t block, uint64_t blocks);  // whether one may still change one of these
+  bool reach(uint64_t block, uint64_t blocks);  // whether a late write may still change one of these blocks
   void add(LateWrite* one, uint64_t block, uint64_t blocks);
-  void remove(LateWrite* one);  // one that is not there is fine
-  // they are the parent's. pre: each is made anew before it is used again
+  void remove(LateWrite* one);  // does nothing if it is not in the list
+  // late writes belong to the parent. pre: each LateWrite is initialised before it is used again
   void forget_in_child();
 
  private:

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The threads that sleep until another thread of a chunk changes something, by what they wait for.
 //
-// Signalling only notes the threads to wake: the futex calls come when the owner's lock has been released (take_wakes).
-// Threading: under its owner's lock, but for the sleep itself and Wakes::wake. Allocates nothing.
+// Signalling only records the threads to wake: the futex calls are made after the owner's lock was released
+// (take_wakes).
+// Threading: under the owner's lock, except the sleep itself and Wakes::wake. Allocates nothing.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 namespace lunar::cblk {
 
-// A thread that sleeps. Lives on its stack.
+// A sleeping thread. The object is on its stack.
 struct Waiter {
   enum Kind : uint8_t { kCommand, kAny, kFree, kIdle };
   static constexpr unsigned kKinds = 4;
@@ -20,8 +21,8 @@ struct Waiter {
   bool listed = false;
   bool designated = false;  // woken to become the leader
   std::atomic<uint32_t> signal{0};
-  Waiter** command;        // kCommand: the head of the list of those that wait for it
-  Waiter* next = nullptr;  // among those of its kind
+  Waiter** command;        // kCommand: the head of the list of threads that wait for the command
+  Waiter* next = nullptr;  // among waiters of its kind
   Waiter* previous = nullptr;
   Waiter* same_command = nullptr;
 };
@@ -29,7 +30,7 @@ struct Waiter {
 class WaitQueue {
  public:
   static constexpr unsigned kWakesMax = 64;
-  // Words to wake, once the lock is free.
+  // Words to wake after the lock is released.
   class Wakes {
    public:
     void wake() const {
@@ -43,7 +44,7 @@ class WaitQueue {
   };
 
   void enqueue(Waiter* waiter);
-  void dequeue(Waiter* waiter);  // nothing where it is in no list
+  void dequeue(Waiter* waiter);  // does nothing if it is in no list
   Waiter* first(Waiter::Kind kind) const { return waiting_[kind]; }
   void signal(Waiter* waiter);
   void signal_one(Waiter::Kind kind) {

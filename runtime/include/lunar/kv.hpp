@@ -15,8 +15,8 @@
 // call lists: EINVAL (the store is not open, or was moved from; a key or value is too long), ENOMEM, EIO, EBADMSG and
 // other errors of the device. Damaged data are never returned. The header itself throws nothing, and compiles without
 // exceptions.
-// Threads: any thread may use any call at any time; only open, close, moves and destruction must not overlap other calls
-// on the same object. Calls on one key take effect one after the other. No call is async-signal-safe.
+// Threads: any thread may use any call at any time; only open, close, moves and destruction must not overlap other
+// calls on the same object. Calls on one key take effect one after the other. No call is async-signal-safe.
 // Fork: stores are closed in the child. (Only ark_fork() keeps one open: that of a store in memory, by its handle().)
 //
 // Asynchronous calls copy the key and the value before they return, and own the copies. They run on threads of the
