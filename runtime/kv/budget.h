@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The DRAM that a store may have, hard: what would exceed it is refused before it is touched.
+// The DRAM budget of a store, a hard limit: a request that would exceed it is refused before the memory is touched.
 // Threading: any. May not: allocate, block.
 #pragma once
 #include <atomic>

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Epochs: how a reader without a lock keeps what it looks at from being used for something else.
+// Epochs keep memory that a reader without a lock may look at from being reused.
 //
 //   reader   Reading guard(epochs);      publishes the current epoch in a slot, looks, leaves
 //   writer   unlinks X; e = retire();    readers that may still see X have published e or less
-//            safe(e)                     ... and is gone: X is free
+//            safe(e)                     all of these have left: X is free
 //
-// A guard may be held for as long as it takes to copy one value, never across I/O or a wait. 256 threads may read at
-// one time; one more yields until a slot is free. A slot also counts what was done under it, so that counting costs no
-// shared cache line. Threading: any. May not: allocate, call the kernel (but for that yield).
+// A guard lives for as long as it takes to copy one value, never across I/O or a wait. 256 threads may read at a time;
+// one more yields until a slot is free. A slot also counts the operations under it, so that counting shares no cache
+// line.
+// Threading: any. May not: allocate, make system calls (except that yield).
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -16,11 +17,11 @@ namespace lunar::kv {
 
 class Epochs {
  public:
-  // After what was unlinked: its number.
+  // Called after something was unlinked; returns the number to pass to safe().
   uint64_t retire() { return epoch_.fetch_add(1, std::memory_order_seq_cst); }
-  // No reader is left that published `retired` or less.
+  // Whether no reader is left that published `retired` or less.
   bool safe(uint64_t retired) const;
-  uint64_t operations() const;  // all that were counted, ever
+  uint64_t operations() const;  // number of all operations that were counted
 
  private:
   friend class Reading;

@@ -1,29 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hash index of one shard: from the hash of a key to the addresses of records that may be its own.
+// The hash index of one shard: from the hash of a key to the addresses of records that may have that key.
 //
 //   entry   │ tag: 24 bits of the hash │ address: 40 bits │     8 bytes; 0: empty
-//   bucket  │ entry × 7 │ link │                              one cache line; link: for what does not fit,
-//   overflow bucket │ entry × 3 │ link │                      half of one
+//   bucket  │ entry × 7 │ link │                              one cache line; link: to entries that do not fit,
+//   overflow bucket │ entry × 3 │ link │                      half a line
 //   link    │ marks of the entries, kMarkers bits each │ number: 29 bits │
 //
-// There are 7.2 entries a bucket of 7 on average. Most chains have an overflow bucket then, but as these are small all
-// of it takes 11.4 to 11.9 bytes an entry, and a hit looks at 1.2 to 1.3 lines (DECISIONS.md has other loads).
+// A bucket of 7 has 7.2 entries on average. Most chains then have an overflow bucket, but as these are small, the index
+// takes 11.4 to 11.9 bytes per entry, and a hit looks at 1.2 to 1.3 cache lines (DECISIONS.md has other loads).
 //
-// It grows one bucket at a time (linear hashing): bucket `split` gives half its entries to the new last bucket, then
-// split moves on; after a round of 2^level splits there are twice as many. So growth never stops the shard for longer
-// than a bucket takes, and the number of entries a bucket stays the same. Choosing the half reads no key: the bits of
-// the hash that later rounds need are in the tag. Those bits no longer tell keys apart within a bucket: kGrowBits of 24
-// may go.
+// The index grows one bucket at a time (linear hashing): bucket `split` gives half of its entries to the new last
+// bucket, then split moves on; after a round of 2^level splits there are twice as many buckets. So growth stops the
+// shard for no longer than one bucket takes, and the number of entries per bucket stays the same. Choosing the half
+// reads no key, because the bits of the hash that later rounds need are in the tag. Those bits no longer tell keys
+// apart within a bucket; kGrowBits of the 24 may be used up.
 //
 //   buckets of a hash at (level, split):   low bits of  │ tag │ bits_ bits of the hash beyond the tag │
 //
-// Readers take no lock. A hit is always valid. A miss counts only when no entry was moved meanwhile: `moves` is odd
-// during a split and has another value afterwards, and then the reader looks again.
-// A mark says that a walk (log_scan.h) has given the key of that entry. It stays with the entry, whatever address that
-// gets, wherever a split puts it; a new entry has none.
-// Threading: find, collect: any. Everything else: the holder of the shard's lock. Buckets are never given back before
-// close, so that a reader may look at one that has become another chain's: what it finds there, it compares with its
-// key.
+// Readers take no lock. A hit is always valid. A miss counts only if no entry was moved meanwhile: `moves` is odd
+// during a split and has another value afterwards, which makes the reader look again.
+// A mark says that a walk (log_scan.h) has returned the key of the entry. It stays with the entry, whatever address
+// that gets and wherever a split moves it; a new entry has none.
+// Threading: find, collect: any. Everything else: the holder of the shard's lock. Buckets are not freed before close,
+// so a reader may look at one that has become part of another chain: it compares what it finds there with its key.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -44,14 +43,15 @@ using Bucket = BucketOf<8>;
 using OverflowBucket = BucketOf<4>;
 static_assert(sizeof(Bucket) == 64 && sizeof(OverflowBucket) == 32);
 
-// Buckets by number, at addresses that never change. Memory is mapped in parts, each as large as all before it, and
-// charged a bucket.
+// Buckets by number, at addresses that never change. Memory is mapped in parts, each as large as all before it
+// together, and charged to the budget by the bucket.
 template <class B>
 class BucketArray {
  public:
   void open(unsigned bits, Budget* budget) { bits_ = bits, budget_ = budget; }
   void close();
-  // There are `count` buckets, the new ones empty. -ENOMEM (also when the budget is spent). Pre: the lock.
+  // Grows the array to `count` buckets; the new ones are empty. 0; -ENOMEM, also if the budget is used up. Pre: the
+  // lock.
   [[nodiscard]] int grow(uint64_t count);
   static constexpr uint64_t count_most(unsigned bits) { return uint64_t{1} << (bits + kParts - 1); }
   uint64_t count() const { return count_.load(std::memory_order_relaxed); }
@@ -64,7 +64,7 @@ class BucketArray {
   static constexpr unsigned kParts = 20;
   uint64_t part_bytes(unsigned part) const { return sizeof(B) << (part ? bits_ + part - 1 : bits_); }
   unsigned bits_ = 0;
-  std::atomic<uint64_t> count_{0};  // others than the holder of the lock read it for the size of a saved state
+  std::atomic<uint64_t> count_{0};  // also read without the lock, for the size of a saved state
   Budget* budget_ = nullptr;
   std::atomic<B*> parts_[kParts] = {};
 };
@@ -78,12 +78,12 @@ class Index {
     uint64_t buckets() const { return (uint64_t{1} << level) + split; }
   };
 
-  // 2^bits buckets to begin with. 0 or -ENOMEM.
+  // Starts with 2^bits buckets. 0 or -ENOMEM.
   [[nodiscard]] int open(unsigned bits, Budget* budget);
   void close();  // it may be opened again
 
   void prefetch(uint64_t hash) const { __builtin_prefetch(&primary_.at(bucket_of(hash_bits(hash), shape()))); }
-  // Calls match(Address) for what may be the key's until it returns true. Whether it did.
+  // Calls match(Address) for the records that may have the key, until it returns true. Returns whether it did.
   template <class Match>
   bool find(uint64_t hash, Match match) const {
     for (;;) {
@@ -93,7 +93,7 @@ class Index {
       pause();
     }
   }
-  // The same for the holder of the lock: the entry's place, or nullptr.
+  // The same for the holder of the lock. Returns the place of the entry, or nullptr.
   template <class Match>
   std::atomic<uint64_t>* find_entry(uint64_t hash, Match match) const {
     const uint64_t tag = tag_of(hash);
@@ -113,24 +113,25 @@ class Index {
     place->store(0, std::memory_order_seq_cst);
     entries_.store(entries() - 1, std::memory_order_relaxed);
   }
-  // 0, or -ENOMEM: no bucket available.
+  // 0, or -ENOMEM: there is no bucket.
   [[nodiscard]] int insert(uint64_t hash, Address address);
 
-  // Marks of the entries, for kMarkers walks at a time. clear_marks: in bucket `number` and its chain. mark: false: the
-  // index leads no such key to that address, or it is marked. Pre, of both: the lock.
+  // Marks of the entries, for kMarkers walks at a time. clear_marks: in bucket `number` and its chain. mark: false if
+  // the index has no entry with that hash and address, or it is marked already. Pre of both: the lock.
   static constexpr unsigned kMarkers = 5, kNoMarker = kMarkers;
   void clear_marks(uint64_t number, unsigned marker);
   [[nodiscard]] bool mark(uint64_t hash, Address address, unsigned marker);
 
-  // For walks. A class of a shape is what lay in one of its buckets then, wherever splits put it since.
+  // For walks. A class of a shape is the set of entries that were in one of its buckets at that time, wherever splits
+  // have moved them since.
   Shape shape() const {
     const uint64_t packed = shape_.load(std::memory_order_seq_cst);
     return {static_cast<unsigned>(packed >> 56), packed & ((uint64_t{1} << 56) - 1)};
   }
-  // Addresses of all entries of a class that `marker` has not marked: up to `max` into `out`; returns how many there
-  // are (more than max: call again with more room).
+  // Copies the addresses of all entries of a class that `marker` has not marked to `out`, at most `max`. Returns how
+  // many there are (if more than max: call again with more room).
   uint64_t collect(const Shape& from, uint64_t number, Address* out, uint64_t max, unsigned marker = kNoMarker) const;
-  // For the saved state. Entries as they are, of bucket `number` and its chain. Pre: the lock.
+  // For the saved state: visits the entries of bucket `number` and its chain as they are. Pre: the lock.
   template <class Visit>
   void for_bucket(uint64_t number, Visit visit) const {
     (void)find_place(primary_.at(number), [&](const std::atomic<uint64_t>& place) {
@@ -138,13 +139,13 @@ class Index {
       return false;
     });
   }
-  // Such an entry of an index of the same bits(). As insert().
+  // Inserts such an entry of an index with the same bits(). Returns as insert().
   [[nodiscard]] int restore(uint64_t bucket, uint64_t entry) {
     const uint64_t known = bucket & ((uint64_t{1} << bits_) - 1);
     return insert(known << kTagBits | entry >> kAddressBits, address_of(entry));
   }
   static Address address_in(uint64_t entry) { return address_of(entry); }
-  // What tells the entry that leads a key of that hash to `address` from nearly all others; never 0.
+  // A number that distinguishes the entry for a key of that hash at `address` from nearly all others; never 0.
   static uint32_t short_of(uint64_t hash, Address address) {
     return static_cast<uint32_t>((tag_of(hash) << kAddressBits | address.value) * 0x9e3779b97f4a7c15 >> 32) | 1;
   }
@@ -152,7 +153,7 @@ class Index {
   uint64_t buckets() const { return primary_.count(); }
   uint64_t entries() const { return entries_.load(std::memory_order_relaxed); }
   uint64_t bytes() const { return primary_.count() * sizeof(Bucket) + overflow_.count() * sizeof(OverflowBucket); }
-  // Every entry lies where a reader looks for it, and their number is right. Pre: the lock. For tests.
+  // Whether every entry is where a reader looks for it, and their number is right. Pre: the lock. For tests.
   bool validate() const;
 
  private:
@@ -173,7 +174,7 @@ class Index {
     const uint64_t link = word.load(std::memory_order_seq_cst) & kLinkMask;
     return link ? &overflow_.at(link - 1) : nullptr;
   }
-  // The first place of a chain that matches; nullptr.
+  // The first place in a chain that matches, or nullptr.
   template <class Match>
   std::atomic<uint64_t>* find_place(Bucket& bucket, Match match) const {
     for (std::atomic<uint64_t>& place : bucket.entries)
@@ -189,7 +190,7 @@ class Index {
     Cursor(const Index& index, Bucket& bucket) : index_(index), at_(bucket.entries), link_(&bucket.link) {}
     explicit operator bool() const { return at_ != nullptr; }
     std::atomic<uint64_t>& operator*() const { return *at_; }
-    std::atomic<uint64_t>* link() const { return link_; }  // of the bucket that it is in
+    std::atomic<uint64_t>* link() const { return link_; }  // of the bucket that the cursor is in
     uint64_t marks() const { return link_->load(std::memory_order_seq_cst) >> shift() & kMarkMask; }
     void set_marks(uint64_t marks) const {
       if (this->marks() == marks) return;
@@ -197,7 +198,7 @@ class Index {
       link_->store(others | marks << shift(), std::memory_order_seq_cst);
     }
     void operator++() {
-      if (++at_ != link_) return;  // the link lies behind the last entry
+      if (++at_ != link_) return;  // the link follows the last entry
       OverflowBucket* more = index_.linked(*link_);
       at_ = more ? more->entries : nullptr;
       if (more) link_ = &more->link;
@@ -220,7 +221,7 @@ class Index {
   std::atomic<uint64_t> shape_{0};  // level << 56 | split
   std::atomic<uint64_t> moves_{0};
   std::atomic<uint64_t> entries_{0};
-  uint64_t spare_ = 0, spares_ = 0;  // overflow buckets that no chain has: number + 1 of the first, linked
+  uint64_t spare_ = 0, spares_ = 0;  // overflow buckets in no chain: number + 1 of the first, linked; how many
   BucketArray<Bucket> primary_;
   BucketArray<OverflowBucket> overflow_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looking at a store as a whole: Store::info and Store::sweep.
-// Threading: as there (store.h).
+// Inspecting a whole store: Store::info and Store::sweep.
+// Threading: as in store.h.
 #pragma once
 #include <cstdint>
 
@@ -9,10 +9,10 @@
 namespace lunar::kv {
 
 struct StoreInfo {
-  // of a store that is kept; else 0
+  // of a persistent store; otherwise 0
   uint32_t version = 0;
   uint8_t uuid[16] = {};
-  uint64_t place_bytes = 0;  // of the device, that it takes
+  uint64_t place_bytes = 0;  // bytes of the device that the store takes
   uint64_t sequence = 0;     // of the saved state: each flush adds 1
   uint64_t state_bytes = 0;  // of the saved state
   uint64_t features_compatible = 0, features_read_only = 0, features_incompatible = 0;
@@ -22,38 +22,38 @@ struct StoreInfo {
   unsigned shards = 0;
   uint64_t segment_bytes = 0;
   uint64_t segments[kSegmentStates] = {};  // by SegmentState
-  uint64_t live_bytes = 0;                 // of records in segments; large pairs take whole segments of their own
+  uint64_t live_bytes = 0;                 // of live records in segments; large pairs take whole segments
 };
 
-// Something that is not as it was written.
+// Something that differs from what was written.
 struct Damage {
   const char* what = "";      // in words: "record", "superblock", ...
   const char* fault = "";     // what is wrong with it
-  Bytes key;                  // as far as `key_readable`; of a long key its beginning
+  Bytes key;                  // the first `key_bytes` bytes, or fewer of a long key; valid if `key_readable`
   uint64_t key_bytes = 0;     // of the whole key
-  bool key_readable = false;  // a key stands there, and the index confirms it
-  bool pair_lost = false;     // a pair that the store should hold cannot be read; false: it costs space at most
-  bool in_segment = false;    // segment counts
+  bool key_readable = false;  // a key can be read, and the index confirms it
+  bool pair_lost = false;     // a pair that the store should hold cannot be read; false: at most space is lost
+  bool in_segment = false;    // `segment` is valid
   uint64_t segment = 0;
-  uint64_t offset = 0;  // from the start of the place, bytes
+  uint64_t offset = 0;  // in bytes, from the start of the place
   uint64_t bytes = 0;   // 0: not known
 };
 
 struct Sweep {
   void* context = nullptr;
   void (*on_damage)(void* context, const Damage& damage) = nullptr;
-  // Pairs whose checksums are right, each once, in no order of the keys. false: no more are wanted. nullptr: they are
-  // only checked. Key and value are valid during the call.
+  // Called for each pair whose checksums are right, once, in no order of the keys. Key and value are valid during the
+  // call. Returns false to end the sweep. nullptr: pairs are only checked.
   bool (*on_pair)(void* context, Bytes key, Bytes value) = nullptr;
-  bool keys_only = false;  // for on_pair: values of large pairs are not read, and come with data == nullptr
+  bool keys_only = false;  // for on_pair: values of large pairs are not read; on_pair gets data == nullptr
 };
 
 struct CheckReport {
   uint64_t records = 0, large_pairs = 0;  // sound pairs
-  uint64_t dead_records = 0;              // sound ones, which were replaced or deleted
+  uint64_t dead_records = 0;              // sound records that were replaced or deleted
   uint64_t read_bytes = 0;
   uint64_t damages = 0, pairs_lost = 0;
-  uint64_t doubtful = 0;  // of the sound pairs: a damaged state does not name them, so they may be older or deleted
+  uint64_t doubtful = 0;  // sound pairs that a damaged state does not name, so they may be older or deleted
 };
 
 }  // namespace lunar::kv

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads what of the log lies on the device, in its order and in large pieces: the first part of a walk (store.h: Walk).
+// Reads the part of the log that is on the device, in its order and in large pieces: the first part of a walk (store.h:
+// Walk).
 //
-//   segments that lie on the device alone ──► slots, read ahead ──► sound records that the index leads to and that are
-//                                                                  not marked ──► marked, given
+//   segments that are on the device alone ──► slots, read ahead ──► sound records that the index leads to and that
+//                                                                   are not marked ──► marked, returned
 //
-// Marks in the index (index.h) say which keys have been given, so sets and cleaning may move keys meanwhile. What this
-// scan leaves out is given later, when the walk goes through the index and gives each key without a mark: segments in
-// DRAM, large pairs, and segments that cannot be read or were reused before the read came back.
+// Marks in the index (index.h) say which keys were returned, so sets and cleaning may move keys meanwhile. What this
+// scan leaves out is returned later, when the walk goes through the index and returns each key without a mark: keys of
+// segments in DRAM, of large pairs, and of segments that could not be read or were reused before the read completed.
 // Threading: one thread at a time, any. Takes the lock of one shard at a time. Blocks for the device.
-// May not: go beyond the store's budget, of which it takes a thirty-second (two segments at least).
+// May not: exceed the store's budget, of which it takes a thirty-second (at least two segments).
 #pragma once
 #include <sys/uio.h>
 
@@ -20,10 +21,11 @@ namespace lunar::kv {
 
 class LogScan {
  public:
-  // 0; -ENOMEM, -EOPNOTSUPP (nothing to gain by it), -errno of Device::attach. Pre: the marker is the caller's alone.
+  // 0; -ENOMEM; -EOPNOTSUPP: there is nothing to gain; -errno of Device::attach. Pre: no other walk has the marker.
   [[nodiscard]] static int open(Store* store, unsigned marker, LogScan** out);
   void close();
-  // A pair whose key was not marked; now it is. It stays until the next call. nullptr: that was all.
+  // Returns a pair whose key was not marked, and marks it. The record is valid until the next call. nullptr: there are
+  // no more.
   const Record* next();
 
  private:
@@ -31,7 +33,7 @@ class LogScan {
   struct Slot {
     char* memory = nullptr;
     uint64_t number = 0, life = 0, used = 0;
-    unsigned left = 0;  // parts that are being read
+    unsigned left = 0;  // parts that are still being read
     bool busy = false, failed = false;
     iovec parts[kPartsMost];
   };
@@ -57,8 +59,8 @@ class LogScan {
   Slot slots_[kSlotsMost];
   unsigned slot_count_ = 0, turn_ = 0;
   uint64_t next_segment_ = 0;
-  uint64_t at_ = 0;      // in the slot whose turn it is
-  bool opened_ = false;  // that slot
+  uint64_t at_ = 0;      // position in the current slot
+  bool opened_ = false;  // the current slot
   Found batch_[kBatch];
   unsigned batch_count_ = 0, batch_at_ = 0;
 };

@@ -5,21 +5,22 @@
 //   │ checksum │ version │ size, type │ key_bytes  │ value_bytes │ key ...           │ value ...          │ pad to 8
 //
 // A record is written once and then published by the index. Afterwards only the value may change, if the new one fits,
-// by the thread that holds the lock of its shard: `version` is odd meanwhile, and a reader that saw it odd or changed
-// reads again (a sequence lock a record). Key and size never change.
+// by the thread that holds the lock of its shard. `version` is odd meanwhile, and a reader that saw it odd or changed
+// reads again (each record is a sequence lock). Key and size never change.
 //
-// The checksum (XXH3 of what follows `version`, seeded by the record's place and its segment's life) is made when the
-// record leaves DRAM for a device: a read from there returns this record, or detects that it is not.
+// The checksum (XXH3 of what follows `version`, seeded by the record's address and its segment's life) is computed when
+// the record leaves DRAM for a device. A read from there either returns this record, or detects that it is not.
 //
-// A pair that is larger than the log takes inline is of type kLarge: the record holds a LargePlace, and key and value
-// lie, one behind the other, in segments of their own.
+// A pair that is too large for a segment of the log has type kLarge: the record holds a LargePlace, and key and value
+// are in a run of segments that belongs to the pair, one after the other.
 //
-// Where the log is replayed (commit.cpp), a record tells what it takes the place of, so that replay reads no other: a
-// record of a set or delete ends with a Replaced (or ReplacedRun), one that cleaning moved has the same size as before.
-// kDeleted: a key is gone; the record holds a DeletedKey. kMark: nothing of a key's: the header of a batch, padding, or
-// a record whose set failed. The index leads to neither.
+// If the log is to be replayed (commit.cpp), a record says what it replaces, so that replay reads no other record. The
+// record of a set or delete ends with a Replaced (or ReplacedRun); one that cleaning moved has the same size as before.
+// kDeleted: the key was deleted; the record holds a DeletedKey. kMark: a record without a key: the header of a batch,
+// padding, or a record whose set failed. The index leads to neither.
 //
-// Threading: see above; any thread may call value_copy_out during one value_overwrite. May not: allocate, block.
+// Threading: see above; any number of threads may call value_copy_out during one value_overwrite. May not: allocate,
+// block.
 #pragma once
 #include <string.h>
 
@@ -31,8 +32,8 @@
 
 namespace lunar::kv {
 
-constexpr uint64_t kUnitBytes = 8;  // records begin and end at multiples of it
-// of a record: units from the start of the log. 0: none
+constexpr uint64_t kUnitBytes = 8;  // records begin and end at multiples of this
+// of a record, in units from the start of the log; 0: none
 using Address = StrongNumber<struct AddressTag, uint64_t>;
 constexpr unsigned kAddressBits = 40;  // 8 TiB
 constexpr uint64_t kLogBytesMax = kUnitBytes << kAddressBits;
@@ -48,11 +49,11 @@ enum class RecordType : uint32_t { kMark = 0, kPair = 1, kLarge = 2, kDeleted = 
 struct LargePlace;
 struct Replaced;
 
-// What a record says in addition to its pair, in bits of Record::size_type above type and units (14 bits).
+// What a record says in addition to its pair, in the bits of Record::size_type above type and units (14 bits).
 struct RecordNotes {
-  static constexpr uint32_t kReplacesPair = 1u << 16, kReplacesRun = 1u << 17;  // it ends with such a structure
-  // Cleaning moved it from a segment of which 10 bits are known, with so many units less than it had (3 bits: of
-  // nothing, Replaced or ReplacedRun).
+  static constexpr uint32_t kReplacesPair = 1u << 16, kReplacesRun = 1u << 17;  // the record ends with that structure
+  // Cleaning moved it from a segment whose number has the 10 bits at kFromAt; it lost so many units in the move (3 bits
+  // at kStrippedAt: of nothing, Replaced or ReplacedRun).
   static constexpr uint32_t kMoved = 1u << 18;
   static constexpr unsigned kStrippedAt = 19, kFromAt = 22;
 };
@@ -61,7 +62,7 @@ struct Record {
   uint64_t checksum;
   uint32_t version;
   uint32_t size_type;  // RecordNotes | units << 2 | RecordType
-  uint32_t key_bytes;  // kLarge, kDeleted: of the structure, and 0
+  uint32_t key_bytes;  // kLarge, kDeleted: of the structure; value_bytes is 0
   uint32_t value_bytes;
 
   uint32_t units() const { return size_type >> 2 & 0x3fff; }
@@ -72,7 +73,7 @@ struct Record {
   uint64_t value_room() const {
     return units() * kUnitBytes - sizeof(Record) - round_up(key_bytes, 8) - replaced_units(size_type) * kUnitBytes;
   }
-  // of the structure at its end
+  // units of the structure at the end of the record
   static constexpr unsigned replaced_units(uint32_t notes) {
     return notes & RecordNotes::kReplacesRun ? 5 : notes & RecordNotes::kReplacesPair ? 2 : 0;
   }
@@ -83,18 +84,18 @@ struct Record {
   }
   bool moved() const { return (size_type & RecordNotes::kMoved) != 0; }
   uint32_t stripped_units() const { return size_type >> RecordNotes::kStrippedAt & 7; }
-  // Whether it can have been moved from that segment.
+  // Whether it may have been moved from that segment.
   bool may_be_from(uint64_t segment) const { return size_type >> RecordNotes::kFromAt == (segment & 0x3ff); }
 };
 static_assert(sizeof(Record) == 24);
 
-// Where a pair lies that is too large for the log: key, then (rounded up to 8) value, from the start of segment
+// The place of a pair that is too large for a record: key, then (rounded up to 8) value, from the start of segment
 // `first`.
 struct LargePlace {
   uint64_t hash;
   uint64_t key_bytes, value_bytes;
   uint64_t first, count;  // segments
-  uint64_t life;          // of the run (record_log.h: Segment::life): what its checksums are seeded by
+  uint64_t life;          // of the run (record_log.h: Segment::life): the seed of its checksums
 
   uint64_t value_at() const { return round_up(key_bytes, 8); }
 };
@@ -104,7 +105,7 @@ inline const LargePlace& Record::large() const { return *reinterpret_cast<const 
 struct DeletedKey {
   uint64_t hash, key_bytes;
 };
-// What the index led to before: the record at `address` of so many units and value bytes.
+// What the index led to before: the record at `address`, with that many units and value bytes.
 struct Replaced {
   uint64_t address;
   uint32_t units, value_bytes;
@@ -126,18 +127,18 @@ constexpr uint64_t record_units(uint64_t key_bytes, uint64_t value_bytes) {
 inline uint32_t word32(const uint32_t& word, std::memory_order order) {
   return std::atomic_ref<uint32_t>(const_cast<uint32_t&>(word)).load(order);
 }
-// Copies n bytes of a value from `offset` on: the copy may be of two versions, but a version read after it tells.
-// Pre: offset + n within the record.
+// Copies n bytes of a value, from `offset` on. The copy may be a mix of two versions; `version`, read afterwards,
+// tells. Pre: offset + n is within the record.
 void value_copy_words(const char* value, uint64_t offset, void* to, uint64_t n);
 
-// Of a record that lies at `address`. Pre: no thread changes it.
+// The checksum of a record at `address`. Pre: no thread changes it.
 uint64_t record_checksum(const Record* record, Address address, uint64_t life);
-// The same of any other bytes that were written together, part `number` of a life.
+// The same for other bytes that were written together: part `number` of a life.
 uint64_t part_checksum(const void* data, uint64_t bytes, uint64_t number, uint64_t life);
 
-// Up to `bytes` of the value from `offset` on, of one version. Returns the length of the whole value.
+// Copies up to `bytes` bytes of one version of the value, from `offset` on. Returns the length of the whole value.
 uint64_t value_copy_out(Record* record, uint64_t offset, void* to, uint64_t bytes);
-// Puts another value in its place. Pre: the lock of the record's shard; value.size <= value_room().
+// Replaces the value. Pre: the lock of the record's shard; value.size <= value_room().
 void value_overwrite(Record* record, Bytes value);
 
 }  // namespace lunar::kv

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// The read cache: copies of records that lie on the device and are read again and again.
+// The read cache: copies of records on the device that are read often.
 //
 //   (address, life) ──► Index ──► copy of the record, in a chunk
 //
 //   admit ──► small queue, a tenth │ oldest chunk: read again? ──► main queue │ oldest chunk: read since? ──► its front
-//                                  └ no: gone, and remembered in the ghosts   └ no: gone
+//                                  └ no: dropped, noted in the ghosts         └ no: dropped
 //
-// What a segment holds on the device never changes in one of its lives, so a copy can never be stale: the index of the
-// store leads to an address, and the life of that segment at that moment names the copy. A set, a delete, cleaning, or
-// another use of the segment lead elsewhere; their copies are not found any more and go with their chunk. Only records
-// whose checksum was right are admitted.
+// The content of a segment on the device does not change during one of its lives, so a copy is never stale: the store's
+// index leads to an address, and the life of that segment at that moment identifies the copy. After a set, a delete,
+// cleaning, or reuse of the segment, the index leads elsewhere; the copy is then no longer found, and is dropped with
+// its chunk. Only records with the right checksum are admitted.
 //
-// Eviction is S3-FIFO: what is read once leaves by the small queue without touching what is hot; a record that comes
-// back soon after it left goes to the main queue at once. Space is taken and left by chunks, in the order of the queue;
-// admitting threads do the work, a few records at a time.
+// Eviction is S3-FIFO: a record that is read once leaves through the small queue without displacing hot ones; a record
+// that comes back soon after it left goes to the main queue at once. Space is taken and freed by chunks, in the order
+// of the queue; admitting threads do the work, a few records at a time.
 //
-// Memory: all of the budget that nothing else has taken, a chunk at a time; shrink() gives a chunk back.
+// Memory: all of the budget that nothing else has taken, one chunk at a time; shrink() gives a chunk back.
 // Threading: find, note_read: any, in an epoch, without a lock. admit: any; it does nothing while another thread
-// admits. A chunk is used again once no reader is left that could see what it held (epoch.h).
+// admits. A chunk is reused once no reader is left that could see its old content (epoch.h).
 // May not: read the device, wait for it.
 #pragma once
 #include <atomic>
@@ -33,37 +33,38 @@ namespace lunar::kv {
 
 class RecordCache {
  public:
-  // Without memory it stays closed: nothing is admitted. Pre: whatever else is charged at once has been.
+  // If there is no memory it stays closed, and nothing is admitted. Pre: everything else that is charged at the start
+  // has been.
   void open(Budget* budget, Epochs* epochs);
   void close();
 
-  // The copy of the record at `address` in that life of its segment; nullptr. Pre: in the epoch in which the store's
-  // index led to the address; the copy stays as long.
+  // The copy of the record at `address` in that life of its segment, or nullptr. Pre: called in the epoch in which the
+  // store's index led to the address; the copy is valid in that epoch.
   Record* find(Address address, uint64_t life) const;
-  // A read of what find() gave. Other records: nothing.
+  // Notes a read of a record that find() returned. Ignores other records.
   void note_read(const Record* record) const;
-  // again: it has been read before, and goes to the main queue at once. Pre: the record is what was written at that
+  // again: the record was read before, and goes to the main queue at once. Pre: the record is what was written at that
   // address in that life, nothing changes it, and it is a pair.
   void admit(const Record* record, Address address, uint64_t life, bool again = false);
-  // Gives a chunk back to the budget, after its readers. False: there is none. Pre: in no epoch.
+  // Gives a chunk back to the budget, after its readers have left. False: there is none. Pre: called in no epoch.
   bool shrink();
 
-  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }  // of DRAM that it has taken
+  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }  // of DRAM that the cache has taken
   uint64_t entries() const { return index_.entries(); }
 
  private:
   struct Copy {
     uint64_t life;
-    std::atomic<uint64_t> address_hits;  // address << kHitBits | reads since it was admitted or looked at
+    std::atomic<uint64_t> address_hits;  // address << kHitBits | reads since it was admitted or last examined
     Record record;
   };
   struct Chunk {
-    uint32_t next = 0;             // number + 1, as all below; the next younger of its queue
+    uint32_t next = 0;             // number + 1, as for all below: the next younger chunk of its queue
     uint32_t used = 0, swept = 0;  // bytes
     uint64_t retired = 0;          // epoch
   };
   struct Queue {
-    uint32_t first = 0, last = 0, count = 0;  // oldest, youngest: what is admitted goes there
+    uint32_t first = 0, last = 0, count = 0;  // oldest; youngest, which takes what is admitted
   };
   static constexpr unsigned kHitBits = 8, kSpareChunks = 2, kSweepFactor = 4;
   static constexpr uint64_t kHitsMost = 3;
@@ -78,7 +79,7 @@ class RecordCache {
   Address place_of(const Copy* copy) const {
     return Address{static_cast<uint64_t>(reinterpret_cast<const char*>(copy) - base_) / kUnitBytes + 1};
   }
-  // Pre, of all below: the lock.
+  // Pre of all below: the lock.
   static void push(Queue* queue, Chunk* chunks, uint32_t chunk);
   static uint32_t pop(Queue* queue, const Chunk* chunks);
   bool may_grow() const;
@@ -96,15 +97,15 @@ class RecordCache {
   char* mapping_ = nullptr;
   char* base_ = nullptr;  // the first chunk; nullptr: closed
   uint64_t mapping_bytes_ = 0, chunk_bytes_ = 0, tables_bytes_ = 0;
-  uint32_t count_ = 0;  // chunks, as many as the budget could ever hold
+  uint32_t count_ = 0;  // number of chunks that the budget could hold at most
   Chunk* chunks_ = nullptr;
-  uint32_t* ghosts_ = nullptr;  // by hash; part of the hash
+  uint32_t* ghosts_ = nullptr;  // indexed by hash; each holds part of a hash
   uint64_t ghost_count_ = 0;    // a power of two
   Budget* budget_ = nullptr;
   Epochs* epochs_ = nullptr;
   sys::SpinLock lock_;
   Queue small_, main_;
-  Queue retired_;  // charged: wait for their readers, oldest first
+  Queue retired_;  // charged; waits for its readers; oldest first
   Queue blank_;    // not charged
   std::atomic<uint64_t> bytes_{0};
   Index index_;

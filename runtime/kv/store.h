@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The store: keys and values of any bytes, up to 100 GiB each, found by hash. runtime/kv/README.md has the design.
+// The store: keys and values are arbitrary bytes, up to 100 GiB each; keys are found by hash. runtime/kv/README.md has
+// the design.
 //
 //   hash of the key ──► shard ──► index (index.h) ──► address ──► record in the log (record_log.h)
 //
 //   get, exists    no lock: an epoch (epoch.h), the index, the record
-//   set, del       the lock of the key's shard. A value that fits where the old one lay replaces it there; else a new
-//                  record goes to the tail of the log and the index entry is switched to it. A writer that finds no
-//                  free segment cleans one first
+//   set, del       the lock of the key's shard. A value that fits into the old one's record replaces it there;
+//                  otherwise a new record goes to the tail of the log, and the index entry is switched to it. A writer
+//                  that finds no free segment cleans one first
 //
-// Operations on one key appear one after the other. Lengths may be 0.
-// Threading: all calls from any thread, but close(), which must be the last. set and del may map memory (growth of the
-// index) and may wait for another writer's cleaning; get and exists block for the device alone, when the record is not
-// in DRAM.
+// Operations on one key take effect one after the other. Lengths may be 0.
+// Threading: any thread may make all calls, except close(), which must be the last. set and del may map memory (for
+// growth of the index) and may wait for another writer's cleaning; get and exists block only for the device, if the
+// record is not in DRAM.
 #pragma once
 #include <cstdint>
 
@@ -24,45 +25,50 @@
 
 namespace lunar::kv {
 
-// What of a store outlives it.
+// What remains of a store after it is closed.
 enum class Contents : uint8_t {
   kScratch,  // nothing
-  kNew,      // what the last flush() found. The device is formatted: what it held is lost
-  kKept,     // the same, and it begins with what the last flush() of the store that is on the device found
+  kNew,      // what the last flush() wrote. The device is formatted; its old content is lost
+  kKept,     // the same, and it starts with what the last flush() of the store on the device wrote
 };
 
-// When a set or del of a store that is kept is durable. What is not acknowledged yet may be, too.
+// When a set or del of a persistent store is durable. One that has not returned may be durable, too.
 enum class Durability : uint8_t {
   kFlush,  // with the next flush()
-  kGroup,  // when it returns; waits a little for others, to share one write and flush with them
-  kEach,   // when it returns, at once: it shares only with those that came while another was being written
+  kGroup,  // when it returns; waits a little for others, to share one write and one flush with them
+  kEach,   // when it returns, without waiting: shares only with calls that came during the previous write
 };
 
 struct StoreOptions {
-  // The device of the log while the store is open. Taken over in any case: closed with the store, or at once on
-  // failure. nullptr: in DRAM.
+  // The device of the log while the store is open. The store takes it over in any case: it is closed with the store, or
+  // at once on failure. nullptr: in DRAM.
   Device* device = nullptr;
-  Contents contents = Contents::kScratch;  // the others: on a device. The caller sees to it that nothing else uses it
-  Durability durability = Durability::kFlush;  // the others: not of kScratch. May be another with each open
-  // kGroup, kEach: a state is saved (as by flush()) when the log behind the last one has grown to so much, so that an
-  // open has not to read more. 0: 1 GiB, or 8 times the state where that is more
+  // kNew, kKept: only on a device; the caller ensures that nothing else uses it
+  Contents contents = Contents::kScratch;
+  // kGroup, kEach: not with kScratch. May differ with each open
+  Durability durability = Durability::kFlush;
+  // kGroup, kEach: a state is saved (as by flush()) when the log after the last one has grown to this size, so that an
+  // open need not read more. 0: 1 GiB, or 8 times the state if that is more
   uint64_t replay_bytes_most = 0;
-  // what records may take, in segments (16 at least). 0: all that the device has. kKept: as the store was made
+  // bytes for records, rounded to segments (at least 16). 0: the whole device. kKept: as when the store was created
   uint64_t log_bytes = kGiB;
-  // of the log, a power of two from 64 KiB to 1 MiB; 0: chosen by its size and the DRAM. kKept: as the store was made
+  // of the log, a power of two from 64 KiB to 1 MiB; 0: chosen by the size of the log and the DRAM. kKept: as when the
+  // store was created
   uint64_t segment_bytes = 0;
-  // all that it may use, hard. In DRAM: the log, and what is left for the index (0: a third more than log_bytes). On a
-  // device: a sixteenth for the tail of the log, what the index wants, the rest for the read cache; never 0
+  // all DRAM that the store may use, a hard limit. In DRAM: the log, and the rest for the index (0: a third more than
+  // log_bytes). On a device: a sixteenth for the tail of the log, what the index needs, the rest for the read cache;
+  // never 0
   uint64_t dram_bytes = 0;
-  uint64_t expected_keys = 1 << 20;  // a hint: the index begins small enough for a quarter of them, and grows
-  // rounded up to a power of two, 1..256: how many writers can be busy at one time. kKept: as the store was made
+  uint64_t expected_keys = 1 << 20;  // a hint: the index starts with room for a quarter of them, and grows
+  // rounded up to a power of two, 1..256: how many writers can be busy at a time. kKept: as when the store was created
   unsigned shards = 16;
-  // kKept: nothing is written, not even to repair what a crash left; set and del give -EROFS, flush does nothing. Such
-  // a store may be opened several times at once
+  // kKept: nothing is written, not even to repair what a crash left; set and del return -EROFS, flush does nothing. The
+  // store may be open read-only several times at once
   bool read_only = false;
-  // With read_only: damage that refuses the open else. A saved state that is damaged is made up for from its sound
-  // parts and the records (rebuild.h, also for the memory that takes). Of a log of durable sets that is damaged in the
-  // middle, the store is what it was before the first batch that is not what was written. sweep() reports all of it.
+  // With read_only: open the store in spite of damage that would otherwise make the open fail. A damaged saved state is
+  // reconstructed from its sound parts and the records (rebuild.h, also for the memory that this takes). If a log of
+  // durable sets is damaged in the middle, the store is as it was before the first damaged batch. sweep() reports all
+  // damage.
   bool salvage = false;
 };
 
@@ -72,9 +78,9 @@ struct CheckReport;
 
 struct Shard;
 
-// A get whose record is being read from the device: Store::cold_begin. Its caller keeps it in place meanwhile.
+// A get whose record is being read from the device: Store::cold_begin. The caller must not move it meanwhile.
 struct ColdGet {
-  Command command;  // to be carried out by a context of Store::device()
+  Command command;  // for a context of Store::device() to carry out
   iovec piece = {};
   Bytes key;
   void* buffer = nullptr;
@@ -84,86 +90,89 @@ struct ColdGet {
 
 class Store {
  public:
-  // 0, -EINVAL, -ENOMEM (also: dram_bytes are too few), -ENOSPC (the device is too small, or has no room) with *why;
-  // kKept also -ENOENT (no store is on the device), -EPROTONOSUPPORT, -EROFS (of a later version), -EBADMSG (damaged).
+  // 0, -EINVAL, -ENOMEM (also if dram_bytes is too small), -ENOSPC (the device is too small, or has no room), with
+  // *why; kKept also -ENOENT (there is no store on the device), -EPROTONOSUPPORT, -EROFS (of a later version), -EBADMSG
+  // (damaged).
   [[nodiscard]] static int open(const StoreOptions& options, Store** out, ErrorText* why);
   void close();  // pre: not nullptr, no longer in use
-  // In a forked child that will not use the store: closes the device's descriptors and the rings of walks, as with them
-  // goes what keeps others from the device, and a deleted file its space. Nothing else may be called then.
+  // In a forked child that will not use the store: closes the descriptors of the device and the rings of walks, because
+  // they would keep others from using the device, and a deleted file from freeing its space. No other call may follow.
   void abandon_in_child();
 
-  // kGroup, kEach: a get may give a value that is not durable yet. -EIO of set, del or flush: the device refused to
-  // make something durable; whether it is kept is not known, and from then on each of them gives -EIO, until the store
-  // is opened again. (A large pair whose own bytes were refused has changed nothing, and does not end the writing.)
+  // kGroup, kEach: a get may return a value that is not durable yet. If set, del or flush returns -EIO, the device
+  // failed to make something durable. It is not known whether that is on the device, and each further call of these
+  // returns -EIO until the store is opened again. (If the bytes of a large pair itself could not be written, nothing
+  // has changed, and further calls work.)
   //
-  // On a device, all of these but count and the like may block for it, and return its errors (-EIO, ...) or -EBADMSG:
-  // the stored bytes are not those that were written. No call ever returns a damaged byte, and the other keys are not
-  // affected.
+  // On a device, all of these calls except count and other counters may block for it, and return its errors (-EIO, ...)
+  // or -EBADMSG: the stored bytes are not those that were written. No call ever returns a damaged byte, and damage of
+  // one key does not affect the others.
   //
-  // 0; -EINVAL: longer than kPairBytesMax; -ENOSPC: the log, or (for a new key) the index, has no room. On failure
+  // set: 0; -EINVAL: longer than kPairBytesMax; -ENOSPC: the log, or (for a new key) the index, has no room. On failure
   // nothing has changed.
-  // What was deleted is free: a store that holds nothing else takes a pair of all segments but those kept for cleaning
-  // (3; kKept and kNew: a 24th of all, where that is more), the tail, and of kKept and kNew two saved states (each as
-  // many as it fills and one more); of kGroup and kEach two tails to come. A large pair wants its segments in one
-  // row, and other large pairs never move: -ENOSPC where no row between them is long enough.
+  // Deleted pairs free their space. An empty store takes a pair of all segments except those reserved for cleaning (3;
+  // kKept and kNew: a 24th of all, if that is more), the tail, with kKept and kNew two saved states (each: the segments
+  // that it fills and one more), and with kGroup and kEach two future tails. A large pair needs its segments in one
+  // row, and other large pairs never move: -ENOSPC if no row between them is long enough.
   [[nodiscard]] int set(Bytes key, Bytes value);
-  // Length of the whole value; of it, from `offset` on, up to `bytes` are copied. -ENOENT.
+  // Copies up to `bytes` bytes of the value, from `offset` on. Returns the length of the whole value. -ENOENT.
   [[nodiscard]] int64_t get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   [[nodiscard]] int64_t exists(Bytes key) { return get(key, nullptr, 0, 0); }
-  // Length of the value that was there. -ENOENT. -ENOSPC: kGroup and kEach alone, of a store that is full to the last.
-  // -EBADMSG: a record that may be the key's is damaged, and what of it can be read does not name the key. Nothing has
-  // changed, as it may be another's; a set takes its place.
+  // Returns the length of the deleted value. -ENOENT. -ENOSPC: only with kGroup and kEach, if the store is completely
+  // full. -EBADMSG: a record that may be the key's is damaged, and its readable part does not name the key. Nothing has
+  // changed, because it may be another key's; a set replaces it.
   [[nodiscard]] int64_t del(Bytes key);
-  // The same where that takes neither the device, cleaning nor a large pair; else -EAGAIN, and nothing has happened.
+  // The same if that needs neither the device, nor cleaning, nor a large pair; otherwise -EAGAIN, and nothing was done.
   [[nodiscard]] int64_t get_now(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   [[nodiscard]] int set_now(Bytes key, Bytes value);
   bool on_device() const { return log_.on_device(); }
-  // get() in two steps, for one thread that has many under way. cold_begin: -EINPROGRESS: get->command is to be carried
-  // out, and then cold_finish() called with what it moved, or -errno, exactly once. Both: the result; -EAGAIN: only
-  // get() can tell (a large pair, several candidates, a record that moved or is damaged). -ENOBUFS: no buffer is free.
+  // get() in two steps, for a thread that has many in progress. cold_begin returns -EINPROGRESS if get->command is to
+  // be carried out; then cold_finish() must be called exactly once, with the bytes moved or -errno. Both return the
+  // result; or -EAGAIN: only get() can tell (a large pair, several candidates, a record that moved or is damaged).
+  // -ENOBUFS: no buffer is free.
   [[nodiscard]] int64_t cold_begin(ColdGet* get, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   [[nodiscard]] int64_t cold_finish(ColdGet* get, int64_t moved);
-  bool reads_in_steps() const { return log_.on_device() && log_.fit_blocks(); }  // as a rule
-  // What such commands go to, and the memory they read into; nullptr in DRAM.
+  bool reads_in_steps() const { return log_.on_device() && log_.fit_blocks(); }  // usually
+  // The device of these commands, and the memory they read into; nullptr in DRAM.
   Device* device() const { return device_; }
   iovec read_window() const { return {log_.blocks(), log_.blocks_bytes()}; }
-  // Makes what the store holds durable: it is what a later open with kKept finds, after any crash, until another flush
-  // has come to its end. Writers go on, but for a moment; it takes one write of what is not on the device yet,
-  // one of the index (some 10 bytes a key) and two flushes of the device, of which one that fails is the last: -EIO
-  // from then on. A writer that needs space to which the durable state still refers flushes by itself. 0 (also when
-  // contents is kScratch); -ENOSPC, -EIO and the like: the durable state is the one before, or this one.
+  // Makes the content of the store durable: after any crash, a later open with kKept finds it, until another flush is
+  // complete. Writers are paused only for a moment. A flush takes one write of all that is not on the device yet, one
+  // of the index (some 10 bytes per key) and two flushes of the device. After a device flush has failed there is no
+  // other: -EIO from then on. A writer that needs space to which the durable state still refers flushes by itself. 0
+  // (also if contents is kScratch); -ENOSPC, -EIO and others: the durable state is the previous one, or this one.
   [[nodiscard]] int flush();
-  // Cleans as long as that gives segments back, and flushes. For a store that is kept. 0; -errno of the device, -EROFS.
+  // Cleans as long as that frees segments, and flushes. For a persistent store. 0; -errno of the device, -EROFS.
   [[nodiscard]] int compact();
   // An arbitrary key: returns its length and copies up to `bytes` of it. -ENOENT: there is none.
   [[nodiscard]] int64_t random(void* buffer, uint64_t bytes);
 
   uint64_t count() const;                                        // keys
   uint64_t bytes_allocated() const { return log_.bytes(); }      // what the log can hold
-  uint64_t bytes_in_use() const { return log_.bytes_in_use(); }  //   of it, in segments that are not free
+  uint64_t bytes_in_use() const { return log_.bytes_in_use(); }  //   of these, in segments in use
   uint64_t bytes_actual() const;                                 // of keys and values
-  // get, exists, set, del, random and steps of walks, ever
+  // number of get, exists, set, del, random and steps of walks so far
   uint64_t operations() const;
-  uint64_t commits() const { return log_.commits_done(); }  // of kGroup and kEach, ever
-  uint64_t device_ios() const { return log_.ios(); }        // reads and writes of the device, ever
+  uint64_t commits() const { return log_.commits_done(); }  // with kGroup and kEach, so far
+  uint64_t device_ios() const { return log_.ios(); }        // reads and writes of the device so far
   // How often a set or delete found no segment free, so that it had to clean or save, or wait for that.
   uint64_t waits_for_room() const { return waits_for_room_.load(std::memory_order_relaxed); }
-  // live bytes that cleaning moved, ever
+  // live bytes that cleaning has moved so far
   uint64_t cleaned_bytes() const { return cleaned_.load(std::memory_order_relaxed); }
   uint64_t dram_used() const { return budget_.used(); }
   uint64_t index_bytes() const;
 
   void info(StoreInfo* out);  // inspect.h
-  // Damaged records whose place a set or delete has taken since the open.
+  // Damaged records that a set or delete has replaced since the open.
   uint64_t damaged_replaced() const { return damaged_replaced_.load(std::memory_order_relaxed); }
-  // Reads everything that the saved state refers to, in the order of the device, and tells of each thing that is not as
-  // it was written, and of each pair. Pre: read_only. Takes 8 bytes of memory a key and one a segment in addition to
-  // dram_bytes, and what a large pair takes. 0, also when there is damage (*out counts it); -EINVAL, -ENOMEM,
-  // -ECANCELED (on_pair ended it).
+  // Reads all that the saved state refers to, in the order of the device, and reports each thing that differs from what
+  // was written, and each pair. Pre: read_only. In addition to dram_bytes it takes 8 bytes of memory per key and 1 per
+  // segment, and memory for a large pair. 0, even if there is damage (*out counts it); -EINVAL, -ENOMEM, -ECANCELED
+  // (on_pair ended it).
   [[nodiscard]] int sweep(const Sweep& sweep, CheckReport* out);
 
-  // Whole-structure check: every index entry leads to a record of that hash, and live counts are right. No thread may
-  // write meanwhile. 0 or -EBADMSG with *why.
+  // Checks the whole structure: every index entry leads to a record of that hash, and live counts are right. No thread
+  // may write meanwhile. 0 or -EBADMSG with *why.
   [[nodiscard]] int validate(ErrorText* why);
 
  private:
@@ -171,16 +180,16 @@ class Store {
   friend class LogScan;
   friend class Sweeper;
   friend class Rebuilder;
-  // What an entry that is a key's leads to. place == nullptr: there is none.
+  // What the index entry of a key leads to. place == nullptr: there is none.
   struct Found {
     std::atomic<uint64_t>* place = nullptr;
     Address address;
     uint64_t units = 0, pair_bytes = 0, value_bytes = 0;
     LargePlace run = {};   // count 0: none
-    bool damaged = false;  // it cannot be read, and is taken for the key's
+    bool damaged = false;  // it cannot be read, and is assumed to be the key's
   };
-  // An entry whose record is to be read from the device, as found under an epoch. place.count != 0: the record itself
-  // is not.
+  // An entry whose record is to be read from the device, as found under an epoch. place.count != 0: not the record, but
+  // its large pair is to be read.
   struct Candidate {
     Address address;
     uint64_t life = 0;
@@ -204,16 +213,16 @@ class Store {
   int begin_commits(const StoreOptions& options, ErrorText* why);
   // replay.cpp
   struct LogEnd {
-    uint64_t number = 0;           // of the batch that is not there
+    uint64_t number = 0;           // of the first missing batch
     uint64_t segment = 0, at = 0;  // where it would be
-    uint32_t next[2] = {0, 0};     // behind that segment; + 1
+    uint32_t next[2] = {0, 0};     // the segments after that one; + 1
   };
   int replay(const media::Root& root, ErrorText* why);
   int replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* life);
   template <class Visit>
   int visit_later(uint64_t log, const LogEnd& end, Visit visit);
   int find_later(uint64_t log, const LogEnd& end, ErrorText* why);
-  // Of what salvage has left out. record: sound, of a set or delete; nullptr: a batch that is not what was written.
+  // Called for what salvage has left out. record: a sound record of a set or delete; nullptr: a batch that is damaged.
   using OnLost = void (*)(void* context, const Record* record, uint64_t segment, uint64_t at);
   int visit_lost(void* context, OnLost on_lost);
   int apply(Record* record, Address address);
@@ -242,7 +251,7 @@ class Store {
   struct TriesForSpace {
     bool for_one_segment = false;
     unsigned poor = 0;  // segments with little dead space that were cleaned
-    uint64_t best = 0;  // segments that were free after one
+    uint64_t best = 0;  // the most segments that were free after one
     unsigned fruitless = 0;
   };
   enum class Gain : uint8_t { kDone, kWait, kFull, kOver };
@@ -252,17 +261,17 @@ class Store {
   int write_state(media::Root* root);
   uint64_t state_bytes() const;
   Shard& shard_of(uint64_t hash) const;
-  // key_of, is_key: of a record in DRAM or a buffer; of a large pair only when its run lies in DRAM.
+  // key_of, is_key: for a record in DRAM or in a buffer; for a large pair only if its run is in DRAM.
   Bytes key_of(const Record* record) const;
   bool is_key(const Record* record, uint64_t hash, Bytes key) const;
   int is_key_of_run(const LargePlace& place, uint64_t hash, Bytes key);
   uint64_t hash_of_record(const Record* record) const;
-  bool lives(uint64_t hash, Address address);  // the index leads to it. Pre: in no epoch
+  bool lives(uint64_t hash, Address address);  // whether the index leads to it. Pre: in no epoch
   int64_t get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset, Candidates* cold);
   int64_t get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   int64_t get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
-  // The record when all of the pair lies in DRAM; else nullptr and *cold. Pre: in the epoch in which the index gave the
-  // address.
+  // The record if all of the pair is in DRAM; otherwise nullptr and *cold. Pre: in the epoch in which the index
+  // returned the address.
   Record* resident(Address address, Candidate* cold) const;
   int64_t copy_key(const Record* record, void* buffer, uint64_t bytes) const;
   int64_t copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes);
@@ -277,7 +286,7 @@ class Store {
   LargePlace run_of_damaged(uint64_t hash, Bytes key, Address address);
   void note_damage_replaced(const Found& found);
   int examine(Address address, uint64_t hash, Bytes key, Found* out);
-  static constexpr int kInPlace = 1;  // of set_inline: done, and no room of the log was taken
+  static constexpr int kInPlace = 1;  // result of set_inline: done, and no room of the log was taken
   int set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait);
   int set_large(uint64_t hash, Bytes key, Bytes value);
   bool set_in_place(Shard& shard, const Found& found, Bytes value, bool full);
@@ -289,7 +298,7 @@ class Store {
   void forget_record(Address address, uint64_t units);
   int log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve);
   int64_t del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve);
-  unsigned take_marker();  // Index::kNoMarker: walks have all of them
+  unsigned take_marker();  // Index::kNoMarker: all are in use by walks
   void give_marker(unsigned marker) { markers_.fetch_and(~(1u << marker), std::memory_order_release); }
   int validate_entry(unsigned shard, Address address, uint64_t* units, uint64_t* runs, ErrorText* why);
   int room_for_frames();
@@ -311,13 +320,13 @@ class Store {
   bool kept_ = false;
   bool read_only_ = false;
   bool salvage_ = false;
-  uint64_t lost_log_ = 0;  // salvage has left out what is behind lost_ in that log; 0: nothing
+  uint64_t lost_log_ = 0;  // salvage has left out what follows lost_ in that log; 0: nothing
   LogEnd lost_;
-  Rebuilt rebuilt_;       // salvage of a damaged state; else empty
-  uint64_t full_at_ = 0;  // bytes that lived when saves or cleaning did not help any more. Under the cleaning mutex
+  Rebuilt rebuilt_;       // salvage of a damaged state; otherwise empty
+  uint64_t full_at_ = 0;  // live bytes when saves or cleaning no longer helped. Under the cleaning mutex
   media::Superblock super_ = {};
   AtomicImage root_;
-  unsigned root_bad_ = 0;  // slots that were out of form at open: SlotReport::bad
+  unsigned root_bad_ = 0;  // slots that were invalid at the open: SlotReport::bad
   Budget budget_;
   Epochs epochs_;
   Log log_;
@@ -325,13 +334,13 @@ class Store {
   unsigned shard_bits_ = 0;
   std::atomic<uint64_t> randoms_{0};
   std::atomic<uint64_t> cleaned_{0};
-  std::atomic<uint64_t> images_{0}, images_freed_{0};  // of shards, that a save has yet to write; ever freed
-  std::atomic<uint32_t> markers_{0};                   // of Index, a bit each: a walk has it
-  std::atomic<Context*> scans_[Index::kMarkers] = {};  // by which the walk that has that mark reads the log
+  std::atomic<uint64_t> images_{0}, images_freed_{0};  // images of shards that a save has yet to write; freed so far
+  std::atomic<uint32_t> markers_{0};                   // markers of Index, one bit each: in use by a walk
+  std::atomic<Context*> scans_[Index::kMarkers] = {};  // contexts by which the walks with these marks read the log
   std::atomic<uint32_t> wait_for_room_{0};             // writers
   std::atomic<uint64_t> waits_for_room_{0};            // ever
   std::atomic<uint64_t> damaged_replaced_{0};
-  sys::Mutex cleaning_;  // one cleans at a time. Taken before a shard's lock, never with one
+  sys::Mutex cleaning_;  // one thread cleans at a time. Taken before a shard's lock, never with one held
 };
 
 uint64_t hash_of(Bytes key);
@@ -339,15 +348,15 @@ uint64_t hash_of(Bytes key);
 // One of the shards. Counters are changed under its lock.
 struct alignas(128) Shard {
   mutable sys::Mutex lock;
-  std::atomic<uint64_t> pair_bytes{0};  // keys and values; too many where a damaged record's length was not known
-  std::atomic<uint64_t> writes{0};      // set and del
-  // While a state is saved: this shard is as it was at the cut, and not in it yet. The first to change it makes an
-  // image before (ShardHeader, then as the state has it; store_format.h).
+  std::atomic<uint64_t> pair_bytes{0};  // of keys and values; too many if the length of a damaged record was not known
+  std::atomic<uint64_t> writes{0};      // number of set and del
+  // While a state is being saved: the shard is as it was at the cut, and not written yet. The first thread that changes
+  // it first makes an image (ShardHeader, then as in the state; store_format.h).
   bool unsaved = false;
   char* image = nullptr;
   uint64_t image_bytes = 0;
   alignas(64) Index index;
-  // Pairs of so many bytes came and went. Where there is no key left there are none, whatever damaged records were.
+  // Counts bytes of pairs added and removed. If no key is left the result is 0, whatever damaged records there were.
   void count_bytes(uint64_t added, uint64_t gone) {
     const uint64_t all = pair_bytes.load(std::memory_order_relaxed) + added;
     pair_bytes.store(index.entries() && all > gone ? all - gone : 0, std::memory_order_relaxed);
@@ -359,21 +368,21 @@ inline Store::ShardLock::~ShardLock() { shard_.lock.unlock(); }
 
 class LogScan;
 
-// Iterates over all keys, in no order: every key that exists from open to the end comes once, however often it is set
-// and cleaning moves it; one that is added or removed meanwhile may or may not (and, removed and added again, may come
-// twice). Holds no lock between steps: writers go on. What of the log lies on a device alone is read first, in its
-// order and ahead (log_scan.h). Its buffers and one of Index::kMarkers marks are the walk's until close(), the buffers
-// until that part is over; a walk that gets none of either reads those records one by one: the same keys, with a read a
-// key instead of one a segment.
-// Threading: one thread at a time. Not to be used after the store's close.
+// Iterates over all keys, in no particular order. Every key that exists from open to the end comes once, however often
+// it is set and cleaning moves it. A key that is added or removed meanwhile may or may not come (and, removed and added
+// again, may come twice). No lock is held between steps, so writers are not blocked. The part of the log that is on a
+// device alone is read first, in its order and ahead (log_scan.h). For that the walk has buffers until this part is
+// read, and one of Index::kMarkers marks until close(). A walk that gets neither reads these records one by one: the
+// same keys, with one read per key instead of one per segment.
+// Threading: one thread at a time. Must not be used after the store was closed.
 class Walk {
  public:
   [[nodiscard]] static int open(Store* store, Walk** out);  // 0, -ENOMEM
   void close();
-  // The next key: its whole length. Up to `bytes` of it are copied. -ENOENT: that was all. -ENOMEM: try again. -EIO,
-  // -EBADMSG: a key that cannot be read was left out; the walk goes on.
+  // Returns the whole length of the next key, and copies up to `bytes` of it. -ENOENT: there are no more. -ENOMEM: try
+  // again. -EIO, -EBADMSG: a key could not be read and was skipped; the walk can continue.
   [[nodiscard]] int64_t next(void* buffer, uint64_t bytes);
-  // The length of the key that next() would give, without going on; errors as there.
+  // Returns the length of the key that next() would return, without advancing; errors as for next().
   [[nodiscard]] int64_t peek();
 
  private:
@@ -386,16 +395,16 @@ class Walk {
 
   Store* store_;
   bool scan_begun_ = false;
-  unsigned marker_ = Index::kNoMarker;  // whose marks say what scan_ has given
+  unsigned marker_ = Index::kNoMarker;  // its marks say what scan_ has returned
   LogScan* scan_ = nullptr;             // nullptr: not begun, or over
-  const Record* scanned_ = nullptr;     // that next() is to give
+  const Record* scanned_ = nullptr;     // for next() to return
   unsigned shard_ = 0;
-  bool begun_ = false;         // of this shard: shape_ is known
+  bool begun_ = false;         // with this shard: shape_ is known
   Index::Shape shape_;         //   as it was then
-  uint64_t class_ = 0;         // next to gather
-  int unreadable_ = 0;         // of the class: to be told of next
+  uint64_t class_ = 0;         // the next one to gather
+  int unreadable_ = 0;         // error of the class, to be returned next
   char* addresses_ = nullptr;  // of one class
-  char* cold_ = nullptr;       //   and of them, what lies on the device: Store::Candidate
+  char* cold_ = nullptr;       //   those of them on the device: Store::Candidate
   uint64_t addresses_room_ = 0, cold_room_ = 0;
   char* keys_ = nullptr;  // of one class: uint64_t length, key, padded to 8
   uint64_t keys_room_ = 0, keys_used_ = 0, keys_at_ = 0;

@@ -1,39 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// On-media format of a key/value store that is kept, version 1. Little-endian.
+// On-media format of a persistent key/value store, version 1. Little-endian.
 //
 //   0            4 KiB    8 KiB           60 KiB       64 KiB                              back_offset
 //   │ Superblock │ root A │ root B │ ...  │ Superblock │ segment 0 │ segment 1 │ ...       │ root A │ root B │
 //
-// Superblock: the geometry, written when the store is made and never changed; twice. Root: where the saved state
-// begins, an atomic image in two copies (lun/volume/atomic_image.h says why every crash leaves it whole).
+// Superblock: the geometry, in two copies; written when the store is created, and never changed. Root: where the saved
+// state begins, an atomic image in two copies (lun/volume/atomic_image.h says why it survives any crash).
 //
-// The saved state is everything else: which segments hold what, and the index. It lies in segments of the log, a chain;
-// each link begins with a StateLink. The bytes of the links, one behind the other:
+// The saved state is everything else: what each segment holds, and the index. It is in segments of the log that form a
+// chain; each link begins with a StateLink. The bytes of the links, one after the other, are:
 //
 //   SegmentEntry × segment_count, then for each shard: ShardHeader, then for each bucket of its index (chain included):
-//   uint64_t n, n entries as in index.h. A bucket's number & (2^index_bits - 1) and the tag are what tells its hashes.
+//   uint64_t n, n entries as in index.h. The number of a bucket & (2^index_bits - 1), and the tag, are the known bits
+//   of an entry's hash.
 //
-// What a saved state refers to is not written again before a younger one is durable. So a crash leaves the last one,
-// and all that it refers to. Segments are as record_log.h describes them: records with checksums seeded
-// by place and life. A life is a number that no other use of any segment of this store has, in any run of a program: it
-// begins at random with each open.
+// What a saved state refers to is not overwritten before a younger state is durable. So a crash leaves the last state
+// and all that it refers to. Segments are as record_log.h describes them: records with checksums seeded by place and
+// life. A life is a number that no other use of any segment of this store has, in any run of a program; each open
+// begins with a random one.
 //
-// The log to replay. With feature kFeatureLog a store holds more than the saved state: the log goes on where the root
-// says. It is a sequence of batches, each a piece of one segment that begins at a block (in segment 0 behind its first
-// unit) with a record of type kMark that holds a BatchHeader, goes on with records, and is padded to a block by another
-// kMark (where the next batch of the segment begins). Batches are numbered, without a gap. Those of a commit are
-// written in any order, and no later one is begun before they are durable. So what stands at the place of number n is
-//   batch n, by its number and all of its checksums;
-//   or the end: no batch beyond it has durable >= n;
-//   or damage: one has.
-// A segment's headers, and the root, name the two segments after it: where n is damaged, those behind it are found.
-// Replaying applies the records in order, as each says what it takes the place of (record.h). What the saved state or
-// the log behind it refers to is not written again before a younger state is durable. Each open that
-// begins a log gives it a number of its own by chance: what a former one left is never taken for a batch of this one.
+// The log to replay. With feature kFeatureLog a store holds more than the saved state: the log continues where the root
+// says. It is a sequence of batches. Each is a piece of one segment that begins at a block (in segment 0 after its
+// first unit) with a record of type kMark that holds a BatchHeader, continues with records, and is padded to a block by
+// another kMark (where the next batch of the segment begins). Batches are numbered, without gaps. Those of a commit are
+// written in any order, and no later batch is begun before they are durable. So at the place of number n there is
+//   batch n: its number and all of its checksums are right;
+//   or the end: no later batch has durable >= n;
+//   or damage: a later batch has.
+// A segment's headers, and the root, name the two segments after it, so the later batches are found if n is damaged.
+// Replay applies the records in order, because each says what it replaces (record.h). What the saved state or the log
+// after it refers to is not overwritten before a younger state is durable. Each open that begins a log gives it a
+// random number, so remains of a former log are never taken for a batch of this one.
 //
 // What may change in this format: feature bits of the root (lun/volume/image_format.h). Incompatible: kFeatureLog.
-// Compatible without a bit: SegmentEntry::entry, which the first versions did not know. They read over it and write 0,
-// which is what a store that was last saved by one of them says; only damage asks for it.
+// Compatible without a bit: SegmentEntry::entry. The first versions did not know it; they ignore it and write 0, so it
+// is 0 in a store that one of them saved last. Only the handling of damage uses it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -55,7 +56,7 @@ struct Superblock {
   uint32_t version;
   uint32_t header_bytes;  // sizeof(Superblock)
   uint8_t uuid[16];
-  uint64_t device_bytes;  // that the store takes, from the start of the device
+  uint64_t device_bytes;  // bytes that the store takes, from the start of the device
   uint64_t back_offset;   // of the second copy of the root
   uint64_t segment_count;
   uint32_t segment_bits;  // log2 of a segment's bytes
@@ -66,14 +67,14 @@ struct Superblock {
 };
 static_assert(sizeof(Superblock) == 120 && offsetof(Superblock, checksum) == 112);
 
-// The root's body. All 0: a store that was never saved.
+// The body of the root. All zeros: the store was never saved.
 struct Root {
   uint64_t first;  // segment + 1 of the chain's first link; 0: there is none, the store is empty
   uint64_t life;   // of the chain
   uint64_t bytes;  // of the saved state
   uint64_t keys;
-  // Of a log to replay, else 0. It goes on at byte log_at of segment log_segments[0] - 1, with batch number log_batch,
-  // and then in the others (0: not known).
+  // Of a log to replay, otherwise 0. The log continues at byte log_at of segment log_segments[0] - 1, with batch number
+  // log_batch, and then in the other segments (0: not known).
   uint64_t log;
   uint64_t log_batch;
   uint32_t log_segments[3];
@@ -86,26 +87,26 @@ struct BatchHeader {
   uint64_t life;     // of the segment
   uint64_t number;   // of the batch, from 1 on
   uint64_t durable;  // all batches up to this number were durable before this was written
-  uint32_t next[2];  // segment + 1: where the log goes on after this segment, and after that
-  uint32_t bytes;    // from the beginning of the header's record to the end of the last one that counts
+  uint32_t next[2];  // segments + 1 in which the log continues after this one
+  uint32_t bytes;    // from the start of the header's record to the end of the last record that counts
   uint32_t reserved;
 };
 static_assert(sizeof(BatchHeader) == 48);
 
 struct StateLink {
-  uint64_t checksum;  // of what follows in the link, as of a part of a large pair: seeded by its number and the life
+  uint64_t checksum;  // of the rest of the link; seeded by its number and the life, as for a part of a large pair
   uint64_t next;      // segment + 1; 0: the last
-  uint64_t bytes;     // of the saved state, behind this header
+  uint64_t bytes;     // of the saved state, after this header
 };
 static_assert(sizeof(StateLink) == 24);
 
-enum class SegmentKind : uint32_t { kFree = 0, kRecords = 1, kRun = 2 };  // kFree: also what the state lies in
+enum class SegmentKind : uint32_t { kFree = 0, kRecords = 1, kRun = 2 };  // kFree: also segments of the state
 struct SegmentEntry {
   uint64_t life;
   uint32_t live;  // units
   uint32_t used;  // bytes
   SegmentKind kind;
-  uint32_t entry;  // kRun: Index::short_of the entry that leads to its record; 0: not known. Else 0
+  uint32_t entry;  // kRun: Index::short_of the entry that leads to its record; 0: not known. Otherwise 0
 };
 static_assert(sizeof(SegmentEntry) == 24);
 

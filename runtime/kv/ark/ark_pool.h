@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // Asynchronous calls: which thread carries them out, and the threads that call back.
 //
-//   ark_get_async_cb ─┬─ needs no wait ──► carried out by the thread that issues ──► Op, done ─┐
+//   ark_get_async_cb ─┬─ needs no wait ──► carried out by the issuing thread ─────► Op, done ─┐
 //                     └─ else ───────────────────────────────► Op ──────────────────────────┐ │
 //                                                                                            ▼ ▼
-//                                       a queue and its thread: carries out what is not done, and calls back
+//                                       a queue and its thread: carries out what is not done yet, and calls back
 //
-// Order of a key. Keys share *lanes* by hash. A lane counts the Ops that are queued and not carried out, and says in
-// whose queue: while there are any, further operations of the lane go behind them; else one may be carried out at once.
-// An operation that was issued before this one, by this thread or by one that it synchronised with, has been counted,
-// so it is seen.
+// Order per key. Keys share *lanes* by hash. A lane counts the Ops that are queued and not carried out yet, and records
+// whose queue they are in. While there are any, further operations of the lane are queued behind them; otherwise an
+// operation may be carried out at once. An operation that was issued earlier, by this thread or by one that it
+// synchronised with, has been counted, so it is seen.
 //
-// Callbacks run on the pool's threads alone, one after the other, never within a call that issues. What a callback
-// issues and is carried out at once goes to the end of its own thread's queue: no hand-over, and no nesting. Operations
-// that other threads have carried out go to as many queues as there are CPUs, so that few threads are woken. Reads of
-// the device go there too, as a thread has many under way (cold_ring.h); operations that block go to any of the queues.
-// A queue's thread starts with its first Op, and sleeps while there is none; only a sleeping one is woken.
+// Callbacks run on the pool's threads only, one after the other, never within a call that issues. An operation that a
+// callback issues and that is carried out at once goes to the end of its own thread's queue: there is no hand-over and
+// no nesting. Operations that other threads have carried out go to as many queues as there are CPUs, so that few
+// threads are woken. Reads of the device go there too, because a thread has many in progress (cold_ring.h); operations
+// that block go to any of the queues. A queue's thread starts with its first Op, and sleeps while there is none; only a
+// sleeping one is woken.
 //
-// How much may be under way: an Op is one of `nasync` that a connection has; a queue takes `nqueue`. Beyond either it
-// is EAGAIN. What a callback issues goes by other rules, as a pool thread that waits for room in queues could wait for
-// itself: the first operation of a callback on its own connection takes over the Op of the one that called back, and no
-// queue is full for it.
-// Threading: issue() by any thread. May not: be stopped by a thread of its own.
+// How many may be in progress: each takes one of the `nasync` Ops of its connection, and a queue takes `nqueue`. Beyond
+// either limit the call fails with EAGAIN. Other rules apply to what a callback issues, because a pool thread that
+// waits for room in queues could wait for itself: the first operation of a callback on its own connection takes over
+// the Op of the call that called back, and no queue is full for it.
+// Threading: issue() by any thread. May not: be stopped by one of its own threads.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -47,7 +48,7 @@ struct Request {
   OpKind kind = OpKind::kGet;
   uint64_t key_bytes = 0;
   const void* key = nullptr;
-  uint64_t value_bytes = 0;  // kGet: of the buffer
+  uint64_t value_bytes = 0;  // kGet: size of the buffer
   void* value = nullptr;
   uint64_t offset = 0;
   Callback callback = nullptr;
@@ -58,13 +59,13 @@ struct Op {
   Op* next = nullptr;
   Connection* connection = nullptr;
   Request request;
-  int64_t result = 0;   // length, or -errno, once it is done
+  int64_t result = 0;   // length, or -errno, if `done`
   uint32_t lane = 0;    // of its key
-  bool done = false;    // carried out; its callback is left
+  bool done = false;    // carried out; its callback is still to be called
   bool counted = true;  // in its queue's depth
 };
 
-// Operations in the order in which they came. One thread's.
+// Operations in the order of their arrival. Used by one thread.
 struct OpList {
   Op* first = nullptr;
   Op* last = nullptr;
@@ -86,33 +87,35 @@ class Pool {
   static constexpr unsigned kThreadsMax = 256, kLanes = 4096;
   // One of its threads.
   struct alignas(128) Queue {
-    std::atomic<Op*> incoming{nullptr};  // the youngest first; kAsleep: none, and the thread sleeps or is about to
-    std::atomic<uint32_t> depth{0};      // counted Ops, also those that the thread has taken and not begun with
-    std::atomic<uint32_t> word{0};       // changes when the thread is woken
+    // the youngest first; kAsleep: none, and the thread sleeps or is about to sleep
+    std::atomic<Op*> incoming{nullptr};
+    std::atomic<uint32_t> depth{0};  // counted Ops, including those that the thread has taken but not begun
+    std::atomic<uint32_t> word{0};   // changes when the thread is woken
     std::atomic<bool> started{false}, stopping{false};
-    ColdRing* cold = nullptr;         // its thread's, on its stack
-    std::atomic<int> cold_event{-1};  //   wakes it
+    ColdRing* cold = nullptr;         // the thread's, on its stack
+    std::atomic<int> cold_event{-1};  //   wakes the thread
     std::atomic<Context*> cold_context{nullptr};
     Pool* pool = nullptr;
     pthread_t thread = {};
   };
-  // How many Ops of it are queued and not carried out, and (from bit 24 on) whose queue these go to.
+  // The number of Ops that are queued and not carried out, and (from bit 24 on) whose queue they are in.
   using Lane = std::atomic<uint32_t>;
 
-  // queues: memory for `threads`, constructed; lanes: kLanes zeros.
+  // queues: memory for `threads` queues, constructed; lanes: kLanes zeros.
   void open(Queue* queues, Lane* lanes, unsigned threads, unsigned depth);
-  // 0, EAGAIN, ENOMEM (its thread cannot be started). Pre: the connection is in use.
+  // 0, EAGAIN, ENOMEM (the thread cannot be started). Pre: the connection is in use.
   [[nodiscard]] int issue(Connection* connection, const Request& request);
-  // Carries out what is queued, and ends the threads. Pre: nothing is issued any more, but by callbacks that are
+  // Carries out what is queued, and ends the threads. Pre: nothing is issued any more, except by callbacks, which are
   // refused.
   void stop();
   // In a forked child: no threads, nothing queued.
   void forget_in_child();
-  // In a forked child that will not use the store: closes what reads from its device (may be nullptr) go by.
+  // In a forked child that will not use the store: closes the contexts by which the pool reads from the device (may be
+  // nullptr).
   void abandon_in_child(Device* device);
-  // In a forked child, of any pool's thread that forked (a callback did): what is queued is the parent's.
+  // In a forked child, if a thread of any pool has forked (in a callback): what is queued belongs to the parent.
   static void end_forked_thread();
-  // Whether the calling thread is one of its.
+  // Whether the calling thread is one of this pool's.
   bool is_mine() const;
 
  private:
@@ -132,7 +135,7 @@ class Pool {
 
   Queue* queues_ = nullptr;
   Lane* lanes_ = nullptr;
-  unsigned count_ = 0, near_ = 0;  // near: queues for what other threads have carried out
+  unsigned count_ = 0, near_ = 0;  // near: queues for operations that other threads have carried out
   uint32_t depth_ = 0;
   sys::Mutex starting_;
 };

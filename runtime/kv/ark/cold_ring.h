@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads of records from the device that one thread of the pool has under way: a context of the device, with many
-// commands in flight, in place of a thread that waits for each.
+// The reads of records from the device that one thread of the pool has in progress: a context of the device with many
+// commands in flight, instead of a thread that waits for each.
 //
-// A lane (ark_pool.h) has one read in flight at a time; what comes behind it waits here, in order.
-// Threading: its thread's alone. A write to the queue's cold_event wakes it. The context and its memory are made for
-// the first read.
+// A lane (ark_pool.h) has one read in flight at a time; later operations of the lane wait here, in order.
+// Threading: used by its thread only. A write to the queue's cold_event wakes it. The context and its memory are
+// created for the first read.
 #pragma once
 #include "kv/ark/ark_pool.h"
 #include "kv/store.h"
@@ -18,20 +18,20 @@ class ColdRing {
   explicit ColdRing(Pool::Queue& queue) : queue_(queue) {}
   ColdRing(const ColdRing&) = delete;
   ColdRing& operator=(const ColdRing&) = delete;
-  void close();  // pre: nothing in flight
+  void close();  // pre: nothing is in flight
 
   unsigned in_flight() const { return in_flight_; }
   bool full() const { return in_flight_ == kDepth || batch_full(); }
   bool batch_full() const { return queued_ == kBatch; }  // collect() is due
-  // Whether a read of that lane is in flight: then wait(op).
+  // Whether a read of that lane is in flight; if so, call wait(op).
   bool busy(uint32_t lane) const;
   void wait(Op* op) { waiting_.append(op); }
-  Op* take_waiting(uint32_t lane);  // the first one of it; nullptr
-  // -EINPROGRESS: it is in flight, or about to be; else its result, -EAGAIN or -ENOBUFS (Store::cold_begin). Pre: not
-  // full().
+  Op* take_waiting(uint32_t lane);  // the first waiting one of the lane; nullptr
+  // -EINPROGRESS: it is in flight, or about to be; otherwise its result, -EAGAIN or -ENOBUFS (Store::cold_begin). Pre:
+  // not full().
   [[nodiscard]] int64_t begin(Op* op);
-  // Starts what begin() has left, and waits until so many are done; a signal counts as one. 0: does not wait.
-  // op->result of what is done: as of Store::cold_finish.
+  // Starts what begin() has queued, and waits until `least` reads are done; a signal counts as one. 0: does not wait.
+  // op->result of those done: as of Store::cold_finish.
   void collect(unsigned least, OpList* done);
 
  private:
