@@ -6,14 +6,14 @@
 //                                              └─► ...                                     │
 //    response ◄── done ring ◄── the last child of a parent ◄── device.child_done ◄─────────┘
 //
-// A parent is one command of the caller, a child its command to one member. All of them, and the vectors of children
-// that need their own, come from pools made at attach.
+// A parent is one command of the caller, a child its command to one member. They, and the vectors of children that need
+// their own, come from pools that are made at attach.
 //
-// Waiting. One lower context (all members on files, the usual case): its own wait() and exchange(). Several: it polls
-// each in turn for about the usual latency, then sleeps once for all of them (wakeups.h). Watches live in the first
-// lower context.
+// Waiting. With one lower context (all members on files, the usual case) its own wait() and exchange() are used. With
+// several, it polls each in turn for about the usual latency, then sleeps once for all of them (wakeups.h). Watches are
+// in the first lower context.
 //
-// Threading: a context is its owner's; a device is immutable after open but for what its kind says.
+// Threading: only its owner uses a context; a device does not change after open, except as its kind says.
 // May not (submit, reap, wait, watch): allocate, take a lock of the host, use stdio.
 #pragma once
 #include <atomic>
@@ -32,13 +32,13 @@ struct CompositeParent {
   uint64_t bytes = 0;  // of a read or write
   int64_t result = 0;
   uint32_t left = 0;            // children not done
-  uint32_t tried = 0, bad = 0;  // bit a member: the device's own notes
+  uint32_t tried = 0, bad = 0;  // one bit per member: the device's own notes
 };
 
 struct CompositeChild {
   static constexpr uint32_t kInline = 4;
   Command command;
-  uint64_t bytes = 0;  // what a read or write should move
+  uint64_t bytes = 0;  // that a read or write should move
   uint32_t parent = 0, next = 0;
   uint16_t member = 0;
   uint16_t block = 0;  // + 1: of the vector pool; 0: inline or the caller's
@@ -68,21 +68,21 @@ class CompositeDevice : public Device {
 
  protected:
   friend class CompositeContext;
-  // Makes the children of `parent` by CompositeContext::add. 0; -EAGAIN: a pool is short (add was not called); else the
-  // parent's result.
+  // Makes the children of `parent` by CompositeContext::add. 0; -EAGAIN: a pool is empty (add was not called);
+  // otherwise the parent's result.
   [[nodiscard]] virtual int start(CompositeContext* context, CompositeParent* parent) = 0;
-  // A child ended. It may be sent again (CompositeContext::resend), then true.
+  // Called when a child has ended. Returns true if it was sent again (CompositeContext::resend).
   virtual bool child_done(CompositeContext* context, CompositeParent* parent, CompositeChild* child,
                           int64_t result) = 0;
-  // All children ended: sets parent->result.
+  // Called when all children have ended: sets parent->result.
   virtual void finish(CompositeContext* context, CompositeParent* parent) = 0;
   virtual void probed(unsigned /*member*/, int64_t /*result*/) {}
 
-  // Takes the members over. name: in the device's memory.
+  // Takes ownership of the members. name: in the device's memory.
   void adopt(const char* name, Device* const* members, unsigned count);
-  // 0, or -EINVAL for what lies outside or is not aligned.
+  // 0, or -EINVAL if the command is out of range or not aligned.
   [[nodiscard]] int check(const Command& command, uint64_t* bytes) const;
-  // Which member and which of its descriptors number i is.
+  // The member, and the index of its descriptor, that descriptor `i` of the device stands for.
   Device* descriptor(unsigned i, unsigned* inner) const;
 
   Device* member_[kCompositeMembersMax] = {};  // nullptr: missing
@@ -93,10 +93,10 @@ class CompositeDevice : public Device {
   std::atomic<int> contexts_{0};
 };
 
-// The tables of a context, which lie behind it in one mapping.
+// The tables of a context, which follow it in the same mapping.
 struct CompositeTables {
-  // Places them behind a context at `memory` (nullptr: only to count) and numbers what is free. Returns the bytes of
-  // all.
+  // Lays the tables out after a context at `memory` (nullptr: only counts) and enters the free items. Returns the total
+  // size in bytes.
   size_t lay_out(char* memory, unsigned depth, unsigned members);
 
   CompositeParent* parents_ = nullptr;
@@ -125,31 +125,32 @@ class CompositeContext final : public OwnedContext, private CompositeTables {
   void wakeups(Wakeups* out) override;
   void release() override;
 
-  // For devices. Whether so many children and vectors are free now.
+  // For devices. Whether that many children and vectors are free now.
   bool room(unsigned children, unsigned blocks) const { return children <= free_children_ && blocks <= free_blocks_; }
-  // A child of `parent` for `member`, with the command as given (its tag is set here). nullptr never happens after
+  // Adds a child of `parent` for `member` with the given command (its tag is set here). Never returns nullptr after
   // room().
   CompositeChild* add(CompositeParent* parent, unsigned member, const Command& command, uint64_t bytes);
-  // One more entry of a child's own vector. pre: room() for a block a child, fewer than kCompositeVectorMax entries.
+  // Appends an entry to a child's own vector. pre: room() for one block per child, fewer than kCompositeVectorMax
+  // entries.
   void append(CompositeChild* child, void* base, size_t bytes);
   void resend(CompositeChild* child, unsigned member);
   // Reads the first page of a member concurrently with the caller's commands and reports to CompositeDevice::probed.
-  // No-op while a probe is under way.
+  // Does nothing while a probe is in progress.
   void probe(unsigned member);
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
   static constexpr uint8_t kMissing = UINT8_MAX;
   static constexpr unsigned kBatch = 64;
-  // A context that carries children out: the ring that members share, or a member's own.
+  // A context that carries out children: the ring that members share, or a member's own.
   struct Lower {
     Context* context = nullptr;
-    Device* device = nullptr;              // that attached it; of the shared ring the first
-    uint32_t first = kNone, last = kNone;  // children that wait to be handed over
+    Device* device = nullptr;              // that attached it; for the shared ring the first one
+    uint32_t first = kNone, last = kNone;  // children that wait to be submitted
   };
   struct Way {  // how a member is reached
     uint8_t lower = kMissing;
-    uint8_t file = 0;  // its place in the shared ring
+    uint8_t file = 0;  // its index in the shared ring
   };
   CompositeContext() = default;
   int attach_lowers(const ContextOptions& options);
@@ -174,14 +175,14 @@ class CompositeContext final : public OwnedContext, private CompositeTables {
   Lower lower_[kCompositeMembersMax];
   Way way_[kCompositeMembersMax];
   unsigned lowers_ = 0;
-  std::atomic<bool> stalled_{false};  // children wait for room: for await, which looks at nothing else
+  std::atomic<bool> stalled_{false};  // children wait for room. For await, which checks nothing else
   unsigned done_first_ = 0, done_count_ = 0;
   unsigned in_flight_ = 0;
-  WatchSet watches_;  // as the lower context has them; free again when the response was given
+  WatchSet watches_;  // as in the lower context; free again when the response was returned
   int64_t watch_result_[WatchSet::kMax] = {};
   uint32_t watch_fired_ = 0;
   bool spin_ = true;
-  uint32_t probing_ = 0;  // bit a member
+  uint32_t probing_ = 0;  // one bit per member
   iovec probe_part_{};
   size_t mapping_bytes_ = 0;
 };

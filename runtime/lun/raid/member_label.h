@@ -4,13 +4,13 @@
 //   0         4 KiB    8 KiB     12 KiB          1 MiB = data_offset
 //   │ label A │ -      │ label B │ -             │ data ...
 //
-// The two copies say the same. They are written one after the other with a flush between, so a crash tears at most one
+// The two copies are equal. They are written one after the other with a flush in between, so a crash tears at most one
 // of them. The index in a member's label must be its place in the URI.
 //
-// Members of mirrors, which earlier versions had, carry the same label with another type: refused by a line that says
-// what to do. Fields that only mirrors used are reserved.
+// Members of mirrors, which earlier versions had, carry the same label with another type. They are refused with a line
+// that says what to do. Fields that only mirrors used are reserved.
 //
-// Threading: blocking; by one thread at a time a set. Not for the fault path.
+// Threading: blocking; one thread at a time per set. Not for the fault path.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -51,17 +51,18 @@ static_assert(offsetof(MemberLabel, set_uuid) == 24 && offsetof(MemberLabel, typ
 static_assert(offsetof(MemberLabel, chunk_bytes) == 56 && offsetof(MemberLabel, reserved1) == 80);
 static_assert(offsetof(MemberLabel, reserved) == 104 && offsetof(MemberLabel, checksum) == 4088);
 
-// Whether 4096 bytes are a sound label; nothing in them is trusted before. 0; -ENODEV: no label; -EPROTONOSUPPORT:
-// another version; -EOPNOTSUPP: of a mirror; -EBADMSG: a label, but damaged or with impossible fields.
+// Parses 4096 bytes as a label; nothing in them is trusted before. 0; -ENODEV: no label; -EPROTONOSUPPORT: another
+// version; -EOPNOTSUPP: of a mirror; -EBADMSG: a label, but damaged or with impossible fields.
 [[nodiscard]] int label_parse(const void* bytes, MemberLabel* out);
-// The first sound copy of a device. 0 or as label_parse (-EBADMSG only when neither is sound), or what reading gave.
+// Reads the first sound copy of a device's label. 0 or as for label_parse (-EBADMSG only if neither copy is sound), or
+// the error of the read.
 [[nodiscard]] int label_read(Device* device, MemberLabel* out);
-// Seals it and writes both copies, durable at return. 0 or -errno.
+// Sets the checksum and writes both copies, which are durable at return. 0 or -errno.
 [[nodiscard]] int label_write(Device* device, MemberLabel* label);
 
 // raw_io(), tried three times.
 [[nodiscard]] int label_io(Device* device, Op op, uint64_t offset, void* buffer, size_t bytes);
-// The refusal of a member of a mirror: -EOPNOTSUPP.
+// Fills *why for a member of a mirror, and returns -EOPNOTSUPP.
 int refuse_mirror(const char* uri, const char* member, ErrorText* why);
 
 }  // namespace lunar

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// AtomicImage: a small table on a device that changes as a whole or not at all, whatever interrupts it: two slots,
-// written alternately (shadow paging of one page, as in LMDB's meta pages).
+// AtomicImage: a small table on a device that changes as a whole or not at all, whatever interrupts it. It has two
+// slots, written alternately (shadow paging of one page, as in LMDB's meta pages).
 //
-//   offset[0] │ slot A │ slot B │      offset[1] │ slot A │ slot B │        one copy, or two at places far apart
+//   offset[0] │ slot A │ slot B │      offset[1] │ slot A │ slot B │        one copy, or two far apart
 //
-// Image N goes to slot N % 2 of the first copy, and when it is durable to slot N % 2 of the second; only then it is
-// acknowledged. Each has a sequence number, checksums, and the checksum of the image before it (image_format.h).
+// Image N goes to slot N % 2 of the first copy, and when it is durable there, to slot N % 2 of the second; only then is
+// it acknowledged. Each image has a sequence number, checksums, and the checksum of the image before it
+// (image_format.h).
 //
-// Why every crash leaves it whole. At most one slot is being written at any moment. The others hold N (the acknowledged
-// one) and N - 1, or with two copies already N + 1 once: the highest intact sequence is the answer, and never less than
-// what was acknowledged. Torn writes at any byte, lost caches and kill -9 alike; the device only has to keep fua and
-// flush.
+// Why it survives any crash: at most one slot is being written at any moment. The others hold N (the acknowledged
+// image) and N - 1, or with two copies already one copy of N + 1. The highest intact sequence is the answer, and it is
+// never lower than what was acknowledged. This holds for torn writes at any byte, lost caches and kill -9; the device
+// only has to honour fua and flush.
 //
-// One copy or two. A slot that is out of form is either what a crash in the middle of N + 1 left, or rot of N. With two
-// copies the other one tells: at rest all four are *in form* (N twice, N - 1 twice), load() repairs the one that a
-// crash left, and refuses two out of form (-EBADMSG), as the newest change might be among them. With one copy there is
-// no telling, and N - 1 would pass for the newest: only for tables that can be rebuilt, or whose age is known from
-// elsewhere.
+// One copy or two: an invalid slot is either the result of a crash in the middle of N + 1, or a damaged N. With two
+// copies the other copy tells which. At rest all four slots are valid (N twice, N - 1 twice). load() repairs the one
+// that a crash left, and refuses two invalid ones (-EBADMSG), because the newest change might be among them. With one
+// copy this cannot be told, and N - 1 would pass for the newest; use one copy only for tables that can be rebuilt, or
+// whose age is known from elsewhere.
 //
-// Threading: the caller locks, also against other processes. Blocking; not for the fault path. Memory: one mapping, by
-// prepare().
+// Threading: the caller locks, also against other processes. Blocking; not for the fault path. Memory: one mapping,
+// made by prepare().
 #pragma once
 #include "lun/volume/image_format.h"
 #include "superpipe/device.h"
@@ -27,19 +28,19 @@
 namespace lunar {
 
 enum class Repair : uint8_t {
-  kNo,      // read only; the others are for callers that may change it
-  kOne,     // what a crash can leave
-  kProven,  // also two slots out of form, where the others prove that nothing newer was acknowledged
+  kNo,      // only read; the other values are for callers that may write
+  kOne,     // repair what a crash can leave
+  kProven,  // also two invalid slots, if the others prove that nothing newer was acknowledged
 };
 
 struct SlotReport {
-  unsigned bad = 0;  // slots out of form, a bit each: 1, 2 first copy A, B; 4, 8 second copy A, B
+  unsigned bad = 0;  // invalid slots, one bit each: 1, 2: first copy A, B; 4, 8: second copy A, B
   unsigned repaired = 0;
-  const char* what = "";  // of the first
-  uint64_t unknown = 0;   // feature bits that made it -EPROTONOSUPPORT or -EROFS
+  const char* what = "";  // what is wrong with the first of them
+  uint64_t unknown = 0;   // the feature bits that caused -EPROTONOSUPPORT or -EROFS
 };
 
-// Which images are its own: all of it must match.
+// Identifies the images of a table: all of these must match.
 struct ImageSpec {
   char magic[8] = {};
   uint32_t version = 1;
@@ -53,8 +54,8 @@ struct ImagePlaces {
   unsigned copies = 2;      // 1 or 2
   uint64_t offset[2] = {};  // of slot A of each copy, slot B follows; multiples of 4096, slots do not overlap
 };
-// Checks the table's content once its checksums are right: nullptr when it is valid, else the first fault. `body` has
-// spec.body_bytes.
+// Checks the content of the table after its checksums: returns nullptr if it is valid, otherwise the first fault.
+// `body` has spec.body_bytes.
 class ImageValidator {
  public:
   virtual const char* fault(const media::ImageHeader& header, const char* body) = 0;
@@ -63,28 +64,29 @@ class ImageValidator {
   ~ImageValidator() = default;
 };
 
-// Fills the header but for sequence, previous and features, which are set. image: spec.slot_bytes, aligned to 8.
+// Fills in the header except sequence, previous and features, which the caller sets. image: spec.slot_bytes, aligned to
+// 8.
 void image_seal(const ImageSpec& spec, char* image);
-// Whether it is an image of `spec` by a header with the right checksum; the rest is not checked.
+// Whether this is an image of `spec`, by a header with the right checksum; the rest is not checked.
 bool image_header_intact(const ImageSpec& spec, const char* image);
-// Whether all of it has the right checksums, too. false where incompatible features are unknown.
+// Whether all of its checksums are right. False if it has unknown incompatible features.
 bool image_intact(const ImageSpec& spec, const char* image);
 uint64_t unknown_read_only(const ImageSpec& spec, const media::ImageHeader& header);
 uint64_t unknown_incompatible(const ImageSpec& spec, const media::ImageHeader& header);
-bool features_unknown(const ImageSpec& spec, const media::ImageHeader& header);  // any of them
+bool features_unknown(const ImageSpec& spec, const media::ImageHeader& header);  // either of these
 
 class AtomicImage {
  public:
-  // validator: nullptr: any body will do. Neither device nor validator is owned. 0, -ENOMEM.
+  // validator: nullptr: any body is valid. Neither device nor validator is owned. 0, -ENOMEM.
   [[nodiscard]] int prepare(Device* raw, const ImageSpec& spec, const ImagePlaces& places, ImageValidator* validator);
   void release();
-  // Reads all, decides, repairs; image() is the newest then. 0; -EBADMSG; -EPROTONOSUPPORT: unknown incompatible
-  // features; -EROFS: unknown read-only ones, and not Repair::kNo (nothing is written); -EIO and the like from the
-  // device.
+  // Reads all slots, finds the newest image, repairs; image() is the newest one then. 0; -EBADMSG; -EPROTONOSUPPORT:
+  // unknown incompatible features; -EROFS: unknown read-only features, and not Repair::kNo (nothing is written); -EIO
+  // and other errors of the device.
   [[nodiscard]] int load(Repair repair, SlotReport* report);
-  // Writes image(), as the caller changed its body and features, as the next one: durable at return. What the change
-  // relies on must be durable before. On failure the device is read again: 0 when the change is there after all; else
-  // -errno, and image() is what was before (or !loaded()).
+  // Writes image(), whose body and features the caller has changed, as the next image; durable at return. What the
+  // change relies on must be durable before. After a failure the device is read again: 0 if the change is there after
+  // all; otherwise -errno, and image() is what it was before (or !loaded()).
   [[nodiscard]] int commit();
   [[nodiscard]] int format();  // images 1 and 2, bodies of zeros, durable at return
   bool loaded() const { return loaded_; }
@@ -92,7 +94,7 @@ class AtomicImage {
   char* body() const { return image_ + sizeof(media::ImageHeader); }
   media::ImageHeader& header() const { return *reinterpret_cast<media::ImageHeader*>(image_); }
   uint64_t sequence() const { return header().sequence; }
-  // The newest with right checksums as load() read it, sound or not; nullptr: none is.
+  // The newest image with right checksums, as load() read it, valid or not; nullptr: there is none.
   const char* newest_intact() const;
 
  private:

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// On-media form of an atomic image (atomic_image.h): a header, and behind it the body that it describes. Little-endian.
+// On-media format of an atomic image (atomic_image.h): a header, followed by the body that it describes. Little-endian.
 //
-// What may change in a format made of images. Each carries three sets of *feature bits*: a change that begins to use
+// What may change in a format made of images: each image has three sets of *feature bits*. A change that starts to use
 // something beyond the format sets its bit. A reader that does not know a bit of the set
-//   compatible    uses the image, and preserves what it does not understand (reserved bytes, flags) in what it does not
+//   compatible    uses the image, and preserves unknown content (reserved bytes, flags) in the parts that it does not
 //                 change
-//   read-only     may look and read, and changes nothing, not even to repair it: -EROFS
+//   read-only     may read, but changes nothing, not even to repair it: -EROFS
 //   incompatible  refuses it: -EPROTONOSUPPORT
-// Without unknown bits all that is reserved is 0, and anything else is damage.
+// If there are no unknown bits, all reserved fields are 0; any other value is damage.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,12 +18,12 @@ struct ImageHeader {
   char magic[8];  // of the kind of table
   uint32_t version;
   uint32_t header_bytes;   // sizeof(ImageHeader)
-  uint8_t uuid[16];        // of what it belongs to: an image of a former format is not ours
+  uint8_t uuid[16];        // of what it belongs to; tells images of a former format apart
   uint64_t sequence;       // 1 and 2 at format; its parity is its slot
-  uint64_t body_bytes;     // behind the header
-  uint64_t body_checksum;  // XXH3 of them
+  uint64_t body_bytes;     // after the header
+  uint64_t body_checksum;  // XXH3 of the body
   uint64_t previous;       // `checksum` of the image before it (of image 1: 0)
-  // of the superblock (or whatever never changes) it was written under: no other geometry fits it
+  // of the superblock (or whatever never changes) under which it was written: it fits no other geometry
   uint64_t super_checksum;
   uint64_t features_compatible;
   uint64_t features_read_only;

@@ -13,8 +13,8 @@ inline uint64_t vector_bytes(const iovec* iov, uint32_t count) {
   return bytes;
 }
 
-// Takes up to `want` bytes from (*at, *within) of a vector into `out`; *room entries at most. Moves the place on,
-// returns the bytes.
+// Takes up to `want` bytes from position (*at, *within) of a vector into `out`, at most *room entries. Advances the
+// position; returns the number of bytes.
 inline uint64_t vector_slice(const iovec* iov, uint32_t count, uint32_t* at, uint64_t* within, uint64_t want,
                              iovec* out, uint32_t* room) {
   uint64_t got = 0;

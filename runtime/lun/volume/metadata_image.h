@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is on the device, validated in memory: geometry, superblock and images of a physical LUN (physical_format.h). No
-// I/O here, so that a fuzzer reaches every line.
+// Parses and validates, in memory, what is on the device: geometry, superblock and images of a physical LUN
+// (physical_format.h). No I/O here, so that a fuzzer reaches every line.
 //
-// Rule: no value read from a device serves as a length, offset or index before it was checked here.
+// Rule: a value read from a device is not used as a length, offset or index before it was checked here.
 // Threading: no state; any thread. Does not allocate.
 #pragma once
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace lunar {
 constexpr unsigned kExtentsMax = 65536;
 constexpr unsigned kEntriesMax = 1024;
 
-// Which superblock images belong to.
+// Identifies the superblock that images belong to.
 struct LunIdentity {
   uint8_t uuid[16] = {};
   uint64_t checksum = 0;
@@ -36,24 +36,25 @@ struct Geometry {
   }
 };
 
-// Of a device before its format. 0; -ENOSPC when it is too small.
+// The geometry for formatting a device. 0; -ENOSPC: it is too small.
 [[nodiscard]] int geometry_for(uint64_t device_bytes, Geometry* out);
 
 void superblock_make(const Geometry& geometry, const uint8_t uuid[16], uint64_t created_s, media::Superblock* out);
 
 enum class SuperState : uint8_t {
   kBlank,    // zeros
-  kForeign,  // no magic of ours
+  kForeign,  // no magic of Lunar's
   kValid,
-  kVersion,  // ours, of another version
-  kDamaged,  // ours by its magic, but checksum or content are wrong
-  kEnded,    // the mark of a format that was being ended: as good as blank
+  kVersion,  // Lunar's, of another version
+  kDamaged,  // Lunar's magic, but checksum or content are wrong
+  kEnded,    // the mark of a format that was being removed: counts as blank
 };
 SuperState superblock_look(const media::Superblock& super);
-// Turns a valid superblock into that mark. Only its first bytes change, so a torn write leaves one or the other.
+// Turns a valid superblock into the mark of kEnded. Only its first bytes change, so a torn write leaves one or the
+// other.
 void superblock_end(media::Superblock* super);
-// Geometry out of a valid superblock. 0; -EBADMSG when it makes no sense; -ENOSPC when the device is smaller than it
-// was (`out` is filled then).
+// The geometry in a valid superblock. 0; -EBADMSG: it is impossible; -ENOSPC: the device is smaller than it was (`out`
+// is filled in nevertheless).
 [[nodiscard]] int superblock_geometry(const media::Superblock& super, uint64_t device_bytes, Geometry* out);
 
 // An image in memory: image_bytes, aligned to 8.
@@ -70,32 +71,32 @@ struct MetadataImage {
   }
 };
 
-// Room for image_sound() to count in; too large for a stack.
+// Memory in which image_sound() counts; too large for a stack.
 struct SoundScratch {
   uint64_t seen[kExtentsMax / 64];
   uint32_t first[kEntriesMax];
   uint16_t names[2 * kEntriesMax];
 };
 
-// What images of such a LUN are like.
+// The specification of the images of such a LUN.
 ImageSpec image_spec(const Geometry& geometry, const LunIdentity& identity);
 inline void image_seal(const MetadataImage& image, const LunIdentity& identity) {
   image_seal(image_spec(*image.geometry, identity), image.base);
 }
 
-// What an intact image says of extents, also where that is impossible.
+// What an intact image says about extents, even if that is impossible.
 struct ImageCensus {
   uint64_t free = 0;
-  uint64_t used = 0;            // at their place of a LUN
-  uint64_t lost = 0;            // given to a LUN that does not exist, or beyond its end: neither free nor used
-  uint64_t twice = 0;           // at a place of a LUN that another one has already
-  uint64_t missing = 0;         // places of LUNs that no extent is at
-  const char* fault = nullptr;  // the first that makes it unsound
+  uint64_t used = 0;            // at their position in a LUN
+  uint64_t lost = 0;            // assigned to a LUN that does not exist, or beyond its end: neither free nor used
+  uint64_t twice = 0;           // at a position in a LUN that another extent has already
+  uint64_t missing = 0;         // positions in LUNs without an extent
+  const char* fault = nullptr;  // the first fault, if any
 };
 void image_census(const MetadataImage& image, SoundScratch* scratch, ImageCensus* out);
-// Whether what it says is possible: every owner in range and used, the positions of each LUN 0..n-1 once each, names
-// legal and unique, sizes within extents; without unknown features reserved bytes zero and flags known. `what` gets the
-// first fault.
+// Whether the content is possible: every owner is in range and used; each LUN has positions 0..n-1 once each; names are
+// legal and unique; sizes are within the extents; and unless there are unknown features, reserved bytes are zero and
+// flags are known. `what` receives the first fault.
 bool image_sound(const MetadataImage& image, SoundScratch* scratch, const char** what);
 
 // 1 to 31 of [A-Za-z0-9._-], not starting with '-' or '.'.

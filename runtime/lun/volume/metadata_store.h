@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The metadata of a physical LUN on its device: an atomic image (atomic_image.h) in two copies, in front of the data
-// and behind it. What is looked at on every load is everything: four slots, so that rot is found while there is a copy.
+// The metadata of a physical LUN on its device: an atomic image (atomic_image.h) in two copies, before and after the
+// data. Every load checks all four slots, so that damage is found while there is a good copy.
 //
 // Threading: the caller locks (metadata lock and mutex). Blocking. Memory: mappings, made by prepare().
 #pragma once
@@ -17,7 +17,8 @@ class MetadataStore final : private ImageValidator {
   [[nodiscard]] int commit() { return images_.commit(); }
   [[nodiscard]] int format() { return images_.format(); }
   bool loaded() const { return images_.loaded(); }
-  // of image(), or, where none was found sound, of the newest intact one as read (all 0: none is)
+  // Counts extents of image(), or, if no sound image was found, of the newest intact one as read (all 0: there is
+  // none).
   void census(ImageCensus* out);
   MetadataImage image() const { return {images_.image(), &geometry_}; }
   uint64_t sequence() const { return images_.sequence(); }

@@ -5,31 +5,32 @@
 //   │ Superblock │ front image A │ front image B │ ... │ extent 0 │ ... │ pad │ back A │ back B │ Superblock │
 //   └────────────┴───────────────┴───────────────┴─────┴──────────┴─────┴─────┴────────┴────────┴────────────┘
 //
-// Superblock: the geometry, written at format and never changed. A second copy in the last 4 KiB of the device. Image:
-// all that changes (the LUNs, and the owner of each extent) as one piece: header, entry table, extent table. An atomic
-// image in two copies (atomic_image.h says why every crash leaves it whole): slots A and B in front, and again behind
-// the data. A valid checksum over nonsense (image_sound()) counts as damage.
+// Superblock: the geometry, written at format and never changed, with a second copy in the last 4 KiB of the device.
+// Image: all that changes (the LUNs, and the owner of each extent) as one piece: header, entry table, extent table. It
+// is an atomic image in two copies (atomic_image.h says why it survives any crash): slots A and B before the data, and
+// again after the data. An image with valid checksums but impossible content (image_sound()) counts as damaged.
 //
-// An image may become visible before it is acknowledged; so everything it relies on (zeros in extents that it assigns)
-// is written and flushed before it, and freed extents are discarded only after it.
+// An image may become visible before it is acknowledged. So everything that it relies on (zeros in extents that it
+// assigns) is written and flushed first, and freed extents are discarded only afterwards.
 //
-// What may change in this format: feature bits of the images (image_format.h); none is known yet. Bits are of the
-// image, not of the superblock, as that never changes: a geometry that differs has another version there. Readers
-// before feature bits take an image that has one for damaged beyond its copies ("a checksum is wrong"), refuse it and
-// change nothing, --repair included; images without are theirs, too.
+// What may change in this format: feature bits of the images (image_format.h); none is known yet. The bits are in the
+// image and not in the superblock, because that never changes: a different geometry has another version there. Versions
+// of Lunar from before feature bits take an image that has one for damaged beyond its copies ("a checksum is wrong");
+// they refuse it and change nothing, even with --repair. They read images without feature bits.
 //
-// An entry's *type* says what lies in its extents. One that is not known is no damage: its LUN is listed, keeps its
-// extents and may be removed, and nothing else. Readers before types take an entry that has one for damage ("an entry
+// An entry's *type* says what its extents contain. An unknown type is not damage: the LUN is listed, keeps its extents
+// and can be removed, but nothing else. Versions from before types take an entry that has one for damage ("an entry
 // with unknown content").
 //
-// An exclusive open of the whole device *ends* a format that holds nothing that outlives its owners (PhysicalLun::end):
-// the primary superblock gets kEndedMagic, the rest of it stays, and flush; zeros over the images and the backup
-// superblock, flush; zeros over the primary one, flush. An open that finds the mark (a kill came between) takes the
-// device for blank, whatever its end holds, and formats it or goes on ending it.
+// An exclusive open of the whole device *ends* a format on which nothing outlives its owners (PhysicalLun::end). It
+// sets the magic of the primary superblock to kEndedMagic, keeps the rest of it, and flushes; writes zeros over the
+// images and the backup superblock, and flushes; writes zeros over the primary superblock, and flushes. An open that
+// finds the mark (after a kill in between) treats the device as blank, whatever is at its end, and formats it or
+// continues to end it.
 //
-// Format writes: zeros over what was there when that was to go, images 1 and 2 (both empty), flush, primary superblock,
-// flush, backup superblock, flush. So a blank head means that nothing was there (or it was erased; then the backup is
-// there: refused).
+// Format writes zeros over old content that is to be overwritten, then images 1 and 2 (both empty), flush, primary
+// superblock, flush, backup superblock, flush. So a blank head means that nothing was there (or that it was erased;
+// then the backup is there, and the device is refused).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -48,12 +49,12 @@ struct Superblock {
   uint32_t version;
   uint32_t header_bytes;  // sizeof(Superblock)
   uint8_t uuid[16];       // of this physical LUN
-  uint64_t device_bytes;  // when it was formatted; the device may not be smaller
+  uint64_t device_bytes;  // at format; the device must not be smaller
   uint64_t extent_bytes;  // power of two, 1 MiB or more (64 KiB or more on devices below 64 MiB)
   uint64_t extent_count;
   uint64_t image_bytes;   // of one slot, multiple of 4096
   uint64_t front_offset;  // of front image A; B follows
-  uint64_t data_offset;   // of extent 0; multiple of 64 KiB, of 1 MiB where extents are larger
+  uint64_t data_offset;   // of extent 0; multiple of 64 KiB, or of 1 MiB if extents are larger
   uint64_t back_offset;   // of back image A; B follows
   uint64_t created_s;
   uint32_t entry_count;  // slots of the entry table
@@ -68,7 +69,7 @@ static_assert(offsetof(Superblock, reserved) == 112 && offsetof(Superblock, chec
 // An image: image_format.h, with the superblock's checksum; its body is the entry table and the extent table.
 constexpr char kImageMagic[8] = {'L', 'u', 'n', 'I', 'm', 'a', 'g', 'e'};
 
-// Those this version knows.
+// The bits that this version knows.
 constexpr uint64_t kFeaturesCompatible = 0, kFeaturesReadOnly = 0, kFeaturesIncompatible = 0;
 
 enum EntryFlags : uint32_t { kEntryUsed = 1, kEntryScratch = 2 };
@@ -79,7 +80,7 @@ struct LunEntry {
   char name[32];       // NUL-terminated, zero-filled; empty: scratch
   uint8_t uuid[16];
   uint64_t size_bytes;  // <= extents * extent_bytes
-  uint64_t extents;     // how many of the extent table are its
+  uint64_t extents;     // number of its extents in the extent table
   uint64_t created_s;
   uint8_t key_check[16];  // reserved: of the cipher of earlier versions
   uint32_t type;          // LunType (physical_lun.h)
@@ -89,10 +90,10 @@ static_assert(sizeof(LunEntry) == 128 && offsetof(LunEntry, type) == 96);
 static_assert(offsetof(LunEntry, uuid) == 40 && offsetof(LunEntry, size_bytes) == 56 &&
               offsetof(LunEntry, key_check) == 80);
 
-// Extent table: one a physical extent.
+// Extent table: one entry per physical extent.
 struct ExtentOwner {
   uint32_t lun;       // entry index + 1; 0: free
-  uint32_t position;  // which of that LUN's extents it is
+  uint32_t position;  // index among that LUN's extents
 };
 static_assert(sizeof(ExtentOwner) == 8);
 

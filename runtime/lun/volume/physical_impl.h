@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of a PhysicalLun, for virtual_lun.cpp: entries and extents, each call one change under the metadata lock.
+// The implementation of PhysicalLun, for virtual_lun.cpp: entries and extents. Each call makes one change under the
+// metadata lock.
 //
-//   Session    mutex, metadata lock, newest image read and repaired; the change is made in place in image(), then
-//              commit()
+//   Session    takes the mutex and the metadata lock, reads and repairs the newest image; the change is made in place
+//              in image(), then commit()
 //
-// Order within a change: what must hold for the new image (zeros, space on a file system) comes before its commit, what
-// the old one still needed (discarding freed extents) after it, all under the lock.
-// Threading: as physical_lun.h. A forked child may go on with what it inherited.
+// Order within a change: what must hold for the new image (zeros, space in a file system) comes before its commit; what
+// the old image still needed (discarding freed extents) after it; all under the lock.
+// Threading: as physical_lun.h. A forked child may continue to use what it inherited.
 #pragma once
 #include <atomic>
 
@@ -21,7 +22,8 @@ namespace lunar {
 constexpr unsigned kNoEntry = UINT32_MAX;
 constexpr char kExistsAlready[] = "LUN %s#%s: exists already; choose another name, or `lunar lun resize` it";
 constexpr char kUnknownData[] = "unknown data";  // device_content(): foreign, of unknown kind
-// A killed owner's ring holds its file for some milliseconds after the process is gone: so a busy result is retried.
+// The ring of a killed owner keeps its file open for some milliseconds after the process has ended, so a busy result is
+// retried.
 constexpr int kBusyTries = 25;
 constexpr uint64_t kBusyPauseNs = 10'000'000;
 
@@ -29,7 +31,7 @@ inline uint64_t extents_for(uint64_t bytes, const Geometry& geometry) {
   return bytes / geometry.extent_bytes + (bytes % geometry.extent_bytes != 0);
 }
 
-// A virtual LUN as its owner keeps it.
+// A virtual LUN, as recorded by its owner.
 struct OwnedLun {
   unsigned index = kNoEntry;
   uint8_t uuid[16] = {};
@@ -38,8 +40,8 @@ struct OwnedLun {
   bool zeroed = true;
   uint64_t size_bytes = 0;
   uint64_t extents = 0;
-  uint64_t limit_bytes = 0;              // size and free space, when it was opened
-  std::atomic<uint32_t>* map = nullptr;  // by position; of geometry().extent_count
+  uint64_t limit_bytes = 0;              // size and free space at open
+  std::atomic<uint32_t>* map = nullptr;  // indexed by position; geometry().extent_count entries
   VirtualLunInfo info;
 };
 
@@ -61,16 +63,16 @@ class PhysicalLunImpl final : public PhysicalLun {
   Device* device() override { return raw_; }
 
   const Geometry& geometry() const { return store_.geometry(); }
-  // Each fills lun->size_bytes, extents, map and info on success.
+  // Each fills in lun->size_bytes, extents, map and info on success.
   [[nodiscard]] int create(const NewLun& wanted, OwnedLun* lun, ErrorText* why);
   [[nodiscard]] int open_named(const char* name, LunType type, OwnedLun* lun, ErrorText* why);
   [[nodiscard]] int grow(uint64_t bytes, OwnedLun* lun, ErrorText* why);  // to `bytes` at least
   [[nodiscard]] int shrink(uint64_t bytes, OwnedLun* lun, ErrorText* why);
   [[nodiscard]] int refresh(OwnedLun* lun);
   [[nodiscard]] int free_bytes(uint64_t* out);  // dead scratch LUNs are freed first
-  // at close: a scratch LUN goes with its last owner
+  // At close: frees a scratch LUN if this was its last owner.
   void abandon(const OwnedLun& lun);
-  // This process uses it: see lun_locks.h. It does so until close().
+  // Notes that this process uses it (lun_locks.h), until close().
   [[nodiscard]] int join(const OwnedLun& lun) { return locks_.join(lun.index); }
   bool is_used(const OwnedLun& lun) { return locks_.used(lun.index) != 0; }
   [[nodiscard]] int share_lock(int fd, const OwnedLun& lun) {
@@ -99,11 +101,11 @@ class PhysicalLunImpl final : public PhysicalLun {
   unsigned find(const char* name);
   unsigned free_entry();
   uint64_t free_extents();
-  int reclaim();                                  // dead scratch LUNs: one commit. 0 or -errno
-  int ours(const OwnedLun& lun, ErrorText* why);  // -ESTALE when the entry is not this LUN's any more
-  int make_room(uint64_t count, ErrorText* why);  // -ENOSPC when there are fewer free extents
+  int reclaim();                                  // frees dead scratch LUNs in one commit. 0 or -errno
+  int ours(const OwnedLun& lun, ErrorText* why);  // -ESTALE: the entry is not this LUN's any more
+  int make_room(uint64_t count, ErrorText* why);  // -ENOSPC: there are fewer free extents
   unsigned add_entry(bool scratch, const NewLun& wanted, uint64_t size_bytes);
-  void assign(unsigned index, uint64_t count);  // free extents become its next ones. Pre: there are so many
+  void assign(unsigned index, uint64_t count);  // free extents become its next ones. Pre: there are that many
   bool dead(unsigned index);                    // a scratch LUN without an owner
   void free_entry_of(unsigned index);
   uint64_t order(unsigned index);  // fills order_ by position; returns how many
@@ -120,7 +122,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   int prepare_staged(const OwnedLun& staged, uint64_t count, bool zeroed, bool named);
   void describe(unsigned index, VirtualLunInfo* out);
   uint64_t dead_extents();
-  Repair to_look() const { return looks_ ? Repair::kNo : Repair::kOne; }  // of a session that changes nothing
+  Repair to_look() const { return looks_ ? Repair::kNo : Repair::kOne; }  // for a session that changes nothing
   int explain(int err, const SlotReport& report, const char* advice, ErrorText* why);
   int check_super(bool repair, CheckReport* report);
   void count_extents(CheckReport* report);
@@ -133,13 +135,13 @@ class PhysicalLunImpl final : public PhysicalLun {
   uint32_t* order_ = nullptr;
   size_t mapping_bytes_ = 0, order_bytes_ = 0;
   uint64_t created_s_ = 0;
-  unsigned own_ = kNoEntry, staged_ = kNoEntry;  // what this object's owner has open: never dead
+  unsigned own_ = kNoEntry, staged_ = kNoEntry;  // what the owner of this object has open: never dead
   bool repaired_ = false;
   bool looks_ = false;  // Format::kLook: nothing may be written
   unsigned damaged_ = 0;
 };
 
-// Under Repair::kNo nothing may be changed; any other is -EROFS where the LUN was opened to look.
+// With Repair::kNo nothing may be changed; any other value fails with -EROFS if the LUN was opened to look.
 class PhysicalLunImpl::Session {
  public:
   Session(PhysicalLunImpl* lun, Repair repair, ErrorText* why);
@@ -155,8 +157,7 @@ class PhysicalLunImpl::Session {
   int status_ = 0;
 };
 
-// What is said about a device that holds something, e.g. for refusals.
-// the path in its name; -ENOENT when there is none
+// The path in the name of a device, for messages; -ENOENT: there is none.
 [[nodiscard]] int device_path(Device* raw, char* path, size_t size);
 
 }  // namespace lunar

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // VirtualContext: a context of a virtual LUN over one context of its base device.
 //
-//   command ──► one run on the base: handed on, with the caller's own iovecs
-//          └──► several runs: split at the borders, piece after piece as the base takes them;
-//               the iovec slices lie in a *split*
+//   command ──► one run on the base: passed on, with the caller's own iovecs
+//          └──► several runs: split at the boundaries, piece after piece as the base accepts them;
+//               the iovec slices are in a *split*
 //
-// An in-flight entry a command; all its pieces carry the entry's number as their tag, the response is the sum of their
-// bytes or the first error. Entries and splits are made with the context; where the splits are used up, a command is
-// not taken. Threading: as Context. May not allocate after create.
+// Each command has an in-flight entry. All its pieces carry the entry's number as their tag; the response is the sum of
+// their bytes, or the first error. Entries and splits are created with the context; if all splits are in use, a command
+// is not accepted.
+// Threading: as Context. May not allocate after create.
 #pragma once
 #include <atomic>
 
@@ -44,13 +45,13 @@ class VirtualContext final : public OwnedContext {
     uint16_t split;              // kNone: none
     Op op;
     uint8_t phase;
-    bool finished;  // no piece is to come
+    bool finished;  // no more pieces follow
     bool fua;
   };
-  // How far a command that is split has come. One piece's slices at a time are handed on; they must live until it is
+  // The progress of a command that is split. The slices of one piece at a time are passed on, and must live until it is
   // done.
   struct Split {
-    uint64_t done;  // bytes handed on
+    uint64_t done;  // bytes passed on
     uint32_t iov_at;
     uint64_t iov_done;  // of that iovec
     uint16_t entry;
@@ -80,7 +81,7 @@ class VirtualContext final : public OwnedContext {
   // stack; ring of finished commands that never reached the base
   uint16_t *free_entries_ = nullptr, *ready_ = nullptr;
   Split* splits_ = nullptr;
-  uint64_t free_splits_ = 0, pumping_ = 0;  // a bit each; pumping_: splits with pieces to come
+  uint64_t free_splits_ = 0, pumping_ = 0;  // one bit each; pumping_: splits with pieces left
   unsigned depth_ = 0, in_flight_ = 0, ready_first_ = 0;
   std::atomic<unsigned> ready_count_{0};
   std::atomic<bool> stalled_{false};  // pumping_ is not empty: for await

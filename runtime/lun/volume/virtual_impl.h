@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of a VirtualLun: see virtual_lun.h.
-// Threading: as there. sizes_ is held while the size changes, list_ while a context comes or goes.
+// The implementation of VirtualLun: see virtual_lun.h.
+// Threading: as there. sizes_ is held while the size changes, list_ while a context is added or removed.
 #pragma once
 #include "lun/volume/extent_map.h"
 #include "lun/volume/physical_impl.h"
@@ -48,16 +48,16 @@ class VirtualLunImpl final : public VirtualLun {
   int grow(uint64_t bytes, ErrorText* why);
   int shrink(uint64_t bytes, ErrorText* why);
   bool drained();
-  void know_process();  // before each lock of sizes_ or list_ that may be a child's first
+  void know_process();  // called before each lock of sizes_ or list_ that may be a child's first
   int64_t transfer_pieces(const Command& command, uint64_t length);
 
   PhysicalLunImpl* physical_ = nullptr;
   Device* base_ = nullptr;
-  OwnedLun lun_;  // under sizes_, but for what never changes
+  OwnedLun lun_;  // under sizes_, except what never changes
   VirtualLunInfo info_;
   bool scratch_ = false;
   ExtentMap map_;
-  // ExtentMap::kSharedCounts; a forked child's are zeros: readers inside were the parent's
+  // ExtentMap::kSharedCounts counts; zeros in a forked child, because present readers are the parent's
   sys::PhaseCount* shared_ = nullptr;
   sys::Mutex sizes_, list_;
   std::atomic<int> pid_{0};
@@ -65,8 +65,8 @@ class VirtualLunImpl final : public VirtualLun {
   std::atomic<int> context_count_{0};
   std::atomic<uint32_t>* places_ = nullptr;
   size_t places_bytes_ = 0;
-  uint64_t most_ = 0;   // of a scratch LUN: what it could have at open
-  uint64_t asked_ = 0;  // end of what was reserved; the size runs ahead of it
+  uint64_t most_ = 0;   // of a scratch LUN: how large it could become, at open
+  uint64_t asked_ = 0;  // end of what was reserved; the size is ahead of it
   char name_[256] = {};
 };
 
