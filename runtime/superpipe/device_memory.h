@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory of a device's object, with the texts that it keeps behind it: one private mapping, which goes when the
-// device closes. A program opens and closes devices as often as it likes; the arena never gets anything back.
+// The memory of a device object, followed by the texts that it keeps: one private mapping, which is unmapped when the
+// device closes. A program opens and closes devices as often as it likes, and the arena never frees anything.
 //
-//   { bytes of all | the object | texts }
+//   { total bytes | the object | texts }
 //
 // Threading: open and close, any thread. Not for the fault path.
 #pragma once
@@ -17,7 +17,7 @@ namespace lunar {
 
 constexpr size_t kDeviceHead = 64;
 
-// *texts: room for so many bytes, zeros. nullptr without memory.
+// *texts: room for `text_bytes` zero bytes. nullptr: no memory.
 template <class Kind>
 [[nodiscard]] Kind* device_new(size_t text_bytes, char** texts) {
   const size_t object = kDeviceHead + round_up(sizeof(Kind), 64), bytes = object + text_bytes;
@@ -37,7 +37,8 @@ template <class Kind>
   return device;
 }
 
-// `device`: as device_new() gave it (close() of a kind gives `this`), or nullptr. What it holds is released before.
+// `device`: as returned by device_new() (close() of a kind passes `this`), or nullptr. What it holds must be released
+// before.
 inline void device_free(void* device) {
   if (!device) return;
   char* memory = static_cast<char*>(device) - kDeviceHead;

@@ -13,7 +13,7 @@ enum class Choice : unsigned char { kUnset, kAuto, kOn, kOff };
 struct SettingSpec {
   const char* key;
   Choice* choice;  // "auto", "on", "off"; or nullptr:
-  char* text;      //   any text, copied here
+  char* text;      //   any text, which is copied here
   size_t text_size;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context on IBM's library: a chunk, with its commands in flight. One cblk command at a time for a Command: its
-// parts, and pieces of what the library takes at once, follow one another.
-// Threading: the thread that attached; or, attached as shared, one at a time, await() at any time. May not: allocate
-// after create (the library may).
+// A context on IBM's library: a chunk, with its commands in flight. Each Command has one cblk command in progress at a
+// time: its parts, and pieces of the size that the library accepts, follow one another.
+// Threading: the thread that attached; or, attached as shared, one at a time, and await() at any time. May not:
+// allocate after create (the library may).
 #pragma once
 #include "superpipe/capi/capi_device.h"
 #include "superpipe/context_base.h"
@@ -11,7 +11,7 @@ namespace lunar {
 
 class CapiContext final : public OwnedContext {
  public:
-  // Takes `chunk` over when it succeeds. 0 or -errno.
+  // Takes ownership of `chunk` on success. 0 or -errno.
   [[nodiscard]] static int create(CapiDevice* device, int chunk, const ContextOptions& options, OwnedContext** out);
 
   [[nodiscard]] int submit(const Command* commands, unsigned n) override;
@@ -29,9 +29,9 @@ class CapiContext final : public OwnedContext {
     uint64_t start_ns;
     uint64_t done;   // bytes
     uint32_t part;   // of iov
-    uint32_t piece;  // blocks under way
+    uint32_t piece;  // blocks in progress
     size_t skip;     // bytes of the part that are done
-    int tag;         // the library's; kUnsent: to be sent again; kEnded: result is there
+    int tag;         // the library's; kUnsent: to be sent again; kEnded: `result` is set
     int64_t result;
   };
   enum : int { kUnsent = -2, kEnded = -3 };

@@ -3,13 +3,14 @@
 // Each context has its own chunk and issues cblk_aread and cblk_awrite; transfer() uses the device's chunk. Without the
 // hardware or the library open fails with -ENODEV.
 //
-// Blocks of 4096 bytes. A forked child attaches chunks of its own, and opens one for its transfers with the first. No
-// discard: unmapped blocks are not promised to read as zeros (release() unmaps). The library may allocate and lock as
-// it likes: not for the fault path. Scratch use is refused unless its head is zeros or a former scratch LUN's.
-// The node is opened here too: the locks of ownership.h lie on it, and a flush goes by it (SYNCHRONIZE CACHE; of a file
-// that stands in for the disk, fdatasync), as the library has none; so fua is the write and then that flush. No virtual
-// LUNs (-ENOTSUP): one disk has a node a port, and locks on one are not seen by the other.
-// Threading: immutable after open.
+// Blocks have 4096 bytes. A forked child attaches its own chunks, and opens one for its transfers at the first of them.
+// No discard: unmapped blocks need not read as zeros (release() unmaps). The library may allocate and lock as it likes,
+// so this is not for the fault path. Scratch use is refused unless the head is zeros or a former scratch LUN's.
+// The node is opened here too: the locks of ownership.h are taken on it, and it is used for flushes (SYNCHRONIZE CACHE;
+// fdatasync for a file that stands in for the disk), because the library has none. So fua is the write followed by such
+// a flush. No virtual LUNs (-ENOTSUP): a disk has one node per port, and locks on one are not visible through the
+// other.
+// Threading: does not change after open.
 #pragma once
 #include <atomic>
 
@@ -52,7 +53,7 @@ class CapiDevice final : public Device {
   int open_chunk(const char* uri, const DeviceOptions& options, ErrorText* why);
   int take_as_scratch(const char* path, ErrorText* why);
   int64_t move_data(const Command& command);
-  int chunk();  // for transfers of this process; kNull with errno set
+  int chunk();  // the chunk for transfers of this process; kNull with errno set
 
   CapiLibrary library_;
   DeviceFiles files_;
@@ -61,7 +62,7 @@ class CapiDevice final : public Device {
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;
   size_t blocks_max_ = 0;           // of one command
-  std::atomic<uint64_t> chunk_{0};  // pid << 32 | chunk of the device's own; a forked child takes another
+  std::atomic<uint64_t> chunk_{0};  // pid << 32 | the device's own chunk; a forked child opens another
   bool read_only_ = false;
   bool unmap_ = false;
   std::atomic<int> contexts_{0};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// IBM's block library (libcflsh_block), loaded at need: the few entry points of its ABI that capi: uses.
-// Threading: load on one thread at a time; the functions as IBM's library allows: any thread.
+// IBM's block library (libcflsh_block), loaded on demand: the few entry points of its ABI that capi: uses.
+// Threading: one thread at a time loads; the functions as IBM's library allows: any thread.
 #pragma once
 #include <sys/types.h>
 
@@ -37,12 +37,12 @@ struct CapiLibrary {
   int (*awrite)(int chunk, void*, off_t lba, size_t blocks, int* tag, void* status, int flags) = nullptr;
   int (*aresult)(int chunk, int* tag, uint64_t* status, int flags) = nullptr;
 
-  // path: an absolute one, or "" for the places where IBM's packages put it. A library that is Lunar's own (it exports
-  // lunar_cblk_marker) is refused. Never unloaded. 0, -ENODEV: there is none, or -errno; with *why.
+  // path: an absolute path, or "" for the places where IBM's packages put the library. Lunar's own library (which
+  // exports lunar_cblk_marker) is refused. Never unloaded. 0, -ENODEV: there is none, or -errno; with *why.
   [[nodiscard]] int load(const char* uri, const char* path, ErrorText* why);
 };
 
-// The places looked at, for messages; null-terminated.
+// The places that are searched, for messages; null-terminated.
 extern const char* const kCapiLibraryPlaces[];
 
 }  // namespace lunar

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device on a file of the host: an unlinked file made in a directory, a regular file given by path, or a block
-// device.
-// All with O_DIRECT; contexts are io_uring rings, or those of call_context.h where the host refuses io_uring.
+// A device on a file of the host: an unlinked file created in a directory, a regular file given by path, or a block
+// device. All are opened with O_DIRECT; contexts are io_uring rings, or those of call_context.h if the host refuses
+// io_uring.
 //
-// Setting (only with the scheme: file:PATH,key=value), not used unless asked for:
-//   sqpoll   a kernel thread takes commands: submit costs no system call, the thread a CPU while there is work
-//   auto: where the host can; on: or the open fails; off (as unset): never
-// fua is RWF_DSYNC, of a list of parts too. atomic is RWF_ATOMIC, where the kernel and the disk have it; else a sector
-// of the disk (its logical block), and of a file nothing more: its blocks may lie anywhere. What was discarded is zeros
-// in a file that keeps its space (FALLOC_FL_ZERO_RANGE), or WRITE ZEROES of the block device.
-// A command's result is the count the kernel moved: a read across the end of the file is short and is not continued.
-// Threading: immutable after open but for the descriptor (reopen), which is atomic.
+// Setting (only with the scheme: file:PATH,key=value), off by default:
+//   sqpoll   a kernel thread takes commands: submit costs no system call, the thread a CPU while there is work. auto:
+//            if the host can; on: or the open fails; off (the default): never
+// fua is RWF_DSYNC, also for a vector. atomic is RWF_ATOMIC, if the kernel and the disk have it; otherwise it is
+// limited to a sector of the disk (its logical block), also for a file, whose blocks may be anywhere. A discarded range
+// becomes zeros in a file, which keeps its space (FALLOC_FL_ZERO_RANGE); a block device gets WRITE ZEROES.
+// The result of a command is the count that the kernel moved: a read across the end of the file is short and is not
+// continued.
+// Threading: does not change after open, except the descriptor (reopen), which is atomic.
 #pragma once
 #include <atomic>
 
@@ -38,7 +39,7 @@ class FileDevice final : public Device {
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset offset, uint64_t length) override;
   uint64_t size_bytes() const override { return size_bytes_; }
-  // a file given by path is one for a whole tree
+  // a file given by path serves a whole process tree
   bool growable() const override { return growable_ && !cut_at_close_; }
   [[nodiscard]] int64_t transfer(const Command& command) override {
     return transfer_on(fd(), data_offset_, !block_, command, sector_);
@@ -69,19 +70,19 @@ class FileDevice final : public Device {
   void ask_sector();
 
   DeviceFiles files_;
-  CallPool calls_;  // where io_uring is refused
+  CallPool calls_;  // used if io_uring is refused
   const char* name_ = nullptr;
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;
   uint32_t io_align_ = 4096;
-  uint32_t sector_ = 512;  // what the disk writes whole
+  uint32_t sector_ = 512;  // size that the disk never tears
   bool block_ = false;
   bool raw_ = false;
   bool growable_ = false;
-  bool cut_at_close_ = false;  // a path that was empty when it came to us
+  bool cut_at_close_ = false;  // a file given by path that was empty at first
   bool sqpoll_ = false;
   bool read_only_ = false;
-  mutable std::atomic<uint32_t> probed_{0};  // capabilities(), once asked: see there
+  mutable std::atomic<uint32_t> probed_{0};  // cached capabilities(): see there
   std::atomic<int> contexts_{0};
 };
 

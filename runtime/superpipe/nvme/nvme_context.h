@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context on an NVMe namespace: NVMe commands as entries of a ring (IORING_OP_URING_CMD), past the block layer. A
-// command larger than the controller takes goes in pieces, one after the other. See ring_context.h.
-// Threading: as RingContext.
+// A context on an NVMe namespace: NVMe commands as entries of a ring (IORING_OP_URING_CMD), without the block layer. A
+// command that is larger than the controller accepts is sent in pieces, one after the other. See ring_context.h.
 #pragma once
 #include "superpipe/nvme/nvme_command.h"
 #include "superpipe/ring/ring_context.h"
@@ -10,8 +9,8 @@ namespace lunar {
 
 class NvmeContext final : public RingContext {
  public:
-  // geometry, name: the device's; they outlive the context. 0 or -errno (-EINVAL, -ENOSYS: rings do not carry such
-  // commands).
+  // geometry, name: belong to the device and outlive the context. 0 or -errno (-EINVAL, -ENOSYS: rings do not carry
+  // NVMe commands).
   [[nodiscard]] static int create(const DeviceFiles& files, const NvmeGeometry* geometry, uint64_t data_offset,
                                   const char* name, const ContextOptions& options, OwnedContext** out);
 
@@ -19,7 +18,7 @@ class NvmeContext final : public RingContext {
   struct Piece {
     Command command;
     NvmeProgress progress;
-    int check;   // what nvme_check said
+    int check;   // result of nvme_check
     bool fixed;  // sent with the registered window
   };
   NvmeContext() = default;
@@ -29,7 +28,7 @@ class NvmeContext final : public RingContext {
 
   const NvmeGeometry* geometry_ = nullptr;
   const char* name_ = nullptr;
-  Piece* pieces_ = nullptr;  // by in-flight command
+  Piece* pieces_ = nullptr;  // indexed by in-flight command
   uint64_t data_offset_ = 0;
   bool fixed_works_ = false;  // a command with the window succeeded (needs Linux 6.1)
 };

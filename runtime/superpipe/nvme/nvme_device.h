@@ -2,17 +2,16 @@
 // A whole NVMe namespace by its character device, nvme:/dev/ngXnY[,sqpoll=auto|on|off]: NVMe commands through io_uring,
 // without the block layer (no page cache, no partitions, no file systems; the layer above knows what it holds).
 //
-//   kRead, kWrite   READ, WRITE, in pieces of what the controller takes, one after the other; fua is the FUA bit of
-//                   each.
-//                   atomic within AWUPF (of the namespace: NAWUPF and its boundary), in one piece
+//   kRead, kWrite   READ, WRITE, in pieces that the controller accepts, one after the other; fua is the FUA bit of
+//                   each. atomic within AWUPF (of the namespace: NAWUPF and its boundary), in one piece
 //   kFlush          FLUSH
-//   kDiscard        WRITE ZEROES, which gives the blocks back too where deallocated ones read as zeros (DEAC). Not
-//                   DATASET MANAGEMENT: that is a hint, a controller may leave the old data
+//   kDiscard        WRITE ZEROES, which also frees the blocks if deallocated ones read as zeros (DEAC). Not DATASET
+//                   MANAGEMENT: that is a hint, and a controller may keep the old data
 //   release()       DATASET MANAGEMENT, deallocate
 //
 // A writable open first checks for users of the same namespace through the block layer (mounted, swap, a partition in
 // use), and claims its block devices (ownership.h).
-// Threading: immutable after open but for the descriptor (reopen), which is atomic.
+// Threading: does not change after open, except the descriptor (reopen), which is atomic.
 #pragma once
 #include <atomic>
 
@@ -56,15 +55,15 @@ class NvmeDevice final : public Device {
   int take_as_scratch(const char* path, ErrorText* why);
 
   DeviceFiles files_;
-  CallPool calls_;  // where rings carry no NVMe commands
+  CallPool calls_;  // used if rings carry no NVMe commands
   const char* name_ = nullptr;
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;
   NvmeGeometry geometry_;
-  char block_path_[64] = {};  // of the same namespace, "" when there is none
+  char block_path_[64] = {};  // of the same namespace; "": there is none
   bool sqpoll_ = false;
   std::atomic<int> contexts_{0};
-  mutable std::atomic<uint32_t> probed_{0};  // capabilities(), once asked: see there
+  mutable std::atomic<uint32_t> probed_{0};  // cached capabilities(): see there
 };
 
 }  // namespace lunar

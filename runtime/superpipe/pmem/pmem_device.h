@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device of mapped memory: pmem:PATH[,delegate=auto|on|off]. A copy is the I/O. PATH is
+// A device of mapped memory: pmem:PATH[,delegate=auto|on|off]. An I/O is a copy. PATH is
 //
-//   /dev/daxX.Y                       mapped whole; a write is acknowledged when its cache lines are on stable storage
+//   /dev/daxX.Y                       mapped whole; a write completes when its cache lines are on stable storage
 //   a file on a DAX file system       the same, mapped with MAP_SYNC
 //   /dev/pmemN (any DAX block device) mapped; made durable by msync of the written range
-//   a file on tmpfs or hugetlbfs      memory: nothing to flush, contents end with the host (capability persistent =
-//                                     false)
-//   a file on a disk                  raw only: by msync. A scratch LUN there is refused, file: serves it better
+//   a file on tmpfs or hugetlbfs      memory: nothing to flush, the content ends with the host (capability persistent
+//                                     = false)
+//   a file on a disk                  raw only, by msync. A scratch LUN there is refused, because file: is better
 //
 // Lists of I/Os may be handed to delegate threads (delegate.h), so that submit returns at once: `on` always, `off`
-// never, `auto` when a submit call carries kDelegateBytesMin or more. Blank files grow as they are reserved, like those
+// never, `auto` if a submit call carries kDelegateBytesMin or more. Blank files grow as they are reserved, like those
 // of file:.
 //
-// Holes. A store to a page that the file system cannot provide is a SIGBUS. So the device knows, in chunks, what is
-// backed (at open from SEEK_HOLE, later from reserve and from its own writes), and asks the kernel for the rest
-// (MADV_POPULATE_WRITE) before it stores: full is -ENOSPC. Everything on the data path goes by address: a program that
-// closes all its descriptors takes nothing away.
-// The copying thread still gets SIGBUS for a poisoned line (the device's error), a file that another process truncates,
-// and on a full file system a hole that another process punched into a chunk known as backed. No handler is installed.
+// Holes. A store to a page for which the file system has no space raises SIGBUS. So the device keeps track, in chunks,
+// of what is backed (at open from SEEK_HOLE, later from reserve and its own writes), and asks the kernel for the rest
+// (MADV_POPULATE_WRITE) before it stores: a full file system is -ENOSPC. The data path uses addresses only: it works
+// even after the program has closed all its descriptors.
+// The copying thread still gets SIGBUS for a poisoned line (an error of the device), for a file that another process
+// truncates, and on a full file system for a hole that another process punched into a chunk known as backed. No handler
+// is installed.
 //
-// Threading: immutable after open but for the bitmap (atomic words); any thread. transfer and contexts allocate
+// Threading: does not change after open, except the bitmap (atomic words); any thread. transfer and contexts allocate
 // nothing.
 #pragma once
 #include <sys/stat.h>
@@ -37,12 +38,12 @@ enum class Delegate : uint8_t { kAuto, kOn, kOff };
 
 class PmemDevice final : public Device {
  public:
-  // Handing over costs the caller a wake-up (10-20 us in a virtual machine) and another CPU comes in 25-40 us later:
-  // below this a copy by the caller is done sooner (waited lists of 32 KiB reads, delegated against not: 256 KiB 0.78x,
-  // 512 KiB 1.08x, 1 MiB 1.26x).
+  // A hand-over costs the caller a wake-up (10-20 us in a virtual machine), and another CPU starts 25-40 us later:
+  // below this size a copy by the caller is done sooner (lists of 32 KiB reads that are waited for, delegated against
+  // not: 256 KiB 0.78x, 512 KiB 1.08x, 1 MiB 1.26x).
   static constexpr uint64_t kDelegateBytesMin = 512 * kKiB;
 
-  // `path` with its settings, behind "pmem:".
+  // `path`: with its settings, after "pmem:".
   [[nodiscard]] static int open(const char* uri, const char* path, const DeviceOptions& options, Device** out,
                                 ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
@@ -63,10 +64,10 @@ class PmemDevice final : public Device {
   [[nodiscard]] int share_lock(unsigned i, int fd) override { return files_.share_lock(i, fd); }
   void close() override;
 
-  // Whether a submit call of so many bytes goes to delegates. Starts them on demand, but not from threads of the
-  // runtime (HostGuard): a fault must not create threads.
+  // Whether a submit call of that many bytes goes to delegates. Starts them on demand, but not from threads of the
+  // runtime (HostGuard), because a fault must not create threads.
   bool delegates(uint64_t bytes);
-  // transfer(); foreign: not by a thread that will use the data next (a delegate).
+  // As transfer(). foreign: called by a thread that will not use the data next (a delegate).
   int64_t carry_out(const Command& command, bool foreign);
   Delegate delegate() const { return delegate_; }
   DelegatePool& pool() { return pool_; }
@@ -117,7 +118,7 @@ class PmemDevice final : public Device {
   uint64_t size_bytes_ = 0;
   uint64_t chunk_bytes_ = 64 * kKiB;         // power of two
   uint64_t page_bytes_ = 4096;               // of the mapping
-  std::atomic<uint64_t>* backed_ = nullptr;  // a bit a chunk of the mapping
+  std::atomic<uint64_t>* backed_ = nullptr;  // one bit per chunk of the mapping
   size_t backed_bytes_ = 0;                  // of that bitmap
   std::atomic<bool> punched_{false};         // holes that kFlush must make durable
   Sync sync_ = Sync::kNone;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context whose commands are calls (copies or blocking I/O) made by the caller or by delegates. The caller's own
-// commands are done when submit returns; delegated ones go through three lock-free rings:
+// A context whose commands are calls (copies or blocking I/O) made by the caller or by delegates. Commands that the
+// caller carries out are done when submit returns; delegated ones go through three lock-free rings:
 //
-//   free_      indices of slots; the owner's
-//   cells_     indices of slots to be done: the owner adds at tail_, any thread takes at head_ by compare-and-swap
-//   done_top_  slots that were done: a stack to which any thread adds and from which the owner takes all at once
+//   free_      indices of free slots; used by the owner only
+//   cells_     indices of slots to be carried out: the owner adds at tail_, any thread takes at head_ by
+//              compare-and-swap
+//   done_top_  slots that are done: a stack to which any thread adds and from which the owner takes all at once
 //
-// Where calls are short (copies), wait() and await() help: they take untaken slots, and sleep only for those that
-// others have begun. Threading: as every context; run_some, has_work and await from any thread. May not: allocate after
-// create.
+// If calls are short (copies), wait() and await() help: they take untaken slots, and sleep only for slots that other
+// threads have begun.
+// Threading: as for every context; run_some, has_work and await from any thread. May not: allocate after create.
 #pragma once
 #include <atomic>
 
@@ -38,19 +39,19 @@ class DelegateContext : public OwnedContext, public DelegateClient {
   static constexpr unsigned kDepthMax = 4096;
   struct Habits {
     bool helps;          // a waiting thread takes pieces itself
-    uint32_t claim_max;  // commands that one thread takes at once, at most
+    uint32_t claim_max;  // maximum number of commands that one thread takes at once
     uint64_t look_ns;    // how often a thread that waits for several contexts polls this one
   };
 
   explicit DelegateContext(Habits habits) : habits_(habits) {}
-  // Bytes of the mapping that a derived context of `head` bytes lives in.
+  // The size of the mapping for a derived context of `head` bytes.
   static size_t mapping_bytes(size_t head, unsigned depth);
-  // Sets up everything that lies in this class, in `memory` (zeros), where the derived object is. The pool is the
-  // device's.
+  // Sets up all that belongs to this class, in `memory` (zeros), where the derived object is. The pool belongs to the
+  // device.
   void start(char* memory, size_t head, DelegatePool* pool, const ContextOptions& options);
   // Any thread. foreign: by a delegate.
   virtual int64_t carry_out(const Command& command, bool foreign) = 0;
-  // Whether a submit call of so many bytes goes to the delegates, which then run.
+  // Whether a submit call of that many bytes goes to the delegates. If so, they run.
   virtual bool delegates(uint64_t bytes) = 0;
 
  private:
@@ -72,7 +73,7 @@ class DelegateContext : public OwnedContext, public DelegateClient {
   int sleep(int64_t timeout_ns);
   void wake_sleepers();
 
-  // The owner's.
+  // Used by the owner only.
   const Habits habits_;
   DelegatePool* pool_ = nullptr;
   Slot* slots_ = nullptr;
@@ -88,7 +89,7 @@ class DelegateContext : public OwnedContext, public DelegateClient {
   std::atomic<uint32_t> in_flight_{0};    // written by the owner
   std::atomic<uint32_t> ready_count_{0};  // likewise
   // Shared by all threads.
-  // commands to be taken at once: about kClaimBytes, habits_.claim_max at most
+  // number of commands to take at once: about kClaimBytes, at most habits_.claim_max
   std::atomic<uint32_t> claim_max_{1};
   alignas(64) std::atomic<uint64_t> tail_{0};
   alignas(64) std::atomic<uint64_t> head_{0};

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common part of contexts on io_uring: one ring a thread, the registered files of one or several devices, and
+// The common part of contexts on io_uring: one ring per thread, the registered files of one or several devices, and
 // waiting.
 //
-//   submit ──► SQ ring ──► io_uring_enter (one a call) ──► device
+//   submit ──► SQ ring ──► io_uring_enter (one per call) ──► device
 //                                                            │ completion, as deferred task work
 //   reap / wait ◄── CQ ring ◄── io_uring_enter only when the shared flag says that work waits
 //
-// A derived context says how a command becomes an entry of the ring (queue) and what a completion means (finish).
+// A derived context defines how a command becomes an entry of the ring (queue) and what a completion means (finish).
 //
 // Threading: the thread that attached; or, attached as shared, one at a time, await() at any time. submit, reap, wait,
 // watch do not allocate.
@@ -42,21 +42,21 @@ class RingContext : public OwnedContext {
   static constexpr unsigned kDepthMax = 4096;
 
   RingContext() = default;
-  // Bytes of the mapping that a derived context of `head` bytes lives in.
+  // The size of the mapping for a derived context of `head` bytes.
   static size_t mapping_bytes(size_t head, unsigned depth) {
     return head + depth * (sizeof(InFlight) + sizeof(uint16_t));
   }
-  // Sets up everything that lies in this class, in `memory` (zeros) where the derived object is and mapping_bytes(head,
-  // depth) follow. The files of files[i] are registered as number i. large: a ring for NVMe commands. 0 or -errno
-  // (nothing is left then, but the memory).
+  // Sets up all that belongs to this class, in `memory` (zeros), which starts with the derived object and has
+  // mapping_bytes(head, depth) bytes. The file of files[i] is registered as number i. large: a ring for NVMe commands.
+  // 0 or -errno (only the memory remains then).
   static constexpr unsigned kFilesMax = 8;
   [[nodiscard]] int start(char* memory, size_t head, const DeviceFiles* const* files, unsigned count,
                           const ContextOptions& options, bool large);
 
-  // Puts the command at in-flight entry `index` into the ring. False when the ring is full.
+  // Puts the command with in-flight entry `index` into the ring. False: the ring is full.
   virtual bool queue(const Command& command, uint32_t index) = 0;
-  // A completion of in-flight entry `index`: its response's result in *result; or false when the command goes on (put
-  // into the ring again).
+  // Handles a completion of in-flight entry `index`. True: *result is the result of its response. False: the command
+  // continues (it was put into the ring again).
   virtual bool finish(uint32_t /*index*/, int32_t completed, int64_t* result) {
     *result = completed;
     return true;
@@ -83,9 +83,9 @@ class RingContext : public OwnedContext {
 
   WatchSet watches_;
   LatencyAverage latency_;
-  InFlight* entries_ = nullptr;      // by index; the index travels as the ring's user data
+  InFlight* entries_ = nullptr;      // the index is the ring's user data
   uint16_t* free_ = nullptr;         // stack of free indices, free_[0 .. depth_ - in_flight_)
-  std::atomic<bool> unsent_{false};  // for await, which looks at nothing else
+  std::atomic<bool> unsent_{false};  // for await, which checks nothing else
   unsigned depth_ = 0;
   unsigned in_flight_ = 0;
   const char* window_ = nullptr;

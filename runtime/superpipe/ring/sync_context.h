@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context for hosts that refuse io_uring (call_context.h), for callers that may not use helper threads (the fault
-// path): submit carries each command out by preadv / pwritev; the response waits in a ring until it is reaped. wait()
+// A context for hosts that refuse io_uring (call_context.h), for callers that must not use helper threads (the fault
+// path): submit carries out each command by preadv / pwritev; the response waits in a ring until it is reaped. wait()
 // never waits for I/O; it polls the watched descriptors.
-// Threading: the thread that attached. May not: allocate after create.
 #pragma once
 #include <atomic>
 
@@ -23,7 +22,7 @@ class SyncContext final : public OwnedContext {
   [[nodiscard]] int watch(int fd, uint64_t tag) override { return watches_.add(fd, tag); }
   unsigned in_flight() const override { return count_; }
   uint64_t usual_latency_ns() const override { return latency_.ns(); }
-  [[nodiscard]] int await(int64_t) override { return 0; }  // nothing is ever on its way
+  [[nodiscard]] int await(int64_t) override { return 0; }  // nothing is ever in progress
   void wakeups(Wakeups* out) override {
     watches_.wakeups(out);
     if (count_) out->look_at(0);
@@ -34,7 +33,7 @@ class SyncContext final : public OwnedContext {
   SyncContext() = default;
 
   JoinedFiles files_;
-  Device* device_ = nullptr;  // in place of files_
+  Device* device_ = nullptr;  // instead of files_
   WatchSet watches_;
   LatencyAverage latency_;
   Response* done_ = nullptr;  // ring of depth_: first_ .. first_ + count_
@@ -47,24 +46,24 @@ class SyncContext final : public OwnedContext {
 #ifndef RWF_ATOMIC
 #define RWF_ATOMIC 0x40  // Linux 6.11: newer than the headers of the oldest system we build on
 #endif
-// What a write asks of the kernel beyond the write (RWF_*). sector: what the disk never tears, without being asked;
-// beyond it the kernel promises, or refuses (-EINVAL; -EOPNOTSUPP where it does not know the flag, or the disk cannot).
+// The flags of a write (RWF_*). sector: the size that the disk never tears anyway. For larger atomic writes the kernel
+// guarantees it, or refuses (-EINVAL; -EOPNOTSUPP if it does not know the flag, or the disk cannot do it).
 inline int write_flags(const Command& command, uint32_t sector) {
   const bool ask = command.atomic && (command.iov_count != 1 || command.iov->iov_len > sector);
   return (command.fua ? RWF_DSYNC : 0) | (ask ? RWF_ATOMIC : 0);
 }
 
-// Carries `command` out on `fd` by blocking system calls; data_offset is added to its offset.
-// Bytes moved (0 for kDiscard and kFlush) or -errno. Any thread.
+// Carries out `command` on `fd` by blocking system calls; data_offset is added to its offset. Returns bytes moved (0
+// for kDiscard and kFlush) or -errno. Any thread.
 [[nodiscard]] int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command, uint32_t sector);
 
-// The same on the one of `files` that the command names.
+// The same on the file that the command names.
 [[nodiscard]] inline int64_t transfer_on(const JoinedFiles& files, const Command& command) {
   const JoinedFiles::Place& place = files.place[command.file];
   return transfer_on(files.files[command.file]->file(), place.data_offset, place.keep, command, place.sector);
 }
 
-// Asks the watched descriptors (waiting up to timeout_ns) and turns the ready ones into responses: 0..max, or -errno.
+// Polls the watched descriptors (waiting up to timeout_ns) and makes responses of the ready ones: 0..max, or -errno.
 [[nodiscard]] int serve_watches(WatchSet* watches, Response* out, unsigned max, int64_t timeout_ns);
 
 }  // namespace lunar

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context on a file or block device, or on several, by io_uring: see ring_context.h. Reads and writes whose memory
-// lies in the owner's registered window pin nothing (vectors too, from Linux 6.15 on).
-// Threading: as RingContext.
+// A context on one file or block device, or on several, by io_uring: see ring_context.h. Reads and writes whose memory
+// is in the owner's registered window pin no pages (vectors too, from Linux 6.15 on).
 #pragma once
 #include "superpipe/ring/ring_context.h"
 

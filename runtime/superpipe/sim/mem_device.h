@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of this process as a device: mem:[SIZE][,limit=SIZE]. For what ends with the process anyway. (Memory that
-// outlives it: pmem: over a file of tmpfs or hugetlbfs; memory that misbehaves: sim:.)
+// Memory of this process as a device: mem:[SIZE][,limit=SIZE]. For content that ends with the process. (For memory that
+// outlives it, use pmem: on a file of tmpfs or hugetlbfs; for memory with faults, sim:.)
 //
-//   base_ │ zeros at first, read and written      │ address space, no more                     │
+//   base_ │ zeros at first, read and written      │ address space only                         │
 //         0                              size_bytes() ── grow() ──►                         limit
 //
-// It grows at its end and never moves, so an address from map() is good until close(). SIZE: at open, 0 unless given.
-// limit: how large it may become, the RAM of the host unless given; it costs address space only. A page costs DRAM from
-// its first store on, or from reserve(). A forked child has a copy of its own, as of any memory.
-// No file and no lock: no other process can see it. Not for scratch LUNs (-ENOTSUP): pages would go from DRAM to DRAM.
-// Threading: any thread; grow() during I/O. I/O and in-place stores are unordered: the caller keeps them apart.
-// Contexts carry a command out at submit, on the caller's thread. Allocates nothing after open.
+// It grows at its end and never moves, so an address from map() is valid until close(). SIZE: the size at open, default
+// 0. limit: the maximum size, default the RAM of the host; it costs only address space. A page costs DRAM from its
+// first store on, or from reserve(). A forked child has its own copy, as of any memory.
+// There is no file and no lock: no other process can see it. Not for scratch LUNs (-ENOTSUP), because pages would go
+// from DRAM to DRAM.
+// Threading: any thread; grow() is allowed during I/O. I/O and in-place stores are unordered: the caller separates
+// them. Contexts carry out a command at submit, on the caller's thread. Allocates nothing after open.
 #pragma once
 #include <atomic>
 

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backing device of sim: devices: memory as commands see it, and with a volatile cache also what a power loss would
-// leave of it.
+// The backing device of sim: devices: the memory that commands see, and, with a volatile cache, also what a power loss
+// would leave of it.
 //
-//   write ──► memory_            what reads see
-//        └──► log_ ──────────►   durable_          what is on stable storage
-//             of what the cache  destaged in order: by a flush, or when the log is full
-//             holds
+//   write ──► memory_             what reads see
+//        └──► log_ ──────────►    durable_          what is on stable storage
+//             content of the      destaged in order: by a flush, or when the log is full
+//             cache
 //
-// A power loss puts the device together as a disk may leave it: of what the log holds, record by record in order, some
-// is there, some is not, some in part (sectors of 512 bytes, any of them; a record that is *whole* never in part). What
-// was written with fua is always there. Without a cache every write is on stable storage when it completes.
+// A power loss leaves the device as a disk may leave it: of each record in the log, in order, all is there, nothing, or
+// a part (any of its sectors of 512 bytes; a record that is *whole* never in part). What was written with fua is always
+// there. Without a cache every write is on stable storage when it completes.
 //
-// There is one backing of each name, for as long as the process lives.
-// Threading: any thread; a spin lock around what the log and the memory must agree on. Allocates only in find_or_make.
+// Each name has one backing device, for as long as the process lives.
+// Threading: any thread; a spin lock protects what the log and the memory must agree on. Allocates only in
+// find_or_make.
 #pragma once
 #include <sys/uio.h>
 
@@ -29,28 +30,28 @@ class SimBacking {
   static constexpr uint64_t kSector = 512;
   static constexpr size_t kNameBytes = 40;
 
-  // The one of that name, or a new one ("": of no name). cache_bytes: of its volatile cache; 0: none, or what the named
-  // one has. 0; -EINVAL: that name has another size or cache; -ENOMEM; with *why.
+  // Finds the one of that name, or makes a new one ("": without a name). cache_bytes: size of its volatile cache; 0:
+  // none, or that of the existing one. 0; -EINVAL: the name has another size or cache; -ENOMEM; with *why.
   [[nodiscard]] static int find_or_make(const char* uri, const char* name, uint64_t bytes, uint64_t cache_bytes,
                                         SimBacking** out, ErrorText* why);
-  void close();  // a nameless one is gone
+  void close();  // frees it if it has no name
 
   char* memory() const { return memory_; }
   bool cached() const { return log_ != nullptr; }
   bool powered() const { return powered_.load(std::memory_order_acquire); }
   uint32_t epoch() const { return epoch_.load(std::memory_order_acquire); }  // counts power losses
-  // Everything that completed until now: what a flush that is submitted now must cover.
+  // A mark for everything that has completed until now: a flush that is submitted now must cover it.
   uint64_t completed() const { return next_.load(std::memory_order_acquire); }
 
-  // The first `bytes` of a vector land at `at`. whole: a power loss keeps or loses them together. fua: keeps them.
-  // False: the power went off in this moment; they may be there, or not, or in part.
+  // Writes the first `bytes` bytes of a vector at `at`. whole: a power loss keeps or loses them together. fua: it keeps
+  // them. False: the power went off at this moment; they may be there, or not, or in part.
   bool write(uint64_t at, const iovec* iov, uint64_t bytes, bool whole, bool fua);
   bool zero(uint64_t at, uint64_t bytes);
-  bool flush(uint64_t until);  // what completed before `until` is durable
+  bool flush(uint64_t until);  // makes durable what completed before `until`
 
-  // The power goes off: until restore_power() nothing works. seed: of what survives; 0: nothing that may be lost.
+  // Cuts the power: until restore_power() nothing works. seed: selects what survives; 0: nothing that may be lost.
   void cut_power(uint64_t seed);
-  // The same in the middle of one of the writes, discards and flushes to come: of the n-th (1: the next). 0: never.
+  // The same in the middle of one of the coming writes, discards and flushes: the n-th (1: the next). 0: never.
   void cut_power_at(uint64_t n, uint64_t seed);
   void restore_power() { powered_.store(true, std::memory_order_release); }
 
@@ -59,7 +60,7 @@ class SimBacking {
     uint64_t number, at, bytes;
     bool data, whole, fua;  // !data: zeros
   };
-  // nothing to keep account of
+  // whether there is nothing to record
   bool plain() const { return !cached() && cut_in_.load(std::memory_order_acquire) == 0; }
   bool begin();
   void put(const Record& record, const iovec* iov);

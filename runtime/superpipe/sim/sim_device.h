@@ -1,30 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device of memory that misbehaves on request:
-// sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,bad=P][,flush_error=P][,torn=P]
-// [,misdirect=P][,corrupt=P][,lost_flush=P][,stall=PAGE][,stall_us=N][,stalls=N][,errno=N][,cache=SIZE][,atomic=SIZE]
-// [,name=X], P = one in P I/Os (0: never). Devices of one name share one memory, for as long as the process lives:
-// several paths to one backing device, or one that outlives its sim: device. All of one name are of one size.
+// A device of memory with faults on request:
 //
-//   read_error, write_error   the command ends with -errno (a number; EIO unless given); a failed write leaves the
-//                             backing device as it was
-//   bad                       one page (4 KiB) in P, always the same ones: each write to it ends so
-//   torn                      only the first sectors (512 bytes) of a write land; success is reported
-//   misdirect                 a write lands at another page; its own place keeps what it held; success is reported
-//   corrupt                   a read delivers one flipped bit; the stored data are sound
-//   flush_error               a flush ends with -errno, and nothing became durable by it
-//   lost_flush                the same, and success is reported
-//   cache                     of that size and volatile: what is in it a power loss may take (cut_power();
-//                             sim_backing.h). Without one all that completes stays.
-//                             A flush makes durable what completed before it was submitted, and nothing of what was in
-//                             flight then
-//   atomic                    the most that Command::atomic can be, 512 unless given. Such a write is never torn, by
-//                             `torn` or a power loss; any other is, between sectors, however small and aligned
+//   read_error, write_error   the command fails with -errno (a number; default EIO); a failed write leaves the backing
+//                             device as it was
+//   bad                       one page (4 KiB) in P, always the same ones: each write to it fails like this
+//   torn                      only the first sectors (512 bytes) of a write are written; success is reported
+//   misdirect                 a write goes to another page, and its own page stays as it was; success is reported
+//   corrupt                   a read returns one flipped bit; the stored data are sound
+//   flush_error               a flush fails with -errno, and makes nothing durable
+//   lost_flush                the same, but success is reported
+//   cache                     size of a volatile cache, whose content a power loss may take (cut_power();
+//                             sim_backing.h). Without a cache all that completes survives. A flush makes durable what
+//                             completed before it was submitted, and nothing that was in flight then
+//   atomic                    maximum size of a Command::atomic, default 512. Such a write is never torn, by `torn` or
+//                             a power loss; any other write is, between sectors, however small and aligned it is
 //   stall, stall_us, stalls   the first I/O (the first N) that begins at page `stall` (4 KiB) takes stall_us longer;
-//                             what its context got after it comes after it
+//                             commands that its context got later complete after it
 //
-// What happens to I/O number n is a hash of (seed, n): a run with one thread replays. Data moves when a completion is
-// delivered, in order of its due time. Contexts share the memory and nothing else but the I/O number and counters.
-// Threading: as every device. Submit, reap, wait, watch do not allocate.
+// The fault of I/O number n is a hash of (seed, n), so a run with one thread is reproducible. Data move when a
+// completion is delivered, in order of its due time. Contexts share only the memory, the I/O number and the counters.
+// Threading: as for every device. Submit, reap, wait, watch do not allocate.
 #pragma once
 #include <atomic>
 
@@ -39,8 +34,8 @@ struct SimFaults {
   uint64_t stall = 0, stall_us = 0, stalls = 1;
   uint64_t read_error = 0, write_error = 0, bad = 0, torn = 0, misdirect = 0, corrupt = 0, flush_error = 0,
            lost_flush = 0;
-  uint64_t atomic = 512;  // that Command::atomic may be
-  uint64_t error = 5;     // that read_error and write_error end with: EIO
+  uint64_t atomic = 512;  // maximum size of Command::atomic
+  uint64_t error = 5;     // of read_error and write_error: EIO
 };
 
 struct SimCounters {
@@ -69,10 +64,10 @@ class SimDevice final : public Device {
   void close() override;
 
   char* memory() const { return backing_->memory(); }
-  SimBacking& backing() const { return *backing_; }  // its power is that of all devices of the name
+  SimBacking& backing() const { return *backing_; }  // its power is that of all devices with the name
   const SimFaults& faults() const { return faults_; }
   SimCounters& counters() { return counters_; }
-  // From now on all reads, all writes (and discards, flushes) end with -EIO. Any thread.
+  // Makes all reads, or all writes (and discards, flushes), fail with -EIO from now on. Any thread.
   void set_failing(bool reads, bool writes) {
     failing_reads_.store(reads, std::memory_order_release);
     failing_writes_.store(writes, std::memory_order_release);
