@@ -2,18 +2,19 @@
 // The server's own work on cold keys, between clients' commands: active expiry (expiry.h) and eviction at maxmemory
 // (eviction.h). The gate's threads fetch what it needs first.
 //
-//   epoll_wait() returns ──► a file event of ours among its events ──► the server's loop calls turn()
+//   epoll_wait() returns ──► a file event of the gate among its events ──► the server's loop calls turn()
 //                        data may be looked at, and changed; what is missing ──► fetcher ──► the next turn
 //
-// The event's descriptor is never readable: the gate adds it to the result of epoll_wait, as it does with held clients.
-// An idle server is not woken: a turn goes along with a wake-up that the server has anyway, at most one in kLookNs.
+// The event's descriptor is never readable: the gate adds it to the result of epoll_wait, as it does for held clients.
+// An idle server is not woken: a turn happens at a wake-up that the server has anyway, at most once in kLookNs.
 //
-// Redis 7.0, 8.0 and Valkey 8.1, whose functions are known (server_tables.h for what their tables differ in).
-// Elsewhere, and where a symbol is missing, expiry and eviction read by faults; so does expiry in a cluster of Redis
+// Works on Redis 7.0, 8.0 and Valkey 8.1, whose functions are known (server_tables.h says how their tables differ). On
+// other servers, and if a symbol is missing, expiry and eviction read by faults; so does expiry in a cluster of Redis
 // 8.0 or Valkey, which have a table of expiries for each slot.
 //
-// Threading: the server's main thread, while it has the server's lock: in reads and in turns. Around epoll_wait() the
-// threads of its modules may have it, so that is asked for. Allocates nothing, but what the server's own functions do.
+// Threading: the server's main thread, while it has the server's lock: in reads and in turns. Around epoll_wait()
+// threads of its modules may have the lock, so this is checked. Allocates nothing, except in the server's own
+// functions.
 #pragma once
 #include <cstdint>
 
@@ -27,30 +28,31 @@ constexpr uint64_t kLookNs = 10'000'000;
 
 struct AheadCounters {
   uint64_t expired = 0;       // keys that expired in a turn
-  uint64_t expired_cold = 0;  // of these: not in yet when their time was up
+  uint64_t expired_cold = 0;  // of these, not in DRAM yet when their time was up
   uint64_t evictable = 0;     // candidates of eviction that were fetched
   uint64_t turns = 0;
 };
 
-// In a read, when the gate begins to watch.
+// Called in a read, when the gate begins to watch.
 void ahead_start();
 // Whether there may be turns: not while the server handles events inside of a command.
 bool ahead_works();
-// Milliseconds that may be slept.
+// The timeout in milliseconds that the server may sleep.
 int ahead_sleep(int timeout_ms, uint64_t now);
-// Whether a turn is wanted now, without any event of the server's.
+// Whether a turn is wanted now, without any event of the server.
 bool ahead_due(uint64_t now);
-// Before the server waits for events: other threads may have its lock meanwhile, and its clients' commands come next.
-// Does nothing when one of them has it already.
+// Called before the server waits for events: other threads may have its lock meanwhile, and its clients' commands come
+// next. Does nothing if one of them has the lock already.
 void ahead_before_wait();
-// The events with ours, when a turn is wanted. Returns their number.
+// Adds the gate's event to the events, if a turn is wanted. Returns their number.
 int ahead_add_event(epoll_event* events, int n, int max);
-// The server is about to read, perhaps from a client, whose commands it runs then: with its own settings, and with
-// victims for what they may evict.
+// Called when the server is about to read, perhaps from a client, whose commands it then runs: restores the server's
+// own settings, and offers victims that these commands may evict.
 void ahead_of_commands(int fd);
 AheadCounters& ahead_counters();
 
-// Pieces asked for on the server's own behalf; a turn follows when they are in. False: too many requests under way.
+// Pieces that are fetched on the server's own behalf; a turn follows when they are in DRAM. ahead_fetch returns false
+// if too many requests are in progress.
 struct AheadFetch {
   NonresidentRanges missing{};
   bool under_way = false;

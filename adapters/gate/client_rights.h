@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether the gate may look keys up for a client: only when the server itself, asked at that moment, would let the
-// client run the command on them. The gate remembers nothing between two reads, so it need not watch AUTH, HELLO,
-// RESET, ACL and CONFIG: what counts is the user that the client's structure names now, and that user's rights now.
+// Whether the gate may look up keys for a client: only if the server itself, asked at that moment, would let the client
+// run the command on them. The gate remembers nothing between two reads, so it need not watch AUTH, HELLO, RESET, ACL
+// and CONFIG: it uses the user that the client's structure names now, and that user's present rights.
 //
 //   authRequired(client)            yes ──► nothing is looked up
 //   client ─► user                  the default user, or the one that the server has under that name; else
@@ -26,7 +26,7 @@ struct UserView;    // the server's user
 struct ModuleUser;  // of the module ABI: its first word is the UserView*
 struct ModuleText;  // of the module ABI: a string
 
-// What its client may do, for the time of one read().
+// The rights of a client, for the duration of one read().
 class Rights {
  public:
   Rights() = default;
@@ -39,14 +39,14 @@ class Rights {
   ModuleUser* handle = nullptr;    // made for the first question
 };
 
-// The symbols. False: *why says which is missing.
+// Finds the symbols. False: *why says which is missing.
 [[nodiscard]] bool rights_find_symbols(bool valkey, ErrorText* why);
 // Makes a user, gives it rights, and compares. 0, or -1 with *why: the server's users look different. Main thread,
 // inside read().
 [[nodiscard]] int rights_check(ErrorText* why);
 // pre: rights_check was right.
 void rights_of(const ServerLayout& layout, const ClientView& client, Rights* out);
-// Whether the command may run, keys and all. keys: nullptr if it has none. pre: !rights->none().
+// Whether the command may run, including its keys. keys: nullptr if it has none. pre: !rights->none().
 [[nodiscard]] bool rights_allow(Rights* rights, const CommandKeys* keys, const Command& command);
 // Whether the client may be another user after this command in the same input.
 [[nodiscard]] bool changes_rights(const Command& command);

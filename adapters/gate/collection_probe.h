@@ -12,9 +12,9 @@ namespace lunar::redis {
 
 constexpr unsigned kProbesEach = 8;
 
-// One look. True: it fits; also for what is none of those kinds.
+// Checks a collection once. True: it fits; also for anything that is none of those kinds.
 [[nodiscard]] bool collection_fits(Keyspace keyspace, const ObjectView& object);
-// Remembers. pre: the object can be read.
+// The same, with the result remembered. pre: the object can be read.
 bool collection_known(Keyspace keyspace, const ObjectView& object);
 
 }  // namespace lunar::redis

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which arguments of a command are keys, and how much of a key's value the command is sure to read.
 //
-// A table of our own, not the server's getKeysFromCommand: that one wants the arguments as server objects (allocated,
-// or built by hand to a version's layout) and answers in a structure that changes between versions; and it does not
-// tell whether a value is read. Commands that are not in the table (of a module, renamed or newer ones) are passed
-// without lookup. A wrong entry costs a lookup, or a fault: never a wrong reply.
+// This is the gate's own table. The server's getKeysFromCommand wants the arguments as server objects (allocated, or
+// built by hand to a version's layout), answers in a structure that changes between versions, and does not tell whether
+// a value is read. Commands that are not in the table (of a module, renamed or newer ones) are passed without lookup. A
+// wrong entry costs a lookup, or a fault, but never a wrong reply.
 //
 // Threading: constant data.
 #pragma once
@@ -22,9 +22,9 @@ enum class KeyForm : uint8_t {
   kMigrated,  // `first`; if that is empty, all that follows the word KEYS
 };
 enum class Wants : uint8_t {
-  kObject,      // the entry, the key and the object: the command describes
-  kValue,       // and the value's top level
-  kFreed,       // and what freeing the value reads: the command deletes or overwrites
+  kObject,      // the entry, the key and the object: the command describes the value
+  kValue,       // also the value's top level
+  kFreed,       // also what freeing the value reads: the command deletes or overwrites it
   kFreedLater,  // likewise, but large ones are freed by another thread
   kMoves,       // of the first key its object, of the others what freeing reads
   kStores,      // of the first key what freeing reads, of the others their values
@@ -34,8 +34,8 @@ enum class Wants : uint8_t {
 // How much of a value is sure to be read beyond its top level.
 enum class Reach : uint8_t {
   kTop,
-  kAll,    // of each key's value everything
-  kFirst,  // of the first key's
+  kAll,    // everything of each key's value
+  kFirst,  // everything of the first key's value
   // sets, sorted sets: of the smallest and of those not much larger; the server looks the smallest's members up in the
   // others
   kSmallest,
@@ -77,7 +77,7 @@ void for_each_key(const CommandKeys& keys, const Command& command, See see);
 unsigned first_member(const CommandKeys& keys, const Command& command);
 // "17" -> 17; -1: not a small number.
 int small_number(Slice text);
-// What a SELECT chooses; -1: another command.
+// The database that a SELECT chooses; -1: another command.
 int chosen_database(const Command& command);
 // "-17" -> -17. False: not a number of up to 18 characters.
 bool signed_number(Slice text, int64_t* out);

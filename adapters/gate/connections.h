@@ -2,15 +2,15 @@
 // Connections of which the gate keeps bytes. A connection without bytes here has no entry: a lookup by descriptor finds
 // nothing.
 //
-//   kPartial   the start of a command behind others that the server has; more is to come from the socket, until
+//   kPartial   the start of a command, after others that the server has; the rest is awaited from the socket, until
 //              `deadline_ns`
 //   kHeld      begins with a command whose pages are being fetched, until `deadline_ns`; or waits for its user's turn
 //              to ask for them
-//   kReady     the pages are in, or have been waited for long enough (`late`): the server is to read
+//   kReady     the pages are in DRAM, or the wait for them was too long (`late`): the server is to read
 //
-// Bytes lie in buffers of three sizes (the smallest is part of the entry), larger ones in multiples of the largest.
-// Two separate bounds limit what is kept, one for starts of commands and one for held input: neither can take the
-// other's place.
+// Bytes are in buffers of three sizes (the smallest is part of the entry); larger ones are multiples of the largest.
+// Two separate limits bound what is kept, one for starts of commands and one for held input: neither can use the
+// other's space.
 //
 // Threading: the main thread. A thread of the server or of a module that reads or closes in its place may take bytes
 // out of an entry (the main thread does not touch that connection meanwhile), and notes that it closed a descriptor:
@@ -46,20 +46,20 @@ constexpr size_t kSmallBytes = 512;  // a command or two: what most held clients
 struct Connection {
   int fd = -1;
   Hold state = Hold::kPartial;
-  bool parked = false, taken_out = false;  // masked in epoll; not in it: the other side has hung up
-  bool late = false, waited = false;       // waited: for its user's turn, the last time
+  bool parked = false, taken_out = false;  // masked in epoll; removed from it, because the other side has hung up
+  bool late = false, waited = false;       // waited: it waited for its user's turn the last time
   bool link = false;                       // to the server's master: replica_link.h
   unsigned rounds = 0;
-  LookupCursor cursor;  // of the first command, between its rounds
-  uint64_t hold = 0;    // number of its last hold: what a request of an earlier one brings in does not end it
+  LookupCursor cursor;                     // of the first command, between its rounds
+  uint64_t hold = 0;                       // number of its last hold: a request of an earlier hold does not end it
   uint64_t since_ns = 0, deadline_ns = 0;  // of the first command's hold
-  uint64_t until_ns = 0;                   // the deadline of a long lookup; 0: its time has not begun
+  uint64_t until_ns = 0;                   // deadline of a long lookup; 0: its time has not begun
   uint64_t seen = 0;                       // round of epoll_wait that has it in its result
   uint64_t lookup_bytes = 0;               // bytes that its long lookup has asked for
   char* data = nullptr;                    // bytes [begin, end) of `capacity`; `small`, or a mapping
   size_t begin = 0, end = 0, capacity = 0;
-  Quota *quota = nullptr, *of_user = nullptr;  // where the capacity is counted
-  ConnectionList* list = nullptr;              // that it is in: of its state, or of a share's clients that wait
+  Quota *quota = nullptr, *of_user = nullptr;  // that the capacity is counted in
+  ConnectionList* list = nullptr;              // the list that it is in: of its state, or of a share's waiting clients
   Connection *previous = nullptr, *next = nullptr;
   char small[kSmallBytes];
   size_t size() const { return end - begin; }
@@ -80,15 +80,16 @@ class Connections {
   }
   Connection* add(int fd);  // nullptr: no memory. kPartial, empty. pre: none for fd
   void drop(Connection* c);
-  // Bytes become `bytes` of `data`, which may not lie in it; counted in `quota` and, if there is one, that of the user.
-  // False: no memory, or one of them is used up; nothing changed.
+  // Replaces its bytes by `bytes` bytes of `data`, which must not be in its buffer; counted in `quota` and, if not
+  // nullptr, `of_user`. False: no memory, or a quota is used up; nothing changed.
   [[nodiscard]] bool fill(Connection* c, const char* data, size_t bytes, Quota* quota, Quota* of_user);
   // An empty buffer of `bytes` for it, counted nowhere. False: no memory.
   [[nodiscard]] bool reserve(Connection* c, size_t bytes);
   void enter(Connection* c, Hold state) { enter(c, state, &lists_[static_cast<int>(state)]); }
   void enter(Connection* c, Hold state, ConnectionList* list);
   uint64_t held_now() const { return held_now_; }
-  // Long lookups: what they have asked for until their commands run; one of them, which may always go on.
+  // Long lookups: how much they have requested until their commands run; and the leader, one of them that may always
+  // continue.
   void count_lookup(Connection* c, uint64_t bytes) {
     c->lookup_bytes += bytes;
     lookup_bytes_ += bytes;
@@ -109,7 +110,7 @@ class Connections {
 
  private:
   bool known(int fd) const { return fd >= 0 && fd < kDescriptorsMax && table_ != nullptr; }
-  // An empty buffer in place of what it has; `capacity` 0: none. False: no memory, nothing changed.
+  // Replaces its buffer by an empty one; `capacity` 0: none. False: no memory, nothing changed.
   [[nodiscard]] bool give(Connection* c, size_t capacity);
   static void count(Connection* c, Quota* quota, Quota* of_user);
 
@@ -121,7 +122,7 @@ class Connections {
   struct SpareBuffer {
     SpareBuffer* next;
   };
-  static SpareBuffer** spare_of(SpareBuffer** lists, size_t capacity);  // nullptr: such ones are not kept
+  static SpareBuffer** spare_of(SpareBuffer** lists, size_t capacity);  // nullptr: buffers of that size are not kept
   SpareBuffer* spare_buffers_[2] = {};
   size_t spare_bytes_ = 0;
   uint64_t held_now_ = 0;  // connections in kHeld

@@ -7,19 +7,20 @@
 //   evictionPoolPopulate ──► batches of candidates ──► fetcher ──► ready ──► the server's pool, as its best 16
 //                                                                             └──► the server evicts
 //
-// A client's command that will evict depends on its victims' memory as on its keys': while none is ready, it is held
-// for one that is fetched.
+// A client's command that will evict needs its victims' memory like that of its keys: while no victim is ready, the
+// command is held until one is fetched.
 //
-// The server still decides whether, when and how many. A candidate is a few milliseconds old; one that is gone
-// meanwhile is skipped.
+// The server still decides whether, when and how many keys to evict. A candidate is a few milliseconds old; one that no
+// longer exists is skipped.
 //
 // Policies that choose at random (allkeys-random, volatile-random) have no pool. Their victims are chosen by the
 // server's dictGetRandomKey, fetched likewise, and evicted a little before they must be: by the server's
-// performEvictions, which for the length of that call sees a pool policy and a limit one byte below what is
-// used, and so takes one key from the end of the pool. Between the calls 256 KiB (less of a small maxmemory) stay free
-// for commands to come.
+// performEvictions, which for the duration of that call sees a pool policy and a limit one byte below what is used, and
+// so takes one key from the end of the pool. Between the calls 256 KiB (less if maxmemory is small) stay free for
+// coming commands.
 //
-// Threading: as ahead.h. The server's pool is found by its shape (server_fields.h); where it is not, nothing is done.
+// Threading: as ahead.h. The server's pool is found by its shape (server_fields.h); if it is not found, nothing is
+// done.
 #pragma once
 #include <cstdint>
 
@@ -29,11 +30,11 @@ namespace lunar::redis {
 
 bool eviction_start();
 bool eviction_turn(uint64_t now);
-// Used memory is close to maxmemory: turns are wanted as often as there may be.
+// Whether used memory is close to maxmemory, so that turns are wanted as often as possible.
 bool eviction_near();
-// Pre: the server may run commands next, and runs none now.
+// Offers victims. Pre: the server may run commands next, and runs none now.
 void eviction_offer();
-// Whether there is a victim for a command of that many bytes; else adds to *missing what one waits for.
+// Whether there is a victim for a command of that many bytes; if not, adds to *missing what one of them waits for.
 bool eviction_has_victim(size_t bytes, NonresidentRanges* missing);
 
 }  // namespace lunar::redis

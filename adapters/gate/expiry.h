@@ -22,21 +22,22 @@
 
 namespace lunar::redis {
 
-// False: not this server.
+// False: not for this server.
 bool expiry_start();
-// Pre: in a turn. True: there is work that waits for nothing but its time.
+// Pre: in a turn. True: there is work that is waiting only for its time.
 bool expiry_turn(uint64_t now);
-// The server's setting is its own again: commands may come.
+// Restores the server's setting, because commands may come.
 void expiry_open();
-// No command will come before the next wait. True: the server's own cycle is off.
+// Called when no command will come before the next wait. True: the server's own cycle is switched off.
 bool expiry_shut();
-bool expiry_is_shut();  // it has yet to be opened
-// A client that may do so is about to say whether there shall be any. Behind a command that blocks this runs where our
-// own setting cannot be told from its: expiry is the server's alone until its setting has been off, and is on again.
+bool expiry_is_shut();  // expiry_open is still to be called
+// Called when a client that may do so is about to switch active expiry on or off. After a command that blocks, this may
+// run where the gate's setting cannot be distinguished from the client's: then expiry is left to the server until its
+// setting has been off, and is on again.
 void expiry_wished(bool on);
-// Whether the server lets any client say so.
+// Whether the server lets any client do that.
 bool expiry_takes_wishes();
-// Keys are due: its cycle is to be off.
+// Whether keys are due, so that the server's cycle must be off.
 bool expiry_works();
 
 }  // namespace lunar::redis

@@ -4,14 +4,13 @@
 //
 //   main ── submit ──► waiting ── thread: prefetch a batch ──► done ── take_done ──► main
 //
-// The threads keep off the main thread's CPU, where they would preempt it for a tick or more (waking is what puts them
-// there). Where other programs keep the other CPUs busy, a woken thread would wait there for a time slice of theirs, and
-// the main thread's clients with it, while its own CPU idles: then the threads may run on any CPU, for a while.
+// The threads avoid the main thread's CPU, where they would preempt it for a tick or more (being woken is what puts
+// them there). If other programs keep all other CPUs busy, a woken thread would wait for a time slice, and clients with
+// it, while the main thread's CPU idles. In that case the threads may run on any CPU for a while.
 //
 // Requests are made on demand from sys/arena and kept; there are at most kRequestsMax.
 //
-// Threading: submit, take_done, spare and recycle on the main thread; the rest by the service threads. Nothing waits
-// but they.
+// Threading: submit, take_done, spare and recycle on the main thread; the rest by the service threads. Only these wait.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -28,9 +27,10 @@ struct Request {
   Request* next = nullptr;
   int fd = -1;
   Share* share = nullptr;  // its user's, in which it counts
-  // the connection's when it was made: ended when the pages are in, or the descriptor belongs to another connection
+  // the connection's hold when the request was made; another number now: that hold has ended, or the descriptor belongs
+  // to another connection
   uint64_t hold = 0;
-  AheadFetch* ahead = nullptr;  // asked for by none of the clients (ahead.h)
+  AheadFetch* ahead = nullptr;  // requested for the server, not for a client (ahead.h)
   NonresidentRanges pages;
 };
 
@@ -43,15 +43,15 @@ class Fetcher {
   int event_fd() const { return event_fd_; }
 
   bool full() const { return spare_ == nullptr && made_ == kRequestsMax; }
-  Request* spare();  // empty; nullptr: too many under way, or no memory
+  Request* spare();  // an empty one; nullptr: too many are in progress, or no memory
   void recycle(Request* request);
   void submit(Request* request);
-  void flush();          // main is about to sleep: whatever was submitted gets a thread
-  Request* take_done();  // list by `next`, or nullptr
-  // Around the main thread's sleep. True: something is done already, do not sleep.
+  void flush();          // the main thread is about to sleep: wakes threads for all that was submitted
+  Request* take_done();  // a list linked by `next`, or nullptr
+  // Around the main thread's sleep. True: something is done already, so do not sleep.
   bool begin_sleep();
-  // The main thread, which needs what is under way: fetches what no thread has begun yet, or waits for something to be
-  // done, a millisecond at most.
+  // Called by the main thread if it needs pages in progress: fetches those that no thread has begun yet, or waits until
+  // something is done, at most a millisecond.
   void help();
   void end_sleep() { sleeping_.store(0, std::memory_order_relaxed); }
 

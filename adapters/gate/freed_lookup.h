@@ -10,7 +10,8 @@
 
 namespace lunar::redis {
 
-// What `command` wants of its key number `nth`: Wants::kObject, kValue, kFreed or kFreedLater, never one that depends.
+// What `command` wants of its key number `nth`: Wants::kObject, kValue, kFreed or kFreedLater, never one that depends
+// on other arguments.
 Wants wants_of_key(const CommandKeys& keys, const Command& command, unsigned nth);
 
 // later: a collection that is large is freed by another thread.

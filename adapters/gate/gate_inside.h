@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two halves of the gate share: input (gate_input.cpp: what a read gives) and events (gate.cpp: hooks,
+// What the two halves of the gate share: input (gate_input.cpp: the result of a read) and events (gate.cpp: hooks,
 // waiting, time).
 // Threading: as gate.h.
 #pragma once
@@ -22,16 +22,17 @@ constexpr unsigned kRoundsMax = 24;          // slot, entry, key, object, value;
 constexpr unsigned kLookupRoundsMax = 1024;  // of a command that goes through whole values
 // of these, looks that found nothing missing and were too short: some 20 ms of the main thread
 constexpr unsigned kIdleLooksMax = 128;
-constexpr uint64_t kLookupHolds = 10;           // it may wait so many times hold_ms_max
-constexpr size_t kPartialMax = 32 * 1024;       // a command that needs more is passed as it comes
-constexpr size_t kHoldBytesMax = 1 << 20;       // more than that is not kept from the server
-constexpr unsigned kLookAhead = 256;            // commands behind a cold one that are looked at too
-constexpr uint64_t kPartialNsMax = 20'000'000;  // the start of a command waits no longer for the rest
-constexpr uint64_t kTurnNsMax = 1'000'000'000;  // and a client for its user's turn
-// Parts of the DRAM budget that may be under way from the LUN for a user, and that one client asks for at once.
+constexpr uint64_t kLookupHolds = 10;           // it may wait this many times hold_ms_max
+constexpr size_t kPartialMax = 32 * 1024;       // a command that needs more is passed at once
+constexpr size_t kHoldBytesMax = 1 << 20;       // no more than this is held
+constexpr unsigned kLookAhead = 256;            // commands after a cold one that are looked up too
+constexpr uint64_t kPartialNsMax = 20'000'000;  // longest wait of the start of a command for the rest
+constexpr uint64_t kTurnNsMax = 1'000'000'000;  // longest wait of a client for its user's turn
+// Parts of the DRAM budget that a user may have in progress from the LUN, and that one client may request at once.
 constexpr uint64_t kUserPart = 4, kClientPart = 16, kClientBytesMin = 256 << 10, kClientBytesMax = 4 << 20;
-// And for the values of one command in all, round after round: more would push each other out before the command runs.
-// So would those of many: beyond half of the budget only one of them goes on, the others wait for their turn.
+// And that the values of one command may take in all rounds together: more would push each other out before the command
+// runs. So would those of many: beyond half of the budget only one of them continues, and the others wait for their
+// turn.
 constexpr uint64_t kLookupPart = 4, kLookupBytesMax = 64 << 20, kLookupsPart = 2;
 constexpr unsigned kUserRequestsMax = Fetcher::kRequestsMax / 2;
 
@@ -59,22 +60,22 @@ struct Gate {
   Shares shares;
   RehashAhead rehash;
   GateWork work;
-  Command command;      // the one being looked at (too large for a stack)
+  Command command;      // the one being looked up (too large for a stack)
   LookupCursor cursor;  // of the first cold command of the input being looked at
   pthread_t main_thread{};
   uint64_t longest_hold_ns = 0;
   uint64_t longest_stall_ns = 0, read_ns_before = 0;  // of the main thread, before it last waited for events
   HoldTimes hold_times;
   Prefixes prefixes;
-  uint64_t holds = 0, holds_begun = 0;      // numbers: of the last one, of the last whose time has begun
-  uint64_t first_deadline_ns = UINT64_MAX;  // no hold ends before
+  uint64_t holds = 0, holds_begun = 0;      // numbers of the last hold, and of the last whose time has begun
+  uint64_t first_deadline_ns = UINT64_MAX;  // no hold ends before this
   int epoll = -1;
 
-  bool few_keys = false;         // what the last gate_input() gives adds no more keys than it has arguments
-  bool deferred = false;         // the last gate_input() ended in an EAGAIN of ours
-  void* tls_deferred = nullptr;  // the session to whose last SSL_read that happened
+  bool few_keys = false;         // the result of the last gate_input() adds no more keys than it has arguments
+  bool deferred = false;         // the last gate_input() returned the gate's own EAGAIN
+  void* tls_deferred = nullptr;  // the session whose last SSL_read did
 
-  // What the program called before.
+  // The functions that the program called before.
   ssize_t (*read)(int, void*, size_t) = nullptr;
   int (*epoll_wait)(int, epoll_event*, int, int) = nullptr;
   int (*close)(int) = nullptr;
@@ -89,21 +90,21 @@ struct Gate {
 };
 Gate& gate();
 
-// The fetcher's threads, if they are not there yet. False: the gate stays open.
+// Starts the fetcher's threads, if they do not run yet. False: the gate stays bypassed.
 bool gate_start_fetching();
-// Requests that the fetcher has done go back to the code that made them.
+// Gives requests that the fetcher has completed back to the code that made them.
 void gate_take_what_is_done();
 
-// read(), or SSL_read(): the main thread's, and that of the server's other threads.
+// read(), or SSL_read(), of the main thread, and of the server's other threads.
 ssize_t gate_input(Source from, void* buffer, size_t bytes);
 ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes);
-// Bytes that may be under way for a user; that a client asks for at once.
+// Maximum bytes in progress for a user, and that a client may request at once.
 uint64_t user_bytes_max();
 uint64_t client_bytes_max();
-// That long lookups may have asked for together, of commands that have not run.
+// Maximum bytes that long lookups may have requested together, for commands that have not run.
 uint64_t lookups_bytes_max();
-// The server's data is known, but its keys have not been checked yet: while a client's input is read they may be looked
-// at.
+// Called when the server's data are known but its keys were not checked yet: while a client's input is read they may be
+// looked at.
 void look_at_keys(int fd);
 
 }  // namespace lunar::redis

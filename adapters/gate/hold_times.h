@@ -23,7 +23,7 @@ struct HoldTimes {
   // Where the bucket ends.
   static uint64_t most_ns(unsigned bucket) { return uint64_t{5 + bucket % 4} << (kFirstBit + bucket / 4 - 2); }
 
-  // What `part` of those that came since `before` were not longer than; 0: none came.
+  // The time that `part` of the holds since `before` did not exceed; 0: there were none.
   uint64_t quantile_ns(const HoldTimes& before, double part) const {
     uint64_t all = 0, seen = 0;
     for (unsigned b = 0; b < kBuckets; ++b) all += count[b] - before.count[b];

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks a key up in the server's dictionaries without touching a page that is not resident: it asks the pager before
-// each step, and notes what the step lacks instead of reading it. With the missing pages in, the next lookup gets one
-// step further: table slot, entry, key, object, value.
+// Looks up a key in the server's dictionaries without touching a page that is not resident: it asks the pager before
+// each step, and records what the step lacks instead of reading it. With the missing pages in DRAM, the next lookup
+// gets one step further: table slot, entry, key, object, value.
 //
-// A page may be evicted between the question and the use: then it is an ordinary fault. Only here the pager learns of a
-// hit: the clock hand skips, once, pages that a lookup relies on, and a command that lacks nothing at the first look
-// makes its pages one degree hotter, so that heat counts the uses of a page since the hand came by.
+// A page may be evicted between the check and the use: then it is an ordinary fault. Only lookups tell the pager of
+// hits: the clock hand skips, once, pages that a lookup relies on, and a command that lacks nothing at the first look
+// makes its pages one degree hotter, so that heat counts the uses of a page since the hand passed.
 //
 // Threading: the server's main thread only, while it reads a client's input: nothing changes meanwhile (while it waits
 // in epoll_wait, threads of other modules may change keys). Allocates nothing.
@@ -18,15 +18,15 @@
 namespace lunar::redis {
 
 constexpr unsigned kRangesMax = 64;  // missing pieces of one round
-// of work in one look at a client's input: a bucket, a page or a node one, an entry four
+// units of work in one look at a client's input: a bucket, a page or a node is one, an entry four
 constexpr unsigned kLookUnits = 3000;
-// of one value, where it is not looked up as a whole; the rest is left to faults
+// of one value, if it is not looked up as a whole; the rest is left to faults
 constexpr size_t kValueBytesMax = 256 * 1024;
 
 struct NonresidentRanges {
   unsigned count = 0;
-  uint64_t bytes = 0, bytes_max = UINT64_MAX;  // full when they have been reached
-  unsigned units = UINT32_MAX;                 // of work that this look may still take, where that is bounded
+  uint64_t bytes = 0, bytes_max = UINT64_MAX;  // full when bytes_max is reached
+  unsigned units = UINT32_MAX;                 // of work that this look may still take, if that is bounded
   lunar_range range[kRangesMax];
   bool full() const { return count == kRangesMax || bytes >= bytes_max; }
   void add(const void* address, size_t bytes);
@@ -35,8 +35,9 @@ struct NonresidentRanges {
 };
 
 // Adds to *missing what `command` lacks on the keys of `database`. True: nothing, all of it is resident. first_look:
-// the command has not been held. cursor: looks whole values up where the command reads them (value_lookup.h), from
-// there on; nullptr: their top level only. False, with nothing missing: it was enough for one look.
+// the command has not been held. cursor: if not nullptr, whole values are looked up if the command reads them
+// (value_lookup.h), from the cursor on; nullptr: only their top level. False with nothing missing: the look has done
+// enough work.
 [[nodiscard]] bool look_up_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys,
                                    const Command& command, bool first_look, LookupCursor* cursor,
                                    NonresidentRanges* missing);

@@ -1,22 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a server keeps its data, as far as the input gate reads it. Three shapes are known, told apart by the symbols
-// they export:
+// Where a server keeps the data that the input gate reads. Three layouts are known, distinguished by the symbols that
+// the servers export:
 //
 //   Redis 7.0    database ─► dict ─► entry (key, object)
 //   Redis 8.0    database ─► store ─► dicts, one or one a cluster slot ─► entry (key, object)
 //   Valkey 8.1   database ─► store ─► tables, likewise ─► buckets of 7 ─► object with its key inside
 //
-// The views below are our own declarations of those versions' structures, found through the program's dynamic symbols
-// and believed only after they have been checked:
-//   - `server`'s database array is found by scanning for a pointer to a structure whose first word leads to a dict, or
-//     a store, of the type that databases have; its stride by the next database in it; the event loop right behind it
-//     must hold the very epoll descriptor, event array and size that the server passes to epoll_wait;
-//   - dictionaries, tables, keys and objects on the first keys there are: the server's own look-up and hash must give
-//     what the views give. Until there are keys, nothing is looked up.
-//   - a connection each time: descriptor, handlers and client must point at each other, and the client's buffer must be
-//     the one that read() is given.
-// A lookup checks collections when it first meets them (collection_probe.h). An unknown layout is left alone: the gate
-// stays bypassed. The checks read memory by a system call that fails on a wild pointer.
+// The views below are the gate's own declarations of those versions' structures, found through the program's dynamic
+// symbols and trusted only after they were checked:
 //
 // Threading: the server's main thread only. Allocates nothing.
 #pragma once
@@ -56,7 +47,7 @@ struct DictView {
 };
 struct DictStoreView {
   int32_t flags, padding;
-  char type[136];       // a copy: that of its dicts
+  char type[136];       // a copy of the type of its dicts
   DictView** dicts;     // nullptr: no key yet
   int64_t count, bits;  // 1, or a power of two
 };
@@ -85,7 +76,7 @@ struct TableStoreView {
 };
 struct ObjectView {
   uint32_t type_encoding_lru;  // 4, 4, 24 bits
-  uint32_t references;         // Valkey: above two bits that tell what comes behind: an expiry, a key
+  uint32_t references;         // Valkey: above two bits that tell what follows: an expiry, a key
   const char* pointer;
   unsigned type() const { return type_encoding_lru & 15; }
   unsigned encoding() const { return type_encoding_lru >> 4 & 15; }
@@ -111,9 +102,9 @@ static_assert(sizeof(ObjectView) == 16 && sizeof(FileEventView) == 32);
 // Offsets into the structures that are not viewed as a whole.
 struct Shape {
   Keyspace keyspace;
-  // cursor: of active expiry; fields: that expire, of hashes (0: those of this server do not)
+  // cursor: of active expiry; fields: hash fields that expire (0: those of this server do not)
   uint16_t database_id, database_bytes, database_cursor, database_fields;
-  uint16_t loop_size, loop_events, loop_api;  // (the most there may be is at 4)
+  uint16_t loop_size, loop_events, loop_api;  // (their maximum number is at 4)
   uint16_t type_handler;                      // of a connection type
   uint16_t connection_fd, connection_client, connection_reader;
   // flags: 1, 2: replication
@@ -129,22 +120,22 @@ constexpr unsigned sds_header(uint8_t flag) {
   return kBytes[flag & 7];  // 0: not an sds
 }
 uint64_t sds_length(const char* text);  // pre: the header can be read
-// Valkey: a byte that tells how long the header of the key behind it is. pre: has_key.
+// Valkey: a byte that gives the length of the header of the key after it. pre: has_key.
 const uint8_t* key_header(const ObjectView* object);
 
 class ServerLayout {
  public:
-  // The symbols. False: not a server that we know (*why: which is missing).
+  // Finds the symbols. False: not a known server (*why: which symbol is missing).
   [[nodiscard]] bool find_symbols(ErrorText* why);
-  // Data and event loop, given what the server passes to epoll_wait. 1: found; 0: not this loop, or not made yet; -1:
-  // unknown layout.
+  // Finds data and event loop, given the arguments that the server passes to epoll_wait. 1: found; 0: not this loop, or
+  // not made yet; -1: unknown layout.
   [[nodiscard]] int find_data(int epoll, const void* events, int events_max, ErrorText* why);
-  // Checks dictionaries on keys that exist. 1: right (looked up from now on); 0: no key yet; -1: unknown layout.
+  // Checks dictionaries on existing keys. 1: right (keys are looked up from now on); 0: no key yet; -1: unknown layout.
   [[nodiscard]] int check_keys(ErrorText* why);
 
   Keyspace keyspace() const { return shape_->keyspace; }
   void* event_loop() const { return const_cast<char*>(*loop_); }
-  // What the event loop waits for: 1 readable, 2 writable.
+  // The events that the event loop waits for: 1 readable, 2 writable.
   int event_mask(int fd) const;
   // The client whose socket this is, plain or under TLS; nullptr: something else, a replication link, or another
   // transport's.
@@ -153,18 +144,18 @@ class ServerLayout {
   const ClientView* master_of(int fd) const { return client_of(fd, shape_->flag_of_master); }
   // A client on a plain or a unix socket that client_of does not know: laid out in another way.
   bool foreign_client(int fd) const;
-  // How far the server is with the client's input, which it is about to read into `buffer`. False: not known.
+  // The server's progress in the client's input, which it is about to read into `buffer`. False: not known.
   bool progress_of(const ClientView& client, const void* buffer, Progress* out) const;
-  // The same of a master's link, whose buffer may begin with what has been executed.
+  // The same for a master's link, whose buffer may begin with what was executed already.
   bool progress_of_master(const ClientView& master, const void* buffer, Progress* out) const;
-  // The arguments that the server has taken of the command that it is in, as many as are kept. False: they are not what
-  // they should be, or not in DRAM.
+  // The arguments that the server has taken of its current command, as many as are kept. False: they are not as
+  // expected, or not in DRAM.
   bool arguments_taken(const ClientView& client, const Progress& progress, Command* out);
   int database_of(const ClientView& client) const;
   // The user that its commands run as; not examined here (client_rights.h).
   const void* user_of(const ClientView& client) const { return at<const void*>(&client, shape_->client_user); }
   const DatabaseView* database(int index) const;
-  // How far the server's active expiry is in its expiries (server_tables.h).
+  // The server's cursor of active expiry in its expiries (server_tables.h).
   uint64_t& expiry_cursor(const DatabaseView& database) const {
     return const_cast<uint64_t&>(at<uint64_t>(&database, shape_->database_cursor));
   }

@@ -9,7 +9,7 @@
 
 namespace lunar::redis {
 
-// That the server's dictRehash passes, for each bucket that it is to move.
+// How many empty buckets the server's dictRehash skips at most, for each bucket that it is to move.
 inline constexpr unsigned kEmptyBucketsMax = 10;
 
 enum Encoding : unsigned {
@@ -66,7 +66,7 @@ constexpr unsigned kChainMax = 64;  // entries; a longer chain of colliding keys
 // What the entries of a table lead to (Valkey).
 enum class Entries : uint8_t { kObjects, kTexts, kNodes };
 
-// Pages that are to stay where they are.
+// Pages that are not to be fetched.
 struct SkippedPages {
   static constexpr unsigned kMax = 64;
   unsigned count = 0;
@@ -78,10 +78,10 @@ struct SkippedPages {
   }
 };
 
-// Pages that were looked at in this look, so that neighbours cost one look and are noted once.
+// Pages that were checked in this look, so that neighbours cost one check and are recorded once.
 struct PagesSeen {
   static constexpr unsigned kSlots = 256;
-  uintptr_t page[kSlots] = {};  // its number twice, and 1 if it is resident
+  uintptr_t page[kSlots] = {};  // twice its number, plus 1 if it is resident
   uintptr_t& slot(uintptr_t number) { return page[number % kSlots]; }
 };
 
@@ -89,12 +89,12 @@ struct KeyLookup {
   const ServerLayout& layout;
   NonresidentRanges* missing;
   bool complete = true;
-  const SkippedPages* skipped = nullptr;  // not noted when they are missing
+  const SkippedPages* skipped = nullptr;  // not recorded as missing
   // skips tables that are being rehashed: a search of another thread may be moving entries
   bool settled_only = false;
   PagesSeen* seen = nullptr;  // value_lookup.h
   static constexpr unsigned kUsedMax = 32;
-  PageView used[kUsedMax];  // pages that were there, each once (the first of them)
+  PageView used[kUsedMax];  // the first resident pages, each once
   unsigned used_count = 0;
 
   bool resident(const void* address, size_t bytes);
@@ -105,7 +105,7 @@ struct KeyLookup {
   void note_use(PageView page);
   void count_uses();
 
-  // The bytes can be read now; else they are noted.
+  // Whether the bytes can be read now; if not, they are recorded.
   bool have(const void* address, size_t bytes);
   bool have_text(const char* text);
   // Redis 8.0: the name of a field, with the expiry before it.
@@ -115,7 +115,8 @@ struct KeyLookup {
   static bool value_is_apart(const char* field);  // pre: the byte before it can be read
   // Follows a chain of entries to `key`. True: all of it that a search reads is resident.
   bool chain(EntryView* entry, Slice key, bool fields, EntryView** found);
-  // nullptr: not there, or not known yet (then complete is false). fields: its keys are names of fields (Redis 8.0).
+  // nullptr: there is none, or it is not known yet (then complete is false). fields: its keys are names of fields
+  // (Redis 8.0).
   EntryView* find(DictView* dict, Slice key, bool fields = false);
   // The entry of `key` in a table. nullptr likewise.
   const void* find(TableView* table, Slice key, Entries entries);

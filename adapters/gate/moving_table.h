@@ -16,8 +16,8 @@ class MovingTable {
  public:
   MovingTable() = default;
   explicit MovingTable(DictView* dict) : dict_(dict) {}
-  // That of `store`, the keys or expiries of a database; none if there is none, or if a page on the way is missing.
-  // Without `lookup` that is read as the server does, by a fault. pre: no dictionary a slot.
+  // The table of `store`, the keys or expiries of a database; none if there is none, or if a page on the way is
+  // missing. Without `lookup` the store is read as the server does, by a fault. pre: not one dictionary per slot.
   static MovingTable of(const ServerLayout& layout, void* store, KeyLookup* lookup = nullptr);
 
   explicit operator bool() const { return dict_ != nullptr; }
@@ -31,13 +31,14 @@ class MovingTable {
   bool small() const { return exponent(0) < kExponentMin; }
   bool large() const { return exponent(0) >= kExponentStays; }
 
-  // Whether bucket b of the old table and what it moves to are in DRAM; what is not is noted. *empty: nothing is in it.
+  // Whether bucket b of the old table and what it moves to are in DRAM; missing pages are recorded. *empty: the bucket
+  // is empty.
   bool bucket_ready(KeyLookup& lookup, uint64_t b, bool* empty) const;
-  // n buckets that are not empty, but no more than ten times as many in all.
+  // Moves n buckets that are not empty, but at most ten times as many in all.
   void move(Rehash rehash, unsigned n) const { (void)rehash(dict_, static_cast<int>(n)); }
 
  private:
-  static constexpr int kExponentMin = 12;    // of a dict: what the server moves soon is left to it
+  static constexpr int kExponentMin = 12;    // smaller tables are left to the server, which moves them quickly
   static constexpr int kExponentStays = 20;  // paused for all commands: as many keys take the longest of them seconds
   DictView* dict_ = nullptr;
 };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts which key prefixes clients use, and which of them hit cold memory: it samples one in kEvery commands at their
-// first lookup. A prefix is the name up to and with its first ':', or up to its first digit, at most kBytes.
+// Counts which key prefixes clients use, and which of them hit cold memory. It samples one in kEvery commands at their
+// first lookup. A prefix is the name up to and including its first ':', or up to its first digit, at most kBytes.
 //
-// The table keeps kWays prefixes a set; a new one replaces the least used, once others have used up its count: frequent
-// prefixes stay, names without prefixes pass through. It touches none of the server's memory.
+// The table keeps kWays prefixes per set. A new one replaces the least used one after others have used up that one's
+// count: frequent prefixes stay, names without prefixes pass through. It touches none of the server's memory.
 //
-// Threading: the server's main thread. Allocates nothing; some twenty nanoseconds a sample.
+// Threading: the server's main thread. Allocates nothing; some twenty nanoseconds per sample.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -31,9 +31,9 @@ class Prefixes {
     if (++commands_ % kEvery == 0) sample(key, cold);
   }
   void sample(Slice key, bool cold);
-  // Halves all counts: what is long past is forgotten.
+  // Halves all counts, so that old ones are forgotten.
   void age();
-  // Of all samples that are not forgotten. Fills `out` (kMost).
+  // Copies the counts of all samples that are not forgotten to `out` (kMost entries).
   unsigned copy(PrefixUse* out, uint64_t* samples) const;
 
   static size_t prefix_of(Slice key);

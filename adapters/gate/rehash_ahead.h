@@ -2,10 +2,10 @@
 // Moves the entries of a database from its old hash table to the new one in the server's place, as far as they are in
 // DRAM (Redis 7.0 and 8.0).
 //
-// One added key makes the server double a table. It then moves a bucket a command, and in its cron as many as a
+// One added key makes the server double a table. It then moves one bucket per command, and in its cron as many as a
 // millisecond allows, a hundred at a time; each entry and key of a cold table is a fault. Fetching buckets ahead of the
-// server does not help: its cron moves those within the millisecond, and faults on the cold ones behind them. So the
-// gate pauses the server's rehash (the counter that the server's iterators use):
+// server does not help: its cron moves those within the millisecond, and takes faults on the cold ones after them. So
+// the gate pauses the server's rehash (by the counter that the server's iterators use):
 //
 //   inside read():  next buckets ─► those whose entries and keys are resident, up to the first that are not:
 //                                │  MovingTable::move
@@ -24,8 +24,8 @@
 // Redis 8.0 keeps a list of the tables that are moving. Its cron asks the first one to move until a millisecond is
 // over, and would spin on a paused one, which answers at once. So the gate clears the setting activerehashing for the
 // cron while it moves a table, at the last event of a round, and sets it before the next wait. If the setting is clear
-// after the commands, a client wanted that. Servers with a dictionary for each cluster slot are left alone: those are
-// small.
+// after the commands, a client cleared it. Servers with a dictionary for each cluster slot are left alone, because
+// those dictionaries are small.
 //
 // Threading: the main thread, inside read(), in turns, and before epoll_wait() with the server's lock. Allocates
 // nothing.
@@ -38,10 +38,10 @@ namespace lunar::redis {
 
 class RehashAhead {
  public:
-  void start(const ServerLayout& layout);  // without effect where the server is laid out in another way
-  // `watching`: else the server does it itself again. `fetcher`: what is missing is asked for.
+  void start(const ServerLayout& layout);  // no effect if the server has another layout
+  // `watching`: if false, the server does it itself again. `fetcher`: requests what is missing.
   void look(const ServerLayout& layout, bool watching, Fetcher* fetcher);
-  // The server rehashes itself, until it is paused again. Not `all`: but for the largest tables.
+  // Lets the server rehash itself until it is paused again. Not `all`: except the largest tables.
   void lift(const ServerLayout& layout, bool all = false);
   void pause_again(const ServerLayout& layout);
   bool to_lift() const { return paused_count_ != 0 && !lifted_; }
@@ -55,10 +55,10 @@ class RehashAhead {
 
  private:
   struct Paused {
-    MovingTable table;  // never followed from here: it may be gone
+    MovingTable table;  // never dereferenced from here: it may be freed
     int database;       // where it was last seen
-    bool up;            // its counter, by us
-    uint64_t used;      // keys, when it was last looked at
+    bool up;            // the gate has raised its counter
+    uint64_t used;      // number of keys when it was last checked
   };
   static constexpr unsigned kPausedMax = 64, kEvery = 8;
   Paused* pause(int database, MovingTable table);

@@ -7,18 +7,18 @@
 //              done │ done │ asked for │ asked for │ not looked at │ part of one
 //              └─ read() ─┘ └─ a wave of requests ─┘
 //
-// A wave asks for what is missing for all commands of the window, each one step of its lookup (key_lookup.h); when it
-// is in, the next one begins. Whole commands are given in the order and with the very bytes that came, as far as
-// nothing is missing for them. When the first one waits the server reads nothing: not longer than `hold_ms_max`, then
-// the command is passed as it is. To the server the master is merely slower to send: its offsets count what read() gave
-// it. Bytes that are here when the link is closed were never received; a partial resync asks for them.
+// A wave requests what is missing for all commands of the window, each one step of its lookup (key_lookup.h); when it
+// is in DRAM, the next wave begins. Whole commands are passed on in order and byte for byte, as far as nothing is
+// missing for them. While the first one waits the server reads nothing, for at most `hold_ms_max`; then the command is
+// passed as it is. To the server it looks as if the master sent more slowly: its offsets count what read() returned.
+// Bytes that the gate holds when the link is closed count as not received; a partial resync requests them.
 //
-// Only what reads through the server's reader of commands is a stream: a full sync, and the handshake before it, have
-// others. A link under TLS is passed as it is. A command that is larger than what is kept, and what is no command, go
-// on at once; then the server is asked where it is.
+// Only the server's reader of commands reads such a stream; a full sync, and the handshake before it, have other
+// readers. A link under TLS is passed as it is. A command that is larger than what is kept, and input that is not a
+// command, go on at once; then the server's position is determined again.
 //
-// The window is bounded by the DRAM budget, as pages that wait for their turn must not push each other out: a command
-// for each kPagesEach pages, and what one client may have under way a wave.
+// The window is bounded by the DRAM budget, because pages that wait for their turn must not push each other out: one
+// command for each kPagesEach pages, and per wave what one client may have in progress.
 //
 // Threading: the main thread, inside read() and epoll_wait().
 #pragma once
@@ -26,13 +26,14 @@
 
 namespace lunar::redis {
 
-// A read of `fd`, which has no entry. Nothing is read unless it returns true; then *got is what read() returns.
+// Begins a read of `fd`, which has no entry. If it returns false, nothing was read; otherwise *got is the result of
+// read().
 [[nodiscard]] bool link_begin(int fd, void* buffer, size_t bytes, ssize_t* got);
-// The same for an entry of a link.
+// A read for the entry of a link.
 ssize_t link_input(Connection* c, void* buffer, size_t bytes);
-// A request of a link's entry is in. True: all that its wave asked for.
+// Called when the pages of a request of a link's entry are in DRAM. True: all that its wave requested are.
 [[nodiscard]] bool link_request_done(Connection* c);
-// The entry whose first command waits, with its deadline; nullptr: none does.
+// The entry whose first command waits, with its deadline; nullptr: there is none.
 Connection* link_waiting();
 
 }  // namespace lunar::redis

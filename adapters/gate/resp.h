@@ -2,12 +2,12 @@
 // RESP: whole commands in a client's bytes, as redis-server would cut them (multibulk and inline).
 //
 // The parser keeps no state: it is given the bytes from the start of a command, and says where the command ends, that
-// more bytes are needed, or that this is not for us. It copies nothing and allocates nothing; arguments point into the
-// bytes. A caller with part of a command parses again when more has come: the arguments that are there bound the cost
-// of one call.
+// more bytes are needed, or that the command is not for the gate. It copies nothing and allocates nothing; arguments
+// point into the bytes. A caller with part of a command parses again when more has arrived; the arguments present bound
+// the cost of one call.
 //
-// Threading: none of its own. What it calls kBad is not an error to report: the server sees the same bytes and has its
-// own answer to them.
+// Threading: none. What it calls kBad is not an error to report: the server sees the same bytes and gives its own
+// answer.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -40,9 +40,9 @@ struct Command {
 
 // pre: bytes > 0
 [[nodiscard]] Parse parse_command(const char* data, size_t bytes, Command* out);
-// The rest of a command of which the first `taken` arguments are elsewhere: `left` follow, the first of them of `bulk`
-// bytes, or with its header (-1). Everything counted from here; those elsewhere are counted as kept, as far as there is
-// room, and are for the caller to fill in.
+// Parses the rest of a command of which the first `taken` arguments are elsewhere: `left` follow, the first of them of
+// `bulk` bytes, or with its header (-1). All counts start here; the arguments elsewhere are counted as kept, as far as
+// there is room, and the caller fills them in.
 [[nodiscard]] Parse parse_rest(const char* data, size_t bytes, unsigned taken, unsigned left, int64_t bulk,
                                Command* out);
 

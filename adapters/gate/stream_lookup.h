@@ -3,8 +3,8 @@
 //
 //   stream ─► rax ─► node: flags and size, bytes of the key, padding, children, value
 //
-// Trees are believed after one that the server itself made (raxNew, raxInsert, streamNew) has been traversed and gave
-// back what was put in; until then, or when it did not, only the top of a stream is looked up, never the whole.
+// The layout is trusted after a tree that the server itself made (raxNew, raxInsert, streamNew) was traversed and
+// returned what was put in. Before that, or if it did not, only the top of a stream is looked up, never the whole.
 //
 // Threading: as key_lookup.h. The check allocates with the server's malloc.
 #pragma once
@@ -22,10 +22,10 @@ struct StreamView {
 };
 class ValueLookup;
 
-// Once, on the main thread inside read().
+// Called once, on the main thread inside read().
 void stream_lookup_check();
-// What the command reads of the stream. True: it can be read, or is left to faults. cursor->at: listpacks that need not
-// be looked at again.
+// Looks up what the command reads of the stream. True: it can be read, or is left to faults. cursor->at: listpacks that
+// need not be checked again.
 bool stream_lookup(ValueLookup& whole, KeyLookup& lookup, const StreamView* stream, const Command& command,
                    const CommandKeys& keys, unsigned argument, LookupCursor* cursor);
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shares of the gate by user, so that no user takes it from the others: bytes under way from the LUN, requests, and
-// held input. A client whose user has its full share under way waits for its turn, in order; input beyond the share of
-// held bytes is passed.
+// Shares of the gate per user, so that no user takes it from the others: bytes in progress from the LUN, requests, and
+// held input. A client whose user has its full share in progress waits for its turn, in order; input beyond the share
+// of held bytes is passed.
 //
-// A share lives while anything is in it. The user is a name only, never looked at.
+// A share exists while anything is in it. The user is only an identity, never dereferenced.
 //
-// Threading: the main thread. Memory from sys/arena; as much as there were users with a share at one time.
+// Threading: the main thread. Memory from sys/arena, for as many users as had a share at one time.
 #pragma once
 #include "connections.h"
 
@@ -26,7 +26,7 @@ struct Share {
 class Shares {
  public:
   Share* of(const void* user);  // nullptr: no memory
-  // Those with clients that wait, or had some.
+  // Shares with clients that wait, or waited before.
   Share*& waiting() { return waiting_; }
   void list(Share* share) {
     if (share->listed) return;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of the preload library share: the phase of its life, and the calls it hands through.
+// What the parts of the preload library share: the phase of its life, and the real functions behind those that it
+// replaces.
 //
-// This code lives in other people's programs. Rules: no allocation of its own but the early heap and sys/arena, no
-// stdio, no exceptions; no lock of its own may be held while one of the program's could be taken; errno is as the real
-// calls leave it; whatever is not ours goes to the kernel or to jemalloc unchanged.
+// This code runs in other people's programs. Rules: it allocates only from the early heap and sys/arena; no stdio, no
+// exceptions; none of its locks may be held while a lock of the program could be taken; errno is as the real calls
+// leave it; whatever is not Lunar's goes to the kernel or to jemalloc unchanged.
 #pragma once
 #include <dlfcn.h>
 #include <pthread.h>
@@ -21,15 +22,15 @@
 namespace lunar::preload {
 
 enum class Phase : int {
-  kEarly,    // before our constructor is through: memory comes from the early heap, jemalloc is not woken yet
-  kGuarded,  // pager made, heap not yet: plain jemalloc
+  kEarly,    // until our constructor has run: memory comes from the early heap, jemalloc is not used yet
+  kGuarded,  // the pager exists, the heap does not: plain jemalloc
   kReady,    // tiered
 };
 extern constinit std::atomic<Phase> g_phase;
 extern constinit Options g_options;
 
 inline bool ready() { return g_phase.load(std::memory_order_acquire) == Phase::kReady; }
-// Whether this thread's memory is to be tiered now.
+// Whether memory of this thread is to be tiered now.
 inline bool serves_tiered() { return __builtin_expect(ready() && !HostGuard::active(), 1); }
 
 struct TextRange {
@@ -40,7 +41,7 @@ extern constinit TextRange g_linker_text;
 // Whether the address is in the dynamic linker.
 inline bool linker_holds(uintptr_t address) { return g_linker_text.holds(address); }
 
-// The libc functions under ours, looked up once in the constructor (dlsym is never used on an allocation path).
+// The libc functions behind ours, looked up once in the constructor (dlsym is never used on an allocation path).
 struct RealCalls {
   pid_t (*fork)(void) = nullptr;
   pid_t (*fork_alone)(void) = nullptr;  // _Fork
@@ -65,13 +66,13 @@ struct RealCalls {
   void (*exit_now)(int) __attribute__((noreturn)) = nullptr;  // _exit
 };
 extern constinit RealCalls g_real;
-// Finds one of them. The constructor of another library may have needed it before ours.
+// Finds one of them. The constructor of another library may need it before ours has run.
 template <class F>
 void look_up(F& slot, const char* name) {
   if (slot == nullptr) slot = reinterpret_cast<F>(dlsym(RTLD_NEXT, name));
 }
 
-// Code whose own maps stay plain: jemalloc's (its metadata is DRAM) and ours.
+// Code whose own maps stay plain: jemalloc's (its metadata is in DRAM) and ours.
 bool caller_is_runtime(const void* return_address);
 bool is_own_code(const void* address);  // of this library; false before its constructor
 
@@ -79,20 +80,20 @@ bool is_own_code(const void* address);  // of this library; false before its con
 void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller);
 void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller);
 
-// fork_family.cpp: at start, after the pager's own fork handlers; and those of others, once the allocator has made its
-// own. 0 or -errno
+// fork_family.cpp. forks_prepare: at start, after the pager's own fork handlers. forks_register_waiting: registers
+// those of others, once the allocator has made its own. 0 or -errno
 int forks_prepare();
 int forks_register_waiting();
-// a system call that makes a process with a copy of our memory, whose child comes back on this stack; and
-// that call.
+// fork_call_copies: whether a system call makes a process with a copy of our memory whose child returns on this stack.
+// fork_by_call: makes that call.
 bool fork_call_copies(long number, const long (&arguments)[6]);
 int fork_by_call(long number, const long (&arguments)[6]);
 
 // server_gate.cpp
-void server_gate_start();  // at start, when the tier is there; nothing unless the program is a redis-server
+void server_gate_start();  // at start, when the tier exists; does nothing unless the program is a redis-server
 
 // thread_family.cpp
-void threads_prepare();      // at start: the main thread is counted too
+void threads_prepare();      // at start: counts the main thread too
 void threads_enter_child();  // in a forked child, which has one thread
 
 // signal_family.cpp
@@ -100,7 +101,7 @@ void signals_prepare();  // at start
 
 // exit_stats.cpp
 void stats_prepare();      // at start: keeps standard error reachable (programs close it before they end)
-void stats_print();        // once a process; nothing unless option `stats`
+void stats_print();        // once per process; does nothing without option `stats`
 void stats_enter_child();  // in a forked child
 
 }  // namespace lunar::preload

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiered maps: the program's large anonymous maps, kept in pager regions of ours ("areas"), with the semantics of the
-// kernel's calls. mmap_family.cpp decides what is ours; here is how it is done.
+// Tiered maps: the program's large anonymous maps, kept in pager regions ("areas") of this library, with the semantics
+// of the kernel's calls. mmap_family.cpp decides which maps are tiered; these functions do the work.
 //
-//   area 0..n   one pager region each: charged at commit, or (MAP_NORESERVE) charged on touch; grown by further areas
-//   table       which parts are mapped, how (mapping_table.h)
+//   area 0..n   one pager region each: charged at commit, or (MAP_NORESERVE) on touch; areas are added as needed
+//   table       which parts are mapped, and how (mapping_table.h)
 //
-// Threading: any thread; one lock over areas and table, held with all signals blocked (handlers of the program may
-// map), never while the program's contents are read. Results are 0 / -errno; errno is not touched here.
+// Threading: any thread. One lock protects areas and table; it is held with all signals blocked (handlers of the
+// program may map), and never while the program's content is read. Results are 0 / -errno; errno is not changed here.
 #pragma once
 #include <sys/types.h>
 
@@ -34,32 +34,33 @@ constexpr size_t kMapBytesMin = size_t(1) << 18;  // smaller maps stay plain
 
 // The area that holds an address, or nullptr. Lock-free.
 Area* area_of(const void* address);
-// Whether any byte of the range lies in an area. Lock-free.
+// Whether any byte of the range is in an area. Lock-free.
 bool areas_overlap(const void* begin, size_t bytes);
 // The lowest address above `address`, at most `end`, where an area starts or ends. Lock-free.
 char* area_boundary(char* address, char* end);
 
-// mmap without MAP_FIXED. -ENOTSUP: not for us (too large, no address space), the kernel should have it.
+// mmap without MAP_FIXED. -ENOTSUP: not for the tier (too large, no address space); leave it to the kernel.
 [[nodiscard]] int maps_create(char* hint, size_t bytes, int prot, int flags, void** out);
-// Each of these: the range lies in one area, page-aligned, not empty.
+// For each of these: the range is within one area, page-aligned, not empty.
 [[nodiscard]] int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t offset);
 [[nodiscard]] int maps_unmap(char* address, size_t bytes);
-[[nodiscard]] int maps_protect(char* address, size_t bytes, int prot, int key);  // key -1: none asked for (mprotect)
+[[nodiscard]] int maps_protect(char* address, size_t bytes, int prot, int key);  // key -1: not given (mprotect)
 [[nodiscard]] int maps_advise(char* address, size_t bytes, int advice);
-// pre: `old_address` lies in an area.
+// pre: `old_address` is in an area.
 [[nodiscard]] int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags, char* wanted,
                              void** out);
-// mremap of plain private anonymous memory, which takes it into the tier: a map with its contents in another place.
-// prot: what it has.
+// mremap of plain private anonymous memory that takes it into the tier: a map with its content at another address.
+// prot: its protection.
 [[nodiscard]] int maps_take_in(char* old_address, size_t old_bytes, size_t new_bytes, int prot, void** out);
-// madvise on tiered memory that needs no table (the heap's pages, and committed maps). tiered_advice.cpp has the table
+// madvise on tiered memory that needs no table (pages of the heap, and committed maps). tiered_advice.cpp has the table
 // of all advice.
 [[nodiscard]] int advise_tiered(char* address, size_t bytes, int advice);
-// mlock2 (flags as there) and munlock.
+// mlock2 (with its flags) and munlock.
 [[nodiscard]] int maps_lock(char* address, size_t bytes, unsigned flags);
 [[nodiscard]] int maps_unlock(char* address, size_t bytes);
 
-// fork() holds the lock across the call, so that the child's copy is whole. By the forking thread, before and after.
+// The lock is held across fork(), so that the child's copy is consistent. Called by the forking thread, before and
+// after.
 void maps_lock_for_fork();
 void maps_unlock_after_fork();
 
@@ -76,8 +77,8 @@ class MapsLock {
 // All under MapsLock.
 MappingTable& maps_table();
 [[nodiscard]] int claim_place(char* hint, size_t bytes, unsigned region_flags, Area** area, char** place);
-// Accessible, charged (or the pager active, where touches are charged), and in the table / inaccessible, empty,
-// uncharged.
+// commit_piece: makes a piece accessible, charged (unless the pager is active, where touches are charged), and enters
+// it in the table. give_back: makes it inaccessible, empty, uncharged.
 [[nodiscard]] int commit_piece(Area* area, char* begin, char* end, int prot);
 [[nodiscard]] int give_back(Area* area, char* begin, size_t bytes, const Mapping& was);
 [[nodiscard]] int unmap_pieces(Area* area, char* begin, char* end);
