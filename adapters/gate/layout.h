@@ -8,6 +8,15 @@
 //
 // The views below are the gate's own declarations of those versions' structures, found through the program's dynamic
 // symbols and trusted only after they were checked:
+//   - The database array of `server` is found by scanning for a pointer to a structure whose first word leads to a
+//     dict, or a store, of the type that databases have; its stride by the next database in it. The event loop right
+//     after it must have the epoll descriptor, event array and size that the server passes to epoll_wait.
+//   - Dictionaries, tables, keys and objects are checked on the first keys: the server's own lookup and hash must
+//     return what the views return. Until there are keys, nothing is looked up.
+//   - A connection is checked each time: descriptor, handlers and client must point at each other, and the client's
+//     buffer must be the one that is passed to read().
+// A lookup checks collections when it first meets them (collection_probe.h). An unknown layout is left alone: the gate
+// stays bypassed. The checks read memory by a system call that fails on a wild pointer.
 //
 // Threading: the server's main thread only. Allocates nothing.
 #pragma once

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Variables of the server that have no symbol, found by what is known to point at them:
+//   - a field of `server` that is one of its settings: through the program's table of settings, by the name, and close
+//     after it a pointer into `server`. There must be exactly one such entry
+//   - a static variable: by the shape of what it points to
 //
 // Threading: the server's main thread. Allocates nothing. Candidates are read by a system call that fails on a wild
 // pointer.

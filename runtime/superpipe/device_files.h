@@ -21,6 +21,7 @@
 // opens it. One with rights can lock the device, but could overwrite it, too.
 // Two nodes in containers that each have their own /dev/shm do not see each other; nor do, on disks other than NVMe,
 // two device numbers (sda and sdb of one disk: use dm-multipath's node).
+// Threading: opened and closed by one thread; the numbers are atomic.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds users of a block device or file that hold no lock on it: the system (mounted, swap, device-mapper), or an open
 // by Lunar through another name of the same bytes (a partition or the whole disk, a loop device on it or below it).
+// Threading: at open, any thread, blocking. Allocates through map_private.
 #pragma once
 #include <sys/stat.h>
 

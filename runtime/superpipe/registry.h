@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The registry: maps URIs to kinds of devices. The only place that knows all kinds.
+// Threading: any thread, blocking. Not for the fault path.
 #pragma once
 #include "superpipe/device.h"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Translates Commands to NVMe commands: the geometry of a namespace, splitting a Command into NVMe commands, the
 // meaning of statuses.
+// Threading: no state. No allocation; for the data path.
 #pragma once
 #include "base/units.h"
 #include "superpipe/device.h"

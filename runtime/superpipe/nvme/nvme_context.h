@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A context on an NVMe namespace: NVMe commands as entries of a ring (IORING_OP_URING_CMD), without the block layer. A
 // command that is larger than the controller accepts is sent in pieces, one after the other. See ring_context.h.
+// Threading: as RingContext.
 #pragma once
 #include "superpipe/nvme/nvme_command.h"
 #include "superpipe/ring/ring_context.h"

@@ -2,6 +2,7 @@
 // A context for hosts that refuse io_uring (call_context.h), for callers that must not use helper threads (the fault
 // path): submit carries out each command by preadv / pwritev; the response waits in a ring until it is reaped. wait()
 // never waits for I/O; it polls the watched descriptors.
+// Threading: the thread that attached. May not: allocate after create.
 #pragma once
 #include <atomic>
 

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A device of memory with faults on request:
+// sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,bad=P][,flush_error=P][,torn=P]
+// [,misdirect=P][,corrupt=P][,lost_flush=P][,stall=PAGE][,stall_us=N][,stalls=N][,errno=N][,cache=SIZE][,atomic=SIZE]
+// [,name=X], P = one in P I/Os (0: never). Devices with the same name share one memory, for as long as the process
+// lives: they are several paths to one backing device, or it outlives its sim: device. All of one name have one size.
 //
 //   read_error, write_error   the command fails with -errno (a number; default EIO); a failed write leaves the backing
 //                             device as it was
