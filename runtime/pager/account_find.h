@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the memory of the tree's account. `lunar run` hands it down as an open descriptor and names it in
-// LUNAR_ACCOUNT, as NUMBER:DEVICE:INODE of a memfd. Programs close descriptors that they do not know (Python's
-// subprocess, daemons). The preload library keeps libc's calls off this one; a process that closed it by a raw system
-// call searches /proc/PID/fd of others of the tree, which still have it. A process that does not find it gets no budget
-// of its own: the tree would pass its cap.
+// Finds the memory of the tree's account. `lunar run` passes it down as an open descriptor, which it names in
+// LUNAR_ACCOUNT as NUMBER:DEVICE:INODE of a memfd. Programs close descriptors that they do not know (Python's
+// subprocess, daemons). The preload library keeps libc's calls from closing this one. A process that closed it by a raw
+// system call searches /proc/PID/fd of other processes of the tree, which still have it. A process that does not find
+// it gets no budget of its own, because the tree would exceed its cap.
 // Threading: at the start of a process, one thread. Allocates nothing.
 #pragma once
 #include "base/error.h"
@@ -15,7 +15,7 @@ namespace lunar {
 
 int account_number();  // -1: none
 
-// The calls that close descriptors pass over this number: true when it is the account's now.
+// The calls that close descriptors skip this number: true if it is the account's now.
 bool account_is(int fd);
 // The program wants this number for itself (dup2): the account's descriptor moves to another.
 void account_make_way(int fd);

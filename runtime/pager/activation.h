@@ -5,12 +5,13 @@
 //            them. Committed memory is charged to the tree's account, as if all of it were resident
 //   active   the pager's threads run, regions are registered, every page has a state
 //
-// A process becomes active when a commit would take what the tree uses past 7/8 of the budget, less what its own frames
-// and windows need (`plain_limit`). Small processes stay plain beyond that, while active ones make room for them.
+// A process becomes active when a commit would raise the tree's use above 7/8 of the budget, less what the process' own
+// frames and windows need (`plain_limit`). Small processes stay plain beyond that, while active ones make room for
+// them.
 //
-// Huge pages. Before activation a touch may populate a whole chunk (a huge page) of which only a part is committed:
-// then a heap region charges whole chunks. Activation adopts present memory page by page; the evictor splits the huge
-// page before it evicts the first page of such a chunk, as dropping a part of it would free nothing.
+// Huge pages. Before activation a touch may populate a whole chunk (a huge page) of which only a part is committed; so
+// a heap region charges whole chunks. Activation adopts present memory page by page. The evictor splits the huge page
+// before it evicts the first page of such a chunk, because dropping a part of it would free nothing.
 //
 // Threading: as each function says. Nothing here is for the fault path.
 #pragma once
@@ -22,19 +23,19 @@
 namespace lunar {
 
 // Opens in advance what activation may not get later, when the process has dropped rights, changed its root directory
-// or installed a seccomp filter: /proc, pagemap, /dev/userfaultfd (or a userfaultfd), a LUN file where the LUN is a
-// directory. Best effort: the code that needs them later reports. At start, and in a forked child that is not active
-// (`child`), for itself.
+// or installed a seccomp filter: /proc, pagemap, /dev/userfaultfd (or a userfaultfd), and a LUN file if the LUN is a
+// directory. Best effort: the code that needs them later reports failures. Called at start, and in a forked child that
+// is not active (`child`), for the child.
 void standby_open(PagerState& state, bool child);
 void standby_lun(PagerState& state, bool child);
-void keep_own_files();  // those of /proc/self: each process for itself
+void keep_own_files();  // those of /proc/self: each process has its own
 // Those descriptors that service threads need too.
 void standby_descriptors(const PagerState& state, int* out, unsigned* count);
 
-// The activation lock, for a change of what is committed. An activation that makes its threads waits for the dynamic
-// linker's lock, and the thread that holds it may be the one that commits (dlopen allocates). So it is not waited for
-// longer than kMakingThreadsNs: the change is then made as that of an active process, and activation finds what is
-// there.
+// The activation lock, for a change of what is committed. An activation that starts its threads waits for the dynamic
+// linker's lock, and the thread that holds it may be the one that commits (dlopen allocates). So the lock is waited for
+// no longer than kMakingThreadsNs: the change is then made as that of an active process, and activation finds its
+// result.
 class CommitLock {
  public:
   explicit CommitLock(PagerState& state);
@@ -49,7 +50,7 @@ class CommitLock {
   bool locked_ = false;
 };
 
-// The following while the process is not active. pre: activation_lock is held.
+// The following functions apply while the process is not active. pre: activation_lock is held.
 // Charges a commit. 0, or -EAGAIN: the process must become active first.
 [[nodiscard]] int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end);
 void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t end);
@@ -57,44 +58,44 @@ void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t 
 [[nodiscard]] bool plain_allow_huge(PagerState& state, Region& region);
 // The most that the tree may use before this process becomes active, in pages.
 int64_t plain_limit(const PagerState& state);
-// Before a fork: charges this process for a child as large as itself, and, until the fork's prepare handler, twice for
+// Before a fork: charges this process for a child as large as itself, and until the fork's prepare handler twice for
 // what it commits. False: that cannot be charged.
 bool plain_charge_fork(PagerState& state);
-// The fork did not come: takes that charge back.
+// If the fork did not happen: takes that charge back.
 void plain_uncharge_fork(PagerState& state);
-// In the prepare handler: makes the child's member, which takes the charge over; or -errno. A fork without that check
+// In the prepare handler: makes the child's member, which takes over the charge; or -errno. A fork without that check
 // is charged beyond the cap.
 [[nodiscard]] int plain_reserve_child(PagerState& state, uint64_t* ticket);
 
-// Before activating: reserves again what raw system calls have unmapped of regions. The kernel would map the pager's
-// own memory there next.
+// Before activating: reserves again the parts of regions that raw system calls have unmapped; otherwise the kernel
+// would map the pager's own memory there.
 void close_holes(PagerState& state);
 
-// While activating: registers the region, and takes over the pages that are present. Their number, or -errno.
+// While activating: registers the region, and adopts the pages that are present. Returns their number, or -errno.
 [[nodiscard]] int64_t adopt_present(PagerState& state, Region& region);
 
-// The evictor: pages of this chunk can be freed one by one afterwards. May fault (on pages that are discarded
+// For the evictor: afterwards pages of this chunk can be freed one by one. May fault (on pages that are discarded
 // meanwhile).
 void split_huge(PagerState& state, Region& region, uint64_t chunk);
 
-// A failed activation: one log line a process, and no other attempt for a while.
+// Reports a failed activation: one log line per process, and no other attempt for a while.
 void activation_failure(PagerState& state, const ErrorText& why);
 
 uint32_t frame_count_for(int64_t cap);
 unsigned window_pages_for(int64_t cap);  // of a handler
-// Pages of DRAM that must be left to work with when a process has become active, frames, windows and tables not
-// counted; and before activation, with the least that these take.
+// Pages of DRAM that must remain for work when a process has become active, not counting frames, windows and tables
+// (kWorkRoom); and before activation, including the least that these take (kFixedRoom).
 constexpr int64_t kWorkRoom = 416;
 constexpr int64_t kFixedRoom = kWorkRoom + 352;
 
-// What a process that becomes active takes for itself, but for its tables.
+// What a process that becomes active takes for itself, except its tables.
 struct OwnNeed {
   uint32_t frames;
   unsigned handlers, window;  // of the first handler of each node; others may have half
   int64_t pages() const;
 };
-// first: alone in its tree. `room`: what of the cap is not fixed. A forked child, or a process that is not alone, needs
-// an eighth of the first one's.
+// first: the process is alone in its tree. `room`: the part of the cap that is not fixed. A forked child, or a process
+// that is not alone, needs an eighth of what the first one needs.
 OwnNeed own_need(const PagerState& state, bool first, int64_t room);
 
 }  // namespace lunar

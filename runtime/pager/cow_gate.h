@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The copy-on-write gate. After a fork, a write to a page that both processes have copies it: DRAM that was not taken
-// from the account, and copies are made faster than pages are evicted. So where the budget has no room for all copies,
+// from the account, and copies are made faster than pages are evicted. So if the budget has no room for all copies,
 // resident pages are write-protected by userfaultfd in both processes: in the parent before the fork, in the child
-// before it runs any of the program. A write to such a page sends a message; the handler lifts the protection once the
-// account has room for the copy (Account::unshare), and the writer waits until then.
+// before any code of the program runs. A write to such a page sends a message; the handler lifts the protection once
+// the account has room for the copy (Account::unshare), and the writer waits until then.
 //
 // A protected page cannot be written, so the evictor gathers it as it is; making it exclusive first would copy it. On
 // kernels that cannot write-protect anonymous memory (before 5.7, some architectures) a fork charges shared pages in
@@ -20,8 +20,8 @@ struct PagerState;
 void gate_close(PagerState& state);
 
 enum class Lift { kLifted, kBusy, kNoRoom, kNotThere };
-// Lifts the protection of `page`, and of some behind it as room allows. force: without taking room. kBusy: now has a
-// waiter. pagemap: sys::open_own_file, or negative: then every page counts as shared.
+// Lifts the protection of `page`, and of some pages after it as room allows. force: without taking room. kBusy: the
+// page now has a waiter. pagemap: sys::open_own_file, or negative: then every page counts as shared.
 Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, bool force);
 
 }  // namespace lunar

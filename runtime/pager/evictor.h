@@ -10,7 +10,7 @@
 //   4 drop      one vectored MADV_DONTNEED: nothing maps them any more, their content is final
 //   5 capture   read the pipe into frames
 //   6 decide    all zero: no slot. Same hash as its slot: no write. Else a slot each, written in runs
-// Where pages may be pinned for device I/O (pins.h), 3-5 are UFFDIO_MOVE into a staging area; EBUSY keeps the page.
+// If pages may be pinned for device I/O (pins.h), 3-5 are UFFDIO_MOVE into a staging area; EBUSY keeps the page.
 //
 // Policy: GCLOCK in address order, so that neighbours are evicted, written and later read together. The only sign of
 // use is the next fault; so heat depends on how soon it came, in DRAMs-full evicted meanwhile (refault distance, as in
@@ -33,7 +33,7 @@ struct PagerState;
 constexpr unsigned kBatchPages = 64;
 constexpr int64_t kTicksPerBudget = 16;  // of PagerState::eviction_time
 
-// Heat of a page that comes back from the LUN. asked: by an explicit call, which means that it is needed soon.
+// Heat of a page that comes back from the LUN. asked: by an explicit call, which means that the page is needed soon.
 inline unsigned refault_heat(PageWord evicted, uint16_t now, bool asked) {
   uint16_t age = static_cast<uint16_t>(now - evicted.epoch());
   if (age < kTicksPerBudget / 4) return 6;
@@ -43,7 +43,7 @@ inline unsigned refault_heat(PageWord evicted, uint16_t now, bool asked) {
 
 class Evictor {
  public:
-  // Of a process's one state, and its frames: empty ones, open() makes them. Both outlive it.
+  // state, frames: those of the process; the frames are empty, and open() makes them. Both outlive the evictor.
   Evictor(PagerState& state, FramePool& frames) : state_(state), frames_(frames) {}
   // Frames and pipe, charged to the account. 0 or -errno.
   [[nodiscard]] int open(uint32_t frame_count);
@@ -58,15 +58,16 @@ class Evictor {
   bool asleep() const { return asleep_.load(std::memory_order_relaxed); }
   uint32_t low_water() const { return low_water_; }
 
-  // A sequential reader has reached `page` (LUNAR_SEQUENTIAL): when DRAM is short, the pages behind it go first. Any
-  // thread; short.
+  // A sequential reader has reached `page` (LUNAR_SEQUENTIAL): when DRAM is short, the pages behind it are evicted
+  // first. Any thread; short.
   void leave_behind(const Region& region, PageIndex page);
 
-  // Fork: no eviction runs and no write is in flight until resume(). Waits for the evictor to come to rest.
+  // Fork: between pause() and resume() no eviction runs and no write is in flight. pause() waits for the evictor to
+  // come to rest.
   void pause();
   void resume();
 
-  // Evicts the resident pages of [first, end) of the region now. Waits. Pages evicted, or -errno.
+  // Evicts the resident pages of [first, end) of the region now. Waits. Returns the number of pages evicted, or -errno.
   [[nodiscard]] int64_t evict_range(Region* region, PageIndex first, PageIndex end);
 
   void dump(int fd) const;
@@ -78,11 +79,11 @@ class Evictor {
     PageWord word;  // before busy
     uint32_t frame;
     bool dropped;
-    bool maybe_shared;     // a relative may share the page: dropping it frees nothing
+    bool maybe_shared;     // another process may share the page: dropping it frees nothing
     bool stuck;            // this page itself could not be taken (locked, pinned)
-    bool unwritable;       // not known to be exclusive, and cannot be made so while it may not be written
+    bool unwritable;       // not known to be exclusive, and cannot be made so while it is not writable
     bool guard;            // a guard page that the program made by a raw call
-    bool protected_by_us;  // write-protected by us, and copied
+    bool protected_by_us;  // write-protected by the evictor, and copied
   };
   struct WriteOp {
     Command command;
@@ -144,10 +145,10 @@ class Evictor {
   unsigned victim_count_ = 0;
   uint32_t dirty_[kBatchPages];
   unsigned dirty_count_ = 0;
-  uint32_t* failed_ = nullptr;  // frames whose write failed: room for all of them, as they may all be in flight
+  uint32_t* failed_ = nullptr;  // frames whose write failed; has room for all frames, because all may be in flight
   uint32_t* retrying_ = nullptr;
   unsigned failed_count_ = 0;
-  uint32_t writes_done_ = 0;  // that succeeded
+  uint32_t writes_done_ = 0;  // writes that succeeded
   WriteOp* ops_ = nullptr;
   uint32_t free_ops_[kWriteOps];
   unsigned free_op_count_ = 0;
@@ -157,7 +158,7 @@ class Evictor {
   int64_t nothing_ns_ = 50000;
   uint64_t short_since_ = 0;  // DRAM has been short since then while others were above their share
 
-  int64_t since_tick_ = 0;  // pages evicted since eviction_time went on
+  int64_t since_tick_ = 0;  // pages evicted since eviction_time last advanced
   unsigned hand_region_ = 0;
   uint64_t hand_page_ = 0;
 

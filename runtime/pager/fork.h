@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // fork: a child keeps its memory. Internal to pager/.
 //
-//   prepare   keeps discards and moves out; waits until the evictor rests with no write in flight; makes FILE objects
-//             resident, which libc itself touches in the child before any handler runs; reserves a member in the
+//   prepare   excludes discards and moves; waits until the evictor rests with no write in flight; makes FILE objects
+//             resident, because libc itself touches them in the child before any handler runs; reserves a member in the
 //             account; makes the regions inheritable (they are MADV_DONTFORK otherwise)
 //   parent    undoes all of that; defers the release of slots until the child is gone
 //   child     page states as of the fork, busy pages in their state before; its own userfaultfd, threads and frames;
@@ -13,7 +13,7 @@ namespace lunar {
 
 struct PagerState;
 
-// once; before the program's libraries install theirs (see adapters/preload)
+// called once, before the program's libraries install theirs (see adapters/preload)
 [[nodiscard]] int fork_handlers_install();
 void housekeeping_run(PagerState& state);  // the housekeeping thread's loop; never returns
 // the loop of the thread that keeps the live counters; never returns. pre: the file is open

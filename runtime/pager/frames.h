@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frames: DRAM pages of the evictor. A victim's content is captured into a frame, written to its slot from there, and
-// stays in the frame until the frame is needed for another victim: a fault in that time is a copy, not a read. That
-// replaces the reference bit, which user space lacks: hot pages come back from their frames and are marked as hot.
+// stays in the frame until the frame is needed for another victim: a fault in that time is a copy, not a read. This
+// replaces the reference bit, which user space does not have: hot pages come back from their frames and are marked as
+// hot.
 //
 //   kFree ─► kCaptured ─► kWriting ─► kClean ─► (reused) kFree
 //                │            │          └─ page came back or was discarded ─► kReleased ─► kFree
 //                │            └─ the same while the write is in flight ─► kAbandoned ─(response)─► kFree, slot released
 //                └─ clean or zero page: no write
 //
-// Threading: the free list and the queue of clean frames are the evictor's alone. Any thread that holds the page busy
-// may copy out of its frame and then free it with release(). `state` is the hand-shake between the two.
+// Threading: only the evictor uses the free list and the queue of clean frames. Any thread that holds the page busy may
+// copy from its frame and then free it with release(). `state` is the hand-shake between the two.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -22,12 +23,12 @@ namespace lunar {
 enum class FrameState : uint32_t { kFree, kCaptured, kWriting, kClean, kReleased, kAbandoned };
 
 struct Frame {
-  // of its page: one value, as the page may be moved (mremap) while others look
+  // the word of its page: one value, because the page may be moved (mremap) while others look
   std::atomic<AtomicPageWord*> word{nullptr};
   Slot slot{kNoSlot};
   uint8_t lun = 0;
-  uint8_t slots_tried = 0;   // of the write that the evictor has under way
-  bool slot_failed = false;  // a write to `slot` has failed; that to be repeated
+  uint8_t slots_tried = 0;   // for the write that the evictor has in progress
+  bool slot_failed = false;  // a write to `slot` has failed, and is to be repeated
   uint32_t writes_then = 0;  // Evictor::writes_done_ at that time
   std::atomic<FrameState> state{FrameState::kFree};
 };
@@ -48,11 +49,11 @@ class FramePool {
   void put_free(uint32_t frame);
   uint32_t free_count() const { return free_count_; }
   void queue_clean(uint32_t frame);
-  // Frees the oldest clean frame: its page becomes kEvicted. False when the queue has none that is available now.
+  // Frees the oldest clean frame; its page becomes kEvicted. False: the queue has none that is available now.
   bool reclaim_oldest();
 
-  // By the thread that holds the frame's page busy. True: *slot on *lun holds the content and belongs to the caller
-  // from now on; false (*slot is kNoSlot): the write was in flight, and slot and frame go back when it ends.
+  // Called by the thread that holds the frame's page busy. True: *slot on *lun contains the content and belongs to the
+  // caller from now on. False (*slot is kNoSlot): the write was in flight, and slot and frame are freed when it ends.
   bool release(uint32_t frame, Slot* slot, unsigned* lun);
 
  private:

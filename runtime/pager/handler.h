@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handler: a thread that answers userfaultfd messages. Life of a fault: README.md.
+// Handler: a thread that answers userfaultfd messages. README.md describes the life of a fault.
 //
 // A handler never blocks on a page, on DRAM or on the evictor: it parks a message that it cannot answer now and tries
-// again. One wait (its ring's) covers messages and completions. It follows the thread it serves: SCHED_IDLE and pinned
-// to the CPU of the faulting thread, which sleeps, so that no other CPU has to wake up. With more work than one
-// thread's faults it runs as a normal thread on any CPU, because a busy CPU would starve an idle-class one.
+// again later. One wait (of its ring) covers messages and completions. It follows the thread it serves: it runs under
+// SCHED_IDLE, pinned to the CPU of the faulting thread, which sleeps, so that no other CPU has to wake up. With more
+// work than one thread's faults it runs as a normal thread on any CPU, because a busy CPU would starve an idle-class
+// one.
 //
-// One handler a node always runs; the others rest on a futex (every waiting handler would wake for every message) until
-// the first one finds several messages at once for a while, and rest again when few come.
+// One handler per node always runs. The others rest on a futex (otherwise every waiting handler would wake for every
+// message) until the first one finds several messages at once for a while; they rest again when few come.
 //
 // On a machine with several NUMA nodes each node has its own handlers, which run there with windows there, so that a
 // page is filled from and into memory of the faulting thread's node. A handler that reads a message of another node's
@@ -29,12 +30,12 @@ struct Handler {
   explicit Handler(PagerState& state) : state_(state), resolver_(state) {}
   [[nodiscard]] int open(unsigned index, unsigned window_pages, int node);
   [[nodiscard]] int start();
-  // Waits until the handler holds nothing that it looked up before the call. Program threads only.
+  // Waits until the handler holds nothing that it looked up before the call. Only for threads of the program.
   void wait_for_round() const;
   int mailbox_descriptor() const { return mailbox_event_; }  // -1 with one node
   void post(const sys::UffdMessage& message);                // by other handlers
-  void stalled();                                            // by its own thread, in the middle of an answer
-  void room_came();                                          // by service threads: retry parked messages
+  void stalled();                                            // called by its own thread, in the middle of an answer
+  void room_came();                                          // called by service threads: retry parked messages
   void dump(int fd) const;
 
  private:
@@ -78,14 +79,14 @@ struct Handler {
   bool retrying_ = false;
   unsigned retries_ = 0;
   int pagemap_ = -1;           // in the service threads' table; made by its thread
-  uint64_t stuck_since_ = 0;   // 0: something parked was answered lately
-  uint64_t passed_since_ = 0;  // faults that passed the budget during a fork: since when they are counted
+  uint64_t stuck_since_ = 0;   // 0: a parked message was answered recently
+  uint64_t passed_since_ = 0;  // since when faults that exceeded the budget during a fork are counted
   unsigned passed_ = 0;
   bool stuck_said_ = false;
   unsigned index_ = 0;
   bool watching_ = false;
 
-  int room_event_ = -1;  // room_came() signals it, when wants_room_ says so
+  int room_event_ = -1;  // room_came() signals it if wants_room_
   bool watching_room_ = false;
   std::atomic<bool> wants_room_{false};
 
@@ -110,18 +111,18 @@ struct Handler {
   unsigned busy_rounds_ = 0;
   unsigned until_delay_look_ = 0;
   int delay_tid_ = 0;
-  int64_t starved_ns_ = 0;                   // waited beyond what is fair, a leaky sum
+  int64_t starved_ns_ = 0;                   // time waited beyond what is fair, a leaky sum
   uint64_t waited_ = 0, followed_ran_ = 0;   // at the last look, nanoseconds
   uint64_t last_fault_ns_ = 0, gap_ns_ = 0;  // mean time between faults
   uint64_t no_follow_until_ = 0, no_follow_ns_ = 0;
-  bool can_follow_ = false;  // the first of its node does, where SCHED_IDLE can be left again
+  bool can_follow_ = false;  // true for the first of its node, if it can leave SCHED_IDLE again
   bool idle_class_ = false;
   bool lost_ = false;               // the followed thread seems to be on another CPU
-  std::atomic<uint64_t> round_{0};  // odd: has looked something up and may still hold it
+  std::atomic<uint64_t> round_{0};  // odd: it has looked something up and may still hold it
 };
 
-// After EAGAIN from an operation on pages: a handler reads messages, as an unread event may be the cause; other threads
-// yield.
+// Called after EAGAIN from an operation on pages: a handler reads messages, because an unread event may be the cause;
+// other threads yield.
 void wait_out_stall();
 
 }  // namespace lunar

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages of regions as the rest of Lunar sees them: asks whether a touch would wait, and notes that a page is in use. An
-// answer may be out of date at once.
-// Threading: any thread, also of a page whose region ends meanwhile; nothing here waits or allocates.
+// The view of pages that the rest of Lunar has: whether a touch would wait, and noting that a page is in use. An answer
+// may be out of date at once.
+// Threading: any thread, even if the page's region ends meanwhile; nothing here waits or allocates.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,22 +20,22 @@ class PageView {
   bool operator==(const PageView&) const = default;
 
   bool resident() const { return look().state() == PageState::kResident; }
-  // Touching it waits, at least for a copy: it is evicted, on its way, or in a frame.
+  // Touching the page waits, at least for a copy: it is evicted, on its way, or in a frame.
   bool cold() const {
     const PageState state = look().state();
     return state == PageState::kEvicted || state == PageState::kInFrame || state == PageState::kBusy;
   }
   bool busy() const { return look().state() == PageState::kBusy; }  // some thread owns it
-  // Of an evicted page, else 0: changes when the page is brought in, also when it is evicted again since.
+  // For an evicted page, otherwise 0: a value that changes when the page is brought in, even if it is evicted again.
   uint64_t evicted_mark() const {
     const PageWord seen = look();
     return seen.state() == PageState::kEvicted ? seen.raw : 0;
   }
   bool is_still(uint64_t evicted_mark) const { return look().raw == evicted_mark; }
 
-  // The page is in use: the clock hand passes it over at least once.
+  // Notes that the page is in use: the clock hand skips it at least once.
   void note_use() const { warm(kHeatFault); }
-  // The clock hand passes the page over once more than it would now.
+  // Makes the clock hand skip the page once more than it would now.
   void note_another_use() const {
     if (const unsigned heat = look().heat(); heat < PageWord::kHeatMax) warm(heat + 1);
   }
@@ -50,7 +50,8 @@ class PageView {
   AtomicPageWord* word_ = nullptr;
 };
 
-// The pages that `bytes` from `address` on lie in, up to the end of the region; none outside of regions. bytes: not 0.
+// The pages that contain `bytes` bytes from `address` on, up to the end of the region; none outside of regions. bytes:
+// not 0.
 struct PageSpan {
   char* begin = nullptr;  // of the first page
   uint64_t count = 0;

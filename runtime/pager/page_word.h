@@ -32,9 +32,9 @@
 //
 // Every arrow passes through kBusy: the thread that compare-exchanges a word to kBusy owns the page until it stores the
 // next state. The fault path never blocks on kBusy: a handler that finds it sets `waiter` and forgets the message; the
-// owner wakes the page's waiters (UFFDIO_COPY does by itself) when it releases the page. kGone: a raw munmap
-// took the kernel's mapping away; the page is no longer managed. kGuard: a guard page (MADV_GUARD_INSTALL):
-// the kernel's marker is in its place, touching it is SIGSEGV, and a copy into it would wipe the marker out.
+// owner wakes the page's waiters (UFFDIO_COPY does so by itself) when it releases the page. kGone: a raw munmap removed
+// the kernel's mapping; the page is no longer managed. kGuard: a guard page (MADV_GUARD_INSTALL): the kernel's marker
+// is in its place, touching it raises SIGSEGV, and a copy into it would erase the marker.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -54,7 +54,7 @@ struct PageWord {
 
   constexpr PageState state() const { return static_cast<PageState>(raw & kStateMask); }
   constexpr PageState previous() const { return static_cast<PageState>((raw >> kPreviousShift) & 7); }
-  // The state that counts for recovery: what a busy page was before.
+  // The state that counts for recovery: for a busy page, the state before.
   constexpr PageState settled() const { return state() == PageState::kBusy ? previous() : state(); }
   constexpr bool waiter() const { return raw & kWaiter; }
   constexpr bool pinned() const { return raw & kPinned; }
@@ -64,7 +64,7 @@ struct PageWord {
   constexpr uint16_t epoch() const { return static_cast<uint16_t>(raw >> kEpochShift); }
   constexpr uint32_t index() const { return static_cast<uint32_t>(raw >> kIndexShift); }
   constexpr Slot slot() const { return Slot(index()); }
-  // kGone because the program has it from the kernel now (region_hand_over), not because a raw call took it.
+  // kGone because the page was handed over to the kernel (region_hand_over), not because of a raw call.
   static constexpr uint32_t kHandedOver = 1;
   constexpr bool handed_over() const { return state() == PageState::kGone && index() == kHandedOver; }
   constexpr bool has_slot() const { return index() != kNoSlot.value; }
@@ -93,9 +93,9 @@ struct PageWord {
 static_assert(sizeof(PageWord) == 8);
 static_assert(std::atomic<PageWord>::is_always_lock_free);
 
-// The low bits of the count of forks (two a fork) mark pages as exclusive, so a mark is good until the count comes
-// round to it again. Before the count enters a half of its values, the marks left there from the last time round are
-// taken away (fork.cpp).
+// The low bits of the count of forks (which advances by two per fork) mark pages as exclusive, so a mark is valid until
+// the count wraps around to it. Before the count enters a half of its values, the marks left there from the last round
+// are removed (fork.cpp).
 constexpr uint16_t kEpochUnknown = 0;
 constexpr bool still_exclusive(uint16_t mark, uint16_t now) { return mark == now && mark != kEpochUnknown; }
 constexpr bool same_epoch_half(uint16_t a, uint16_t b) { return (a ^ b) < 0x8000; }
@@ -110,8 +110,8 @@ inline bool page_lock(AtomicPageWord& word, PageWord seen) {
   return word.compare_exchange_strong(seen, seen.busy(), std::memory_order_acq_rel, std::memory_order_relaxed);
 }
 
-// Releases a busy page into `next` (a settled word). Keeps a pin set meanwhile. Returns true when a thread waits: the
-// caller must wake the page unless UFFDIO_COPY has just installed it after the waiter came.
+// Releases a busy page into `next` (a settled word). Keeps a pin that was set meanwhile. Returns true if a thread
+// waits: the caller must wake the page unless UFFDIO_COPY has installed it after the waiter came.
 inline bool page_unlock(AtomicPageWord& word, PageWord next) {
   PageWord old = word.load(std::memory_order_relaxed);
   PageWord want;
@@ -121,7 +121,7 @@ inline bool page_unlock(AtomicPageWord& word, PageWord next) {
   return old.waiter();
 }
 
-// Pin bit, at any time and in any state. Returns 1 when it was set before, else 0.
+// The pin bit may be changed at any time and in any state. Returns 1 if it was set before, otherwise 0.
 inline int page_set_pinned(AtomicPageWord& word) {
   PageWord old = word.load(std::memory_order_relaxed);
   while (!word.compare_exchange_weak(old, {old.raw | PageWord::kPinned}, std::memory_order_acq_rel)) {}

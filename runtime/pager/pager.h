@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pager: makes a virtual range hold more than DRAM. Its interface to heap/ and adapters/, with page_view.h (and
-// account_find.h).
+// The pager: makes a virtual range hold more than DRAM. This is its interface to heap/ and adapters/, together with
+// page_view.h (and account_find.h).
 //
-// One pager a process. Regions are created on it; pages of a region are resident or evicted; the pager's threads (or
-// the caller, through range operations) resolve them. See README.md: life of a fault, life of an eviction,
-// states.
+// There is one pager per process. Regions are created on it; pages of a region are resident or evicted; the pager's
+// threads (or the caller, through range operations) resolve them. README.md describes the life of a fault, the life of
+// an eviction, and the states.
 //
 // Activation. A pager that is created but not *active* is only bookkeeping: regions are plain memory, no thread, no
 // page is watched. It becomes active when the process tree nears its budget (activation.h), so that a program that fits
 // costs nothing.
 //
-// Errors: 0 / -errno; -ENOMEM when the LUN's capacity (or the tree's shared --size) does not allow a commit.
-// Threads: every call may come from any thread, also concurrently, unless said otherwise. None may be called from a
-// service thread.
+// Errors: 0 / -errno; -ENOMEM if the LUN's capacity (or the tree's shared --size) does not allow a commit.
+// Threads: any thread may make every call, also concurrently, unless stated otherwise. A service thread must not make
+// any.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -24,24 +24,24 @@
 
 namespace lunar {
 
-struct Region;  // opaque here: a virtual range the pager owns
+struct Region;  // opaque here: a virtual range that the pager owns
 
 enum RegionFlags : unsigned {
   kRegionHeap = 0,
   kRegionChargeOnTouch = 1u << 0,  // MAP_NORESERVE: no commit needed, LUN space is charged at first touch
-  // what is not committed stays PROT_NONE (maps); else accessible up to the highest commit
+  // uncommitted memory stays PROT_NONE (maps); without this flag it is accessible up to the highest commit
   kRegionStrict = 1u << 1,
 };
 
 // Creates the process' pager from options (dram, lun, size, ...; zero sizes = the documented defaults). Checks what can
-// be checked without side effects (LUN path usable, sizes sane, userfaultfd permitted): *why names what to fix.
-// Nothing is activated. A second call is -EEXIST.
+// be checked without side effects (the LUN path is usable, sizes are possible, userfaultfd is permitted); *why names
+// what to fix. Does not activate. A second call is -EEXIST.
 [[nodiscard]] int pager_create(const Options& options, ErrorText* why);
 bool pager_created();
 bool pager_active();
 // Activates now (API users: at init). 0 or -errno with *why.
 [[nodiscard]] int pager_activate(ErrorText* why);
-// Ends the tier: -EBUSY while regions exist. The service threads and the LUN stay, asleep, for a later pager_create
+// Ends the tier: -EBUSY while regions exist. The service threads and the LUN remain, asleep, for a later pager_create
 // (which may change sizes, but not the LUN).
 [[nodiscard]] int pager_destroy();
 
@@ -61,47 +61,48 @@ Region* region_find(const void* address);
 char* region_boundary(char* address, char* end);
 
 // Makes [offset, offset+bytes) usable (read/write, zero-filled, charged against the LUN). -ENOMEM: nothing changed.
-// pre: the range is not committed now. `protection`: of a kRegionStrict one (-1: read/write), from the beginning.
+// pre: the range is not committed. `protection`: the initial protection in a kRegionStrict region (-1: read/write).
 [[nodiscard]] int region_commit(Region* region, size_t offset, size_t bytes, int protection = -1);
-// Logs, once a process, that an allocation was refused for want of LUN space. For callers that have tried everything.
+// Logs, once per process, that an allocation was refused because LUN space is short. For callers that have tried
+// everything.
 void pager_say_refused();
-void pager_say_limited(size_t bytes);  // once a process: that the kernel does not give them
-// The reverse of region_commit: contents are gone, space is uncharged, the range becomes PROT_NONE when `protect`, else
-// reads as zeros if touched again without commit (which is a caller's error). pre: committed.
+void pager_say_limited(size_t bytes);  // logs, once per process, that the kernel refuses this many bytes
+// The reverse of region_commit: the content is lost, space is uncharged, and the range becomes PROT_NONE if `protect`,
+// otherwise reads as zeros if it is touched without a commit (an error of the caller). pre: committed.
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect);
-// Contents and access are gone (PROT_NONE), and with vm.overcommit_memory=2 what the kernel counted; the pager's own
-// charges stay. 0, or what pager_discard says.
+// Removes content and access (PROT_NONE), and with vm.overcommit_memory=2 what the kernel counted; the pager's own
+// charges remain. 0, or an error of pager_discard.
 [[nodiscard]] int region_clear(Region* region, size_t offset, size_t bytes);
-// The pair for kRegionChargeOnTouch, around the caller's mprotect: while the process is not active such memory is
-// charged as a whole; if there is no room for that, the process becomes active. pre (uncommit): discarded.
+// The pair for kRegionChargeOnTouch, called around the caller's mprotect: while the process is not active such memory
+// is charged as a whole; if there is no room for that, the process becomes active. pre (uncommit): discarded.
 [[nodiscard]] int region_commit_on_touch(Region* region, size_t offset, size_t bytes);
 void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes);
 // region_decommit without `protect`, for an allocator's hook: never waits for a fork. -EAGAIN: the range stays
-// committed (its contents may be gone).
+// committed (its content may be lost).
 [[nodiscard]] int region_try_decommit(Region* region, size_t offset, size_t bytes);
 
-// The program unmapped [address, +bytes) of a region by a system call of its own: the pager has given back what the
-// pages held, and the place is reserved again (as PROT_NONE), or `taken` by another map. The owner of the table of maps
-// learns of it with the table's lock held: from a service thread, which only tries the lock (a fork may hold it and
-// wait for that thread), or from pager_tell_unmaps.
+// The program unmapped [address, +bytes) of a region by a raw system call: the pager has freed what the pages held, and
+// the place is reserved again (as PROT_NONE), or `taken` by another map. The owner of the table of maps is told with
+// the table's lock held: by a service thread, which only tries the lock (a fork may hold it and wait for that thread),
+// or by pager_tell_unmaps.
 struct UnmappedOwner {
   bool (*try_enter)();
   void (*leave)();
   void (*unmapped)(void* address, size_t bytes, bool taken);
 };
 void pager_on_unmapped(const UnmappedOwner* owner);
-// Waits until everything unmapped so far can be reported (at most a second). Costs one look at the event gate when
-// nothing was unmapped.
+// Waits until all that was unmapped so far can be reported (at most a second). If nothing was unmapped, it costs one
+// check of the event gate.
 void pager_wait_for_unmaps();
 // Reports it to the owner of the table of maps. pre: the table's lock is held.
 void pager_tell_unmaps();
-// Gives the range's LUN space back without touching its pages, which are no longer ours. pre: it was committed.
+// Frees the range's LUN space without touching its pages, which the pager no longer owns. pre: it was committed.
 void region_forget(Region* region, size_t offset, size_t bytes);
-// Hands a range over to the kernel, contents and all: plain memory from now on, in DRAM and outside of the budget.
+// Hands over a range to the kernel, with its content: plain memory from now on, in DRAM and outside of the budget.
 // *done: bytes handed over, also on error. Uncharge what was committed with region_forget.
 [[nodiscard]] int region_hand_over(Region* region, size_t offset, size_t bytes, size_t* done);
-// Replaces a range by another map (as mmap with MAP_FIXED) in one step: a read finds the old content or the new. The
-// caller uncharges what was charged at commit (region_forget, region_uncommit_on_touch). One call at a time.
+// Replaces a range by another map (like mmap with MAP_FIXED) in one step: a read finds the old content or the new one.
+// The caller uncharges what was charged at commit (region_forget, region_uncommit_on_touch). One call at a time.
 struct OtherMap {
   int prot, flags, fd;
   int64_t offset;
@@ -111,98 +112,100 @@ struct OtherMap {
 // Range operations. Ranges may be any bytes inside one region. Pages partly covered: touch, prefetch and pin include
 // them, discard excludes them (madvise needs page-aligned addresses: adapters check alignment first).
 //   touch      the pages are resident when it returns (unless evicted again since)
-//   prefetch   starts and finishes the reads at queue depth, up to what the budget holds; -EIO when a page is poisoned
-//              (others are still brought in)
-//   discard    contents become zeros, LUN slots are freed. After an error other than -EINVAL for the range, what could
-//              not be dropped is as it was
+//   prefetch   makes the reads with many in flight, up to what the budget holds; -EIO if a page is poisoned (others are
+//              still brought in)
+//   discard    the content becomes zeros, LUN slots are freed. After an error other than -EINVAL for the range, pages
+//              that could not be dropped are as they were
 [[nodiscard]] int pager_touch(const void* address, size_t bytes);
 [[nodiscard]] int pager_prefetch(const lunar_range* ranges, size_t count);
 enum class Discard : uint8_t {
-  kContents,  // MADV_DONTNEED, MADV_FREE: -EINVAL from the first locked (pinned) page on, as the kernel has it
+  kContents,  // MADV_DONTNEED, MADV_FREE: -EINVAL from the first locked (pinned) page on, like the kernel
   kLocked,    // MADV_DONTNEED_LOCKED: locked pages too; they stay locked
   kMapping,   // the mapping ends, or another takes its place: locks go with it
 };
 [[nodiscard]] int pager_discard(void* address, size_t bytes, Discard what);
-// Guard pages (MADV_GUARD_INSTALL, MADV_GUARD_REMOVE): contents are gone, touching one is SIGSEGV until it is removed
-// (then it reads as zeros) or its mapping ends. -EINVAL: this kernel has none (before 6.13), or pages are locked;
-// contents are then as they were.
+// Guard pages (MADV_GUARD_INSTALL, MADV_GUARD_REMOVE): the content is lost, and touching one raises SIGSEGV until it is
+// removed (then it reads as zeros) or its mapping ends. -EINVAL: this kernel has none (before 6.13), or pages are
+// locked; the content is then as it was.
 [[nodiscard]] int pager_guard(void* address, size_t bytes, bool install);
 // MADV_WIPEONFORK, MADV_KEEPONFORK: a forked child finds zeros there. -ENOMEM: too many such ranges.
 [[nodiscard]] int pager_wipe_on_fork(void* address, size_t bytes, bool wipe);
 // As discard (kMapping), but -EAGAIN while this process forks: for an allocator's hooks. They run with the allocator's
-// locks held, and the allocator's fork handlers take these locks after ours have begun to keep discards out (unless our
-// handlers were installed first).
+// locks held, and the allocator's fork handlers take these locks after the pager's have begun to exclude discards
+// (unless the pager's handlers were installed first).
 [[nodiscard]] int pager_try_discard(void* address, size_t bytes);
 // Hints: cold: evict now; hot: keep longer; sequential: read ahead, evict behind; random: do not read ahead; normal.
 [[nodiscard]] int pager_advise(const void* address, size_t bytes, lunar_advice advice);
-// MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_COLLAPSE: the kernel's while the process is not active; afterwards pages are
-// small, and these hints change nothing.
+// MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_COLLAPSE: passed to the kernel while the process is not active; afterwards pages
+// are small, and these hints change nothing.
 [[nodiscard]] int pager_advise_huge(void* address, size_t bytes, int advice);
-// pin: resident until unpin (counts do not nest). -ENOMEM when the pinned total would pass half of the budget.
+// pin: resident until unpin (pins do not nest). -ENOMEM if more than half of the budget would be pinned.
 [[nodiscard]] int pager_pin(const void* address, size_t bytes);
 bool pager_pinned(const void* address);  // its page
 [[nodiscard]] int pager_unpin(const void* address, size_t bytes);
 void pager_unpin_all();
-// Evict now: writes out and drops what is resident in the range (tests, cold hints). Returns pages evicted or -errno.
+// Evicts now: writes out and drops the resident pages of the range (tests, cold hints). Returns the number of pages
+// evicted or -errno.
 [[nodiscard]] int64_t pager_evict(const void* address, size_t bytes);
 
-// mremap that moves: dst holds what src held, which is empty from then on (same region or not). Evicted pages move
-// without I/O. Other threads may use both: a page at dst changes at once from what it held to what is moved there, a
-// write to src is in one of the two, or (`ends`) SIGSEGV. pre: both committed, page-aligned, disjoint; one call at a
-// time. An error leaves src as it was; what dst held may be gone.
+// mremap that moves: dst gets the content of src, which is empty from then on (same region or not). Evicted pages move
+// without I/O. Other threads may use both: a page at dst changes at once from its old content to the moved one; a write
+// to src is in one of the two, or (`ends`) raises SIGSEGV. pre: both committed, page-aligned, disjoint; one call at a
+// time. An error leaves src as it was; the old content of dst may be lost.
 struct Move {
   int prot, key;  // of src (key 0: none), and of dst in the end
   bool ends;      // src becomes PROT_NONE
-  // dst may hold something and have another protection; else it is empty, as src is otherwise, and unused yet
+  // dst may have content and another protection; otherwise it is empty, like src in all other respects, and not used
+  // yet
   bool replaces;
 };
 [[nodiscard]] int pager_move(void* dst, void* src, size_t bytes, const Move& how);
 [[nodiscard]] int pager_set_dram(uint64_t bytes);
 void pager_stats(lunar_stats* out);
-// Times the faults of this thread from now on (0: of none). take: the longest fault since the last call.
+// Times the faults of that thread from now on (0: of none). take: the longest fault since the last call.
 void pager_watch_thread(int thread_id);
 uint64_t pager_take_longest_fault_ns();
-// Its faults that were answered by a read since the start, and how long they took.
+// The faults of that thread that were answered by a read since the start, and how long they took.
 const std::atomic<uint64_t>* pager_watched_reads();
 const std::atomic<uint64_t>* pager_watched_read_ns();
 // Prints page states, threads and counters to `fd` (timeouts and fatal errors of tests). Takes no lock.
 void pager_dump(int fd);
 // Whole-structure check (quiesce first; test use). True when consistent.
 bool pager_validate();
-// Number of page state of an address for tests: see page_word.h; -1 outside regions.
+// The number of the page state of an address, for tests: see page_word.h; -1 outside regions.
 int pager_page_state(const void* address);
 
-// Whether `fd` is one that the process could not open again with fewer rights or below another root directory: /proc,
-// this process' files there, the LUNs. Any thread, signal handlers and children of vfork included.
+// Whether `fd` is a descriptor that the process could not open again with fewer rights or below another root directory:
+// /proc, this process' files there, the LUNs. Any thread, including signal handlers and children of vfork.
 [[nodiscard]] bool pager_keeps_descriptor(int fd);
 
-// fork: called by pthread_atfork handlers that the pager installs at activation. Exposed for adapters that wrap fork():
-// -ENOMEM when the tree has no room for another process, or the LUN cannot promise what the child may come to need.
-// Else 0, and the room is reserved for the next fork of this thread, which blocks signals from before the check on.
-// Then comes pager_fork_made with the child, or pager_fork_failed, which gives the room back.
+// fork: called by pthread_atfork handlers that the pager installs at activation. Exposed for adapters that wrap fork().
+// -ENOMEM: the tree has no room for another process, or the LUN cannot reserve what the child may come to need. 0: the
+// room is reserved for the next fork of this thread, which blocks signals from before the check on. Afterwards call
+// pager_fork_made with the child, or pager_fork_failed, which returns the room.
 [[nodiscard]] int pager_fork_check();
 void pager_fork_failed();
 void pager_fork_made(int pid);
 // The work of these handlers, for calls that make a child without running them (_Fork; clone without CLONE_VM): around
-// the call, on the calling thread. A call that failed counts as the parent. child_stack: the end of the stack that the
-// child begins on, nullptr where it goes on with the caller's.
+// the call, on the calling thread. After a failed call use pager_fork_parent. child_stack: the end of the stack on
+// which the child begins; nullptr: it continues on the caller's.
 void pager_fork_prepare(const void* child_stack);
 void pager_fork_parent();
 void pager_fork_child();
-// In a child, after fork() itself: ends it where libc has lost its list of handlers (LIMITS.md).
+// In a child, after fork() itself: ends the child if libc has lost its list of handlers (LIMITS.md).
 void pager_fork_child_ran();
-// The process that this one was forked from without any of that, where the address was tiered memory; 0: it was not.
-// For a signal handler, in such a child too: takes no lock.
+// The process that this one was forked from without any of that, if the address was tiered memory; 0: it was not. For a
+// signal handler, also in such a child: takes no lock.
 int pager_parent_past_us(const void* address);
 
 // Keeps a range in DRAM until the calling thread has ended: the kernel reads or writes it when the thread ends.
 void pager_keep_for_thread(const void* address, size_t bytes);
 
-// Devices may write into memory of this process from now on (io_uring registered buffers, O_DIRECT, RDMA): the pager
-// evicts by MOVE. Sticky. Waits for the eviction batch under way.
+// From now on devices may write into memory of this process (io_uring registered buffers, O_DIRECT, RDMA): the pager
+// evicts by MOVE. Cannot be undone. Waits for the eviction batch in progress.
 void pager_note_pinning();
 // Around process_vm_writev: the kernel pins pages of the other process before it copies. Any process of the tree may be
-// the target. A relative evicts by MOVE meanwhile. begin may sleep, end does not.
+// the target, and evicts by MOVE meanwhile. begin may sleep, end does not.
 void pager_write_elsewhere_begin();
 void pager_write_elsewhere_end();
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pins: whether devices may be writing into this process' pages behind the page tables (DMA-pinned pages).
 //
-// A device loses a DMA-pinned page that gather-evict drops: it writes the old physical page. So once a process may pin,
-// the evictor takes pages by UFFDIO_MOVE, whose EBUSY means "pinned: keep". Signs, all sticky: registered buffers
-// (VmPin of /proc/self/status); a descriptor of io_uring, AIO's ring, RDMA, or a file opened with O_DIRECT; the
-// program's own word (lunar_note_pinning, interposed io_uring/AIO set-up calls). A check that overlaps with Lunar
-// setting up or closing a ring is inconclusive: it counts as a sign for one batch, and is repeated.
+// If gather-evict drops a DMA-pinned page, the device loses it: it writes the old physical page. So once a process may
+// pin, the evictor takes pages by UFFDIO_MOVE, whose EBUSY means "pinned: keep". Signs, all permanent: registered
+// buffers (VmPin of /proc/self/status); a descriptor of io_uring, AIO's ring, RDMA, or a file opened with O_DIRECT; the
+// program's own declaration (lunar_note_pinning, interposed io_uring/AIO set-up calls). A check that overlaps with
+// Lunar setting up or closing a ring is inconclusive: it counts as a sign for one batch, and is repeated.
 //
-// Cost: it scans the descriptor table when its size has changed (stat of /proc/self/fd, 1 us a batch), at most 1 % of
-// the time for large tables; VmPin at most every 2 ms.
+// Cost: the descriptor table is scanned when its size has changed (stat of /proc/self/fd, 1 us per batch), at most 1 %
+// of the time for large tables; VmPin is read at most every 2 ms.
 // Threading: the evictor's thread; pins_note() any.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace lunar {
 struct PagerState;
 
 [[nodiscard]] bool pins_possible(PagerState& state);  // evictor: before each batch
-void pins_note(PagerState& state, const char* sign);  // `sign`: what shows it, for the log; stays readable
+void pins_note(PagerState& state, const char* sign);  // `sign`: the evidence, for the log; must stay valid
 void pins_say_stopped(PagerState& state);             // logs once that eviction stopped (no UFFDIO_MOVE on this kernel)
 
 }  // namespace lunar

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Region: a virtual range the pager owns, with its page table (one word and one hash a page).
+// Region: a virtual range that the pager owns, with its page table (one word and one hash per page).
 //
 //   base ── pages × page_bytes of address space (PROT_NONE until used, MAP_NORESERVE; once the process is active no new
 //           huge pages, and MADV_DONTFORK except within fork(): a child made by a raw call faults instead of reading
 //           zeros). On a chunk's boundary; a chunk is as large as a huge page
-//   words, hashes ── lazily touched private mappings, inherited by fork (the child serves itself from them). To be read
-//           everywhere; where the kernel counts commits, to be written as far as table_open has come
-//   chunk_resident ── resident pages per 512, so that the clock hand skips what is cold
+//   words, hashes ── lazily touched private mappings, inherited by fork (the child serves itself from them). Readable
+//           everywhere; if the kernel counts commits, writable as far as table_open has been called
+//   chunk_resident ── resident pages per 512, so that the clock hand skips cold chunks
 //
 // The registry is a sorted array read under a sequence counter: lookups take no lock.
 #pragma once
@@ -27,20 +27,20 @@ struct PagerState;
 
 constexpr uint64_t kChunkPages = 512;
 constexpr unsigned kRegionsMax = 2048;
-constexpr uint64_t kPatternPages = 64;  // what one advice on the access pattern covers at least
+constexpr uint64_t kPatternPages = 64;  // unit of advice on the access pattern
 
-// How the program says that it goes through a range.
+// The access pattern that the program has announced for a range.
 enum class Access : uint8_t { kNormal, kRandom, kSequential };
 
 struct Region {
   char* base = nullptr;
   uint64_t pages = 0;
   unsigned flags = 0;
-  bool counted_by_kernel = false;  // against a limit, as far as it is writable (commit_charge.h)
+  bool counted_by_kernel = false;  // the kernel counts its writable part against a limit (commit_charge.h)
   AtomicPageWord* words = nullptr;
   uint64_t* hashes = nullptr;
   std::atomic<int32_t>* chunk_resident = nullptr;
-  std::atomic<uint64_t> open_pages{0};         // with words and hashes that may be written (commit_charge.h)
+  std::atomic<uint64_t> open_pages{0};         // pages whose words and hashes are writable (commit_charge.h)
   std::atomic<uint64_t> usable_pages{0};       // made read/write so far, from the start (grows only)
   std::atomic<uint64_t> table_pages{0};        // one past the last page ever used: scans of the table stop there
   std::atomic<uint8_t>* chunk_used = nullptr;  // whether the budget counts its part of the tables
@@ -49,10 +49,10 @@ struct Region {
   std::atomic<uint8_t>* chunk_large = nullptr;      // may hold a huge page from before activation (activation.h)
   std::atomic<bool> huge{false};  // the program requested huge pages here, while the process was not active
   std::atomic<uint64_t> committed_pages{0};
-  std::atomic<Access>* patterns = nullptr;  // one a kPatternPages
+  std::atomic<Access>* patterns = nullptr;  // one per kPatternPages
   std::atomic<bool> has_patterns{false};
   std::atomic<bool> has_guards{false};       // there may be guard pages
-  std::atomic<bool> has_handed_over{false};  // there may be pages that the kernel has
+  std::atomic<bool> has_handed_over{false};  // there may be pages that the kernel owns
   std::atomic<bool> has_holes{false};        // some range below usable_pages was protected again
   sys::Mutex grow_lock;
 
@@ -78,15 +78,15 @@ struct RegionTable {
 
   Region* find(const void* address) const;
   bool overlaps(const void* address, uint64_t bytes) const;  // any region
-  // The region and page of a page word. pre: no region can go away meanwhile (the evictor is at work). Searches all of
-  // them.
+  // The region and page of a page word. pre: no region can be removed meanwhile (the evictor is running). Searches all
+  // of them.
   Region* find_word(const AtomicPageWord* word, PageIndex* page) const;
   [[nodiscard]] int insert(Region* region);
   void remove(Region* region);
 };
 
-// Registers a region, or a part, in missing mode. Where the program has put a file or shared memory into one of its
-// maps (MAP_FIXED; regions of maps only), registers everything around it, by halves: a few calls for each such place.
+// Registers a region, or a part, in missing mode. If the program has put a file or shared memory into one of its maps
+// (MAP_FIXED; regions of maps only), registers everything around it, by halving: a few calls for each such place.
 [[nodiscard]] int region_register(const PagerState& state, const Region& region, char* from, uint64_t bytes);
 
 // Visit(first, end, taken): the runs of pages that a raw call has taken (kGone), and the runs between them.
@@ -106,8 +106,8 @@ void for_taken(const Region& region, uint64_t first, uint64_t end, Visit visit) 
   }
 }
 
-// Reserves (PROT_NONE) the pages of [first, end) that nothing is mapped at, by halves, and calls visit(first, end, rc)
-// for each part: 0: reserved, -EEXIST: all of it is mapped, else what the kernel says.
+// Reserves (PROT_NONE) the pages of [first, end) where nothing is mapped, by halving, and calls visit(first, end, rc)
+// for each part: 0: reserved, -EEXIST: all of it is mapped, otherwise the error of the kernel.
 template <class Visit>
 void claim_place(const Region& region, uint64_t first, uint64_t end, Visit visit) {
   const int rc = sys::claim(region.address_of(PageIndex(first)), (end - first) * sys::page_bytes());
@@ -120,7 +120,7 @@ void claim_place(const Region& region, uint64_t first, uint64_t end, Visit visit
   claim_place(region, middle, end, visit);
 }
 
-// Table bytes of a page that the budget counts: word + hash.
+// Bytes of tables per page that the budget counts: word + hash.
 constexpr uint64_t kTableBytesPerPage = sizeof(PageWord) + sizeof(uint64_t);
 constexpr uint64_t kTableBytesPerChunk = kTableBytesPerPage * kChunkPages;
 

@@ -3,13 +3,14 @@
 // range operation gets one; they share no lock. A resolver owns a context (ring) to every LUN it reads from and a small
 // window of DRAM that reads land in.
 //
-//   begin(page) -> kResident  it is there now (installed from a frame, zero-filled, or was there)
+//   begin(page) -> kResident  it is resident now (installed from a frame, zero-filled, or it was already)
 //                  kStarted   a read is in flight; progress() will install it
-//                  kBusy      another thread has it in hand (it will wake the waiters)
-//                  kNoRoom    no DRAM, window or ring left just now: try again after progress()
+//                  kBusy      another thread is working on it (and will wake the waiters)
+//                  kNoRoom    there is no DRAM, window or ring now: try again after progress()
 //                  kPoisoned, kGone (a guard page too)
 //
-// Threading: one thread's. Fault path: no allocation, no host lock, no tiered memory touched but through userfaultfd.
+// Threading: used by one thread. Fault path: no allocation, no host lock, and tiered memory is touched only through
+// userfaultfd.
 #pragma once
 #include <cstdint>
 
@@ -26,8 +27,8 @@ constexpr unsigned kReadRunMax = 64;
 
 struct ResolverOptions {
   unsigned window_pages = 64;
-  int64_t keep_free = 0;  // DRAM pages it must leave
-  // a handler's: its window is taken even when the account is over its cap (after fork)
+  int64_t keep_free = 0;  // DRAM pages that it must leave free
+  // for a handler: its window is taken even if the account is over its cap (after a fork)
   bool required = false;
   int node = -1;  // NUMA node of the window; -1: anywhere
 };
@@ -42,27 +43,27 @@ class Resolver {
   [[nodiscard]] int open(const ResolverOptions& options);
   void close();  // waits for what is in flight
 
-  // Starts to make `page` resident, whose word was `seen` a moment ago; reads up to `run` evicted pages behind it whose
-  // slots follow each other (read-ahead). `taken`: pages started or resident from `page` on (>= 1 unless
-  // kBusy/kNoRoom/...). A read goes out with the next progress().
+  // Starts to make `page` resident, whose word was `seen` a moment ago; reads up to `run` evicted pages after it whose
+  // slots are consecutive (read-ahead). `taken`: pages started or resident from `page` on (>= 1 unless
+  // kBusy/kNoRoom/...). A read is submitted with the next progress().
   Outcome begin(Region& region, PageIndex page, PageWord seen, unsigned run, unsigned heat, bool fault,
                 unsigned* taken);
   // Zero-fills up to `run` never-touched pages from `page`. Returns pages filled, 0: kNoRoom/kBusy.
   unsigned fill_run(const Region& region, PageIndex page, unsigned asked) const;
   unsigned zero_fill(Region& region, PageIndex page, unsigned run);
 
-  // Submits the reads begun, takes finished ones and installs them. wait: at least one response (or timeout). Returns
-  // responses handled.
+  // Submits the reads begun, takes finished ones and installs them. wait: for at least one response (or the timeout).
+  // Returns the number of responses handled.
   int progress(bool wait, int64_t timeout_ns);
   unsigned in_flight() const { return ops_in_flight_; }
-  // Responses of watched descriptors land here: tag bits as given to watch().
+  // Watched descriptors; take_watched() returns the tags that fired, as given to watch().
   [[nodiscard]] int watch(int fd, uint64_t tag);
   uint64_t take_watched() {
     uint64_t w = watched_;
     watched_ = 0;
     return w;
-  }  // mask of tags (0..63) that came
-  bool attach_own();  // context of our own LUN now (handlers: watches need one). False: not possible
+  }  // mask of tags (0..63) that fired
+  bool attach_own();  // attaches the context of the own LUN now (handlers: watches need one). False: not possible
   bool failed() const { return failed_reads_ != 0; }
   void clear_failed() { failed_reads_ = 0; }
   void set_keep_free(int64_t pages) { options_.keep_free = pages; }
@@ -110,7 +111,7 @@ class Resolver {
   uint16_t free_ops_[kOpsMax] = {};
   unsigned free_op_count_ = 0;
   unsigned ops_in_flight_ = 0;
-  uint16_t queued_[kOpsMax] = {};  // begun, not yet submitted: they go out together; an op is in it once
+  uint16_t queued_[kOpsMax] = {};  // begun, not submitted yet; submitted together; an op is in it once
   unsigned queued_count_ = 0;
   uint64_t watched_ = 0;
   unsigned watch_lun_ = 0;
@@ -120,6 +121,6 @@ class Resolver {
 
 // The calling program thread's resolver (made at first use; closed when the thread ends). nullptr with *error.
 Resolver* thread_resolver(PagerState& state, int* error);
-void thread_resolver_forget(const PagerState& state);  // in a forked child: the parent's rings are not ours
+void thread_resolver_forget(const PagerState& state);  // in a forked child: the rings belong to the parent
 
 }  // namespace lunar

@@ -20,8 +20,8 @@ struct PageRange {
 // Whole pages touched by the range (outward) or inside it (inward). -EINVAL: not in one region.
 [[nodiscard]] int pages_of(const PagerState& state, const void* address, size_t bytes, bool inward, PageRange* out);
 
-// Seizes a page; waits for the thread that has it busy. Returns its word. Empty pages, guard pages and those that are
-// gone are not locked: seized() is false.
+// Seizes a page; waits for the thread that has it busy. Returns its word. Empty pages, guard pages and gone pages are
+// not locked: seized() is false for them.
 PageWord seize(Region& region, uint64_t page);
 inline bool seized(PageWord was) {
   return was.state() != PageState::kEmpty && was.state() != PageState::kGone && was.state() != PageState::kGuard;
@@ -36,8 +36,8 @@ void put_back(PagerState& state, Region& region, uint64_t page, PageWord next);
 // Frees the slot of an evicted, framed or resident page.
 void drop_content(PagerState& state, PageWord was);
 
-// Guard pages of one chunk at most, inside a MutatorScope (or before activation, under activation_lock). See
-// pager_guard.
+// Installs or removes guard pages, in one chunk at most, inside a MutatorScope (or before activation, under
+// activation_lock). See pager_guard.
 [[nodiscard]] int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, bool install);
 
 }  // namespace lunar

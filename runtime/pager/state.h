@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pager's one shared state, and the small helpers every part of it uses. One instance a process, in static memory.
+// The pager's shared state, and the small helpers that every part of it uses. One instance per process, in static
+// memory.
 #pragma once
 #include <errno.h>
 #include <pthread.h>
@@ -28,7 +29,7 @@ struct Handler;
 
 constexpr unsigned kLunIds = 16;  // of the LUN field of a page word
 constexpr unsigned kHandlersMax = 64;
-constexpr int64_t kKeepFreePages = 32;  // DRAM that only evictors' own faults may take
+constexpr int64_t kKeepFreePages = 32;  // DRAM that only the evictors' own faults may take
 
 // Bits of PagerState::housekeeping_word. The kernel stores 0 when a service thread ends: a word without
 // kHousekeepingRuns shows that.
@@ -42,7 +43,7 @@ struct PagerState {
   std::atomic<bool> created{false};
   std::atomic<bool> active{false};
   sys::Mutex activation_lock;
-  std::atomic<uint64_t> making_threads_ns{0};  // since when an activation makes its threads; 0: none does
+  std::atomic<uint64_t> making_threads_ns{0};  // since when an activation is starting its threads; 0: none is
   std::atomic<bool> activation_passed{false};  // something was committed meanwhile (CommitLock)
   size_t page_size = 4096;
   unsigned page_shift = 12;
@@ -53,33 +54,33 @@ struct PagerState {
   // children. Under activation_lock.
   int plain_forks = 0;
   int64_t plain_fork_pages = 0;
-  bool thp_always = false;                      // huge pages come without being asked for (at start)
+  bool thp_always = false;                      // huge pages are used without a request (at start)
   std::atomic<int> member_pid{0};               // the process that is the account's member
-  std::atomic<bool> activation_failed{false};   // and that was logged
-  std::atomic<uint64_t> next_activation_ns{0};  // not tried again before
+  std::atomic<bool> activation_failed{false};   // and the failure was logged
+  std::atomic<uint64_t> next_activation_ns{0};  // not tried again before this
 
   Account account;
   RegionTable regions;
 
-  // LUNs by the number in page words: ours is luns[own_lun]; the others are ancestors', for reading only. A number is
-  // free for a forked child when no page refers to it (lun_ids.cpp).
+  // LUNs by the number in page words: this process' own is luns[own_lun]; the others are ancestors', only for reading.
+  // A number is free for a forked child if no page refers to it (lun_ids.cpp).
   SlotAllocator luns[kLunIds];
   Device* devices[kLunIds] = {};
   struct DeviceId {
     uint64_t dev = 0, ino = 0;
-    int flags = 0;  // it was opened with
+    int flags = 0;  // with which it was opened
   };
   DeviceId device_ids[kLunIds][kDeviceFdsMax] = {};
-  // Where the LUN option is a directory: it, for when its path leads there no more (chroot).
+  // If the LUN option is a directory: a descriptor of it, for when its path no longer leads there (chroot).
   int lun_directory = -1;
   DeviceId lun_directory_id;
   unsigned own_lun = 0, parent_lun = 0;
-  int carved_first = -1;  // of a shared device, for our LUN: pieces of the account's
+  int carved_first = -1;  // of a shared device: the account's pieces for the own LUN
   unsigned carved_pieces = 0;
-  // a bit a number: pages referred to it when this process began (less by now, if anything)
+  // one bit per number: pages referred to it when this process began (fewer by now, if any)
   uint32_t luns_referred = 0;
   unsigned generation = 0;             // forks since the pager was created
-  std::atomic<bool> lun_ready{false};  // ours is open (a forked child opens its own at its first dirty eviction)
+  std::atomic<bool> lun_ready{false};  // the own LUN is open (a forked child opens its own at its first dirty eviction)
   sys::Mutex lun_open_lock;
   // A request of one program thread to the housekeeping thread, in whose descriptor table a LUN's number is still that
   // LUN: slots to charge, for which the LUN's file has to grow.
@@ -95,7 +96,7 @@ struct PagerState {
   EventGate event_gate;  // between installs and events
 
   std::atomic<uint32_t> fork_epoch{1};  // 1 before the first fork
-  // goes on by 1 with each 1/16 of what this process has in DRAM evicted; wraps
+  // advances by 1 with each 1/16 of this process' DRAM that is evicted; wraps
   std::atomic<uint16_t> eviction_time{0};
   std::atomic<uint32_t> oldest_child{0};  // fork epoch of the oldest live child; 0: none
   sys::Mutex fork_lock;                   // held by a forking thread
@@ -103,16 +104,16 @@ struct PagerState {
   std::atomic<bool> forking{false};
   std::atomic<int> forking_tid{0};  // its faults may take the last pages: nothing is evicted meanwhile
   std::atomic<uint64_t> forking_since_ns{0};
-  // a fork goes on behind the copy-on-write gate: what is installed comes in protected
+  // a fork is closing the copy-on-write gate: pages are installed write-protected
   std::atomic<bool> gate_closing{false};
   std::atomic<bool> gate_used{false};  // pages of this process may be protected
 
-  FramePool frames;  // made and given out by the evictor
+  FramePool frames;  // created and given out by the evictor
   Evictor* evictor = nullptr;
   Handler* handlers[kHandlersMax] = {};
   // Apart from the handlers, which write to their own memory at each fault: all of these are read at each fault.
   std::atomic<int> handler_tids[kHandlersMax] = {};
-  std::atomic<uint64_t> refused_bytes{0};  // of the last commit that found no LUN space; 0: said
+  std::atomic<uint64_t> refused_bytes{0};  // of the last commit that found no LUN space; 0: logged
   unsigned handler_count = 0;
   // threads that serve: a new thread may touch tiered memory before (libc reads the locale)
   std::atomic<uint32_t> handlers_running{0};
@@ -125,8 +126,8 @@ struct PagerState {
   std::atomic<uint32_t> sweeps{0};
   std::atomic<bool> room_wanted{false};  // a handler has parked faults
 
-  // LUN slots reserved for what children may still read: given back when the child of that fork, and those handed up in
-  // its place, are gone.
+  // LUN slots reserved for what children may still read: freed when the child of that fork, and those handed up in its
+  // place, have ended.
   struct ForkReservation {
     uint32_t epoch = 0;  // 0: none
     uint64_t slots = 0;
@@ -143,21 +144,21 @@ struct PagerState {
 
 PagerState& pager_state();
 
-// What a DRAM budget may be, at the start and later. -EINVAL with *why.
+// Checks a DRAM budget, at the start and later. -EINVAL with *why.
 [[nodiscard]] int check_dram(const PagerState& state, uint64_t bytes, ErrorText* why);
 
 // LUN space accounting in front of SlotAllocator: charges the tree's account, then the LUN. -ENOMEM, -EFBIG (logged).
 [[nodiscard]] int space_charge(PagerState& state, uint64_t pages, bool may_block);
-// The latter alone: grows our LUN as needed. Any thread that may block; pre: it is open.
+// Only the latter: grows the own LUN as needed. Any thread that may block; pre: it is open.
 [[nodiscard]] int slots_charge(PagerState& state, uint64_t slots);
 void slots_charge_as_asked(PagerState& state);  // by the housekeeping thread
 void space_uncharge(PagerState& state, uint64_t pages);
 
-// What bounds the LUN space of this process, where it cannot have `bytes` more.
+// What limits the LUN space of this process, if it cannot have `bytes` more.
 enum class SpaceBound : uint8_t {
   kSize,    // the tree's --size, given or by default
-  kPart,    // of a LUN that the tree's processes divide, the part of this one
-  kDevice,  // what the device or its file system has left
+  kPart,    // this process' part of a LUN that the processes of the tree divide
+  kDevice,  // the space left on the device or its file system
 };
 SpaceBound space_bound(PagerState& state, uint64_t bytes);
 const char* space_remedy(const PagerState& state, SpaceBound bound);  // the end of a line: "give a larger --size"
@@ -168,35 +169,36 @@ void uncharge_touched(PagerState& state, Region& region, PageWord was);
 
 // Requests work of the housekeeping thread (bits above). Any thread; never waits.
 void housekeeping_wake(PagerState& state, uint32_t what);
-// Wakes the threads that wait for pages there. For a program thread whose descriptors the program has closed the
-// housekeeping thread does, for all pages.
+// Wakes the threads that wait for pages there. If the program has closed this thread's descriptors, the housekeeping
+// thread wakes them, for all pages.
 inline void wake_waiters(PagerState& state, void* address, size_t bytes) {
   if (sys::uffd_wake(state.uffd, address, bytes) < 0) housekeeping_wake(state, kHousekeepingWake);
 }
-// For program threads that are short of something: when it returns, what dead members held is given back (or 200 ms
-// have passed).
+// For program threads that are short of something: when it returns, what dead members held was returned (or 200 ms have
+// passed).
 void wait_for_sweep(PagerState& state);
-// Called by service threads when DRAM or LUN space was given back: handlers with parked faults try again. One load when
-// there are none. `sure`: also where no DRAM is free (LUN space came).
+// Called by service threads when DRAM or LUN space was freed: handlers with parked faults try again. One load if there
+// are none. `sure`: even if no DRAM is free (because LUN space was freed).
 void hand_over_room(PagerState& state, bool sure);
 
-// Sets a map up that was just made in a region's place: no huge pages, no merging, not inherited by children that our
+// Sets up a map that was just made in a region's place: no huge pages, no merging, not inherited by children that the
 // fork handlers have not seen, and registered. 0 or -errno.
 [[nodiscard]] int watch_fresh_range(PagerState& state, void* address, size_t bytes);
 
-// Gives a slot up: at once, or when the children that may read it are gone. Slots of ancestors' LUNs are theirs.
+// Frees a slot: at once, or when the children that may read it have ended. Slots of ancestors' LUNs belong to the
+// ancestors.
 void slot_release(PagerState& state, unsigned lun, Slot slot);
 void deferred_slots_release(PagerState& state);  // by the housekeeping thread
 uint64_t deferred_slot_count();
 [[nodiscard]] int deferred_slots_prepare(PagerState& state);  // before a fork
-uint64_t deferred_slots_bytes(uint64_t slots);                // what it maps, once, for a LUN of so many
+uint64_t deferred_slots_bytes(uint64_t slots);                // what it maps, once, for a LUN of that many slots
 void deferred_slots_forget();                                 // in the child
 // Sets or removes the program's own pins (mlock); pages kept for a thread (kept_pages.cpp) stay pinned. Returns how
 // many of them were pinned before, and may be unpinned. Any program thread.
 int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t end, bool set);
-bool pinned_by_program(Region& region, uint64_t page);  // not for a thread alone. Any program thread
+bool pinned_by_program(Region& region, uint64_t page);  // not only for a thread. Any program thread
 void kept_pages_enter_child();                          // kept_pages.cpp
-void kept_pages_open(PagerState& state);                // a fork, when it has closed the copy-on-write gate
+void kept_pages_open(PagerState& state);                // called by a fork that has closed the copy-on-write gate
 
 // lun_ids.cpp: a number for the LUN of a future child. If none is free, frees one by taking the pages of the LUN that
 // has the fewest into DRAM: before a fork, while there is eviction. -EAGAIN: none available.
@@ -208,9 +210,9 @@ void lun_ids_forget_unused(PagerState& state);
 [[nodiscard]] int lun_open_own(PagerState& state);
 void lun_close_own(PagerState& state);  // nothing was written to it
 
-// The calling thread is about to change page mappings (discard, move): keeps fork out. Never held across a wait for
-// I/O. wait false: not entered while a fork is under way (for a caller that holds locks which the fork will take). No
-// signal handler runs inside: it might fork, and wait for the scope's end.
+// The calling thread is about to change page mappings (discard, move): excludes forks. Never held across a wait for
+// I/O. wait false: not entered while a fork is in progress (for a caller that holds locks which the fork will take). No
+// signal handler runs inside, because it might fork, and wait for the end of the scope.
 class MutatorScope {
  public:
   explicit MutatorScope(PagerState& state, bool wait = true);
@@ -231,12 +233,12 @@ class MutatorScope {
 [[nodiscard]] int page_hash_key_make();  // once a process, before the first hash. 0 or -errno
 uint64_t page_hash(const void* content);
 bool page_is_zero(const void* content);
-// Content of an evicted page (word: as evicted), verified, by a blocking read. False: lost.
+// Reads the content of an evicted page (word: as evicted), verified, by a blocking read. False: lost.
 [[nodiscard]] bool read_slot(PagerState& state, const Region& region, uint64_t page, PageWord word, char* into);
 
 // Counts the page table of [first, end), used from now on, against the budget, by chunks.
 void table_reach(PagerState& state, Region& region, uint64_t first, uint64_t end);
-int64_t table_dram_pages(const PagerState& state, const Region& region);  // what it costs now
+int64_t table_dram_pages(const PagerState& state, const Region& region);  // what the tables cost now
 
 // Counts pages whose content is only in a frame or on the LUN. Called by code that moves a page in or out of these two
 // states.
@@ -245,9 +247,9 @@ void count_evicted(int64_t delta);
 // Bookkeeping of installed pages. pre: the DRAM was taken before.
 void count_resident(PagerState& state, Region& region, PageIndex page, int delta);
 
-// The fork epoch to mark a page with. Taken *before* the page is installed: the installing thread may be preempted, and
-// a page installed before a fork is shared after it. shared_epoch: another thread's page was found in place, which may
-// be shared now.
+// The fork epoch to mark a page with. Read it *before* the page is installed: the installing thread may be preempted,
+// and a page installed before a fork is shared after it. shared_epoch: another thread's page was found in place, which
+// may be shared now.
 inline uint16_t exclusive_epoch(const PagerState& state) {
   return static_cast<uint16_t>(state.fork_epoch.load(std::memory_order_seq_cst));
 }
@@ -255,10 +257,10 @@ inline uint16_t shared_epoch() { return kEpochUnknown; }
 
 bool being_moved_to(const PagerState& state, uint64_t address, uint64_t bytes);  // unmapped.h
 
-// Changes what lies at an address, after the caller has looked up its region: UFFDIO_COPY, _POISON or _WRITEPROTECT.
+// Changes the memory at an address, after the caller has looked up its region: UFFDIO_COPY, _POISON or _WRITEPROTECT.
 // The kernel refuses these while an event is unread, and no event is read from here to their end: earlier events are
 // known, later ones refuse the change.
-// -ENOENT also where a raw call has moved another map: it is not ours to change. -EAGAIN: try again.
+// -ENOENT also if a raw call has moved another map there, which is not the pager's to change. -EAGAIN: try again.
 template <class Change>
 int64_t change_pages(PagerState& state, void* address, size_t bytes, Change change) {
   const int shard = state.event_gate.enter();
@@ -281,7 +283,7 @@ inline int64_t unprotect_pages(PagerState& state, void* address, size_t bytes) {
   return change_pages(state, address, bytes, [&] { return sys::uffd_protect(state.uffd, address, bytes, false); });
 }
 
-// The word of a page that was installed. heat: see policy in evictor.h.
+// The word of a page that was installed. heat: see the policy in evictor.h.
 inline PageWord resident_word(PageWord from, Slot slot, unsigned lun, unsigned heat, uint16_t epoch) {
   return from.with_state(PageState::kResident).with_slot(slot).with_lun(lun).with_heat(heat).with_epoch(epoch);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times the faults of one thread (a server's main thread): how many needed a read, how long they took, and the longest
-// since the last query. A fault lasts from the moment that a handler reads the message until the page is there; faults
-// that another thread's range operation ends are not counted.
+// since the last query. A fault lasts from the moment that a handler reads the message until the page is installed;
+// faults that another thread's range operation ends are not counted.
 // Threading: handlers write, any thread reads.
 #pragma once
 #include <atomic>
@@ -22,15 +22,15 @@ struct WatchedThread {
     address.store(at, std::memory_order_relaxed);
     since_ns.store(sys::now_ns(), std::memory_order_relaxed);
   }
-  // Before the pages are put in place (then the thread's next fault may begin): when the fault on one of them began, or
-  // 0.
+  // Called before the pages are installed (then the thread's next fault may begin). Returns when the fault on one of
+  // them began, or 0.
   uint64_t take(const void* first, uint64_t bytes) {
     if (since_ns.load(std::memory_order_relaxed) == 0 ||
         address.load(std::memory_order_relaxed) - reinterpret_cast<uint64_t>(first) >= bytes)
       return 0;
     return since_ns.exchange(0, std::memory_order_relaxed);
   }
-  // After that. `since`: what take() gave.
+  // Called after that. `since`: the result of take().
   void ends(uint64_t since, bool read) {
     if (since == 0) return;
     const uint64_t took = static_cast<uint64_t>(sys::now_ns()) - since;
