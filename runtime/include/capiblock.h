@@ -285,8 +285,9 @@ int cblk_aresult(chunk_id_t chunk, int *tag, uint64_t *status, int flags);
  *                ENOMSG
  *   completion   *ncompletion pointers to structures of the caller. Into these, starting with the first, the call
  *                copies the I/Os of `pending` that are complete by now and those of `issue` that were refused or
- *                answered at once, except I/Os that are in `wait` or have CBLK_IO_USER_STATUS. It sets *ncompletion
- *                to the number of I/Os copied. Those that complete a little later are reported by a later call
+ *                answered at once, except I/Os that are in `wait`, and entries of `pending` with CBLK_IO_USER_STATUS.
+ *                It sets *ncompletion to the number of I/Os copied. Those that complete a little later are reported by
+ *                a later call
  *   timeout_us   limits the waiting, including that for free commands (CBLK_LISTIO_WAIT_ISSUE_CMD; an I/O for which
  *                none becomes free in time has EBUSY in its stat); 0: no limit
  * The result of each I/O is in its stat; one that was refused has CBLK_ARW_STATUS_FAIL too. Returns 0, or -1:
