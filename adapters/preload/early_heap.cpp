@@ -1,24 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// See early_heap.h. A static buffer (.bss: pages that are never touched cost nothing), one atomic offset, and a header
-// in front of each block. Blocks that came back wait in a list for each power of two, the list of the largest that
-// their room holds; their first word is the offset of the next. A list's head carries a count of its changes, so that a
-// thread that was held up in the middle of taking a block notices.
+// See early_heap.h. Address space that is reserved at the first call and made writable step by step; one atomic offset
+// up to which it is handed out, and a header in front of each block. Blocks that came back wait in a list for each
+// power of two, the list of the largest that their room holds; their first word is the offset of the next. A list's
+// head carries a count of its changes, so that a thread that was held up in the middle of taking a block notices.
+//
+// The space is of the runtime's kind (sys/arena.h), so that programs that write all over their own anonymous memory
+// (Redis' crash report) leave it alone.
 #include "early_heap.h"
 
+#include <errno.h>
 #include <sys/mman.h>
 
 #include <atomic>
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <new>
 
 #include "base/units.h"
+#include "sys/arena.h"
 #include "sys/mem.h"
 
 namespace lunar::preload {
 namespace {
 
-constexpr size_t kBytes = 4u << 20;
+// The space: a program with thousands of threads, each with tens of KiB of thread-local variables. Less where the
+// address space is limited.
+constexpr size_t kBytesMax = kGiB, kBytesLeast = 4 * kMiB, kStep = 256 * kKiB;
 struct Header {
   uint32_t room, bytes;  // of the block: what may be used, what was asked for
 };
@@ -26,72 +34,105 @@ constexpr size_t kHeader = 16;  // keeps the default alignment of malloc
 constexpr size_t kSmallest = 16;
 static_assert(sizeof(Header) <= kHeader);
 constexpr uint64_t kOffset = UINT32_MAX, kChange = kOffset + 1;  // a list's head: changes, offset of a block (0: none)
-// not in the file (meson.build)
-alignas(64) __attribute__((section(".bss.early_heap"))) constinit char g_buffer[kBytes];
-constinit std::atomic<size_t> g_top{0};
-constinit std::atomic<uint64_t> g_lists[std::bit_width(kBytes)];
+static_assert(kBytesMax <= kOffset);
 
-// A few KiB of it are used, as a rule: not by 2 MiB each where huge pages are `always`.
-void keep_pages_small() {
-  const size_t page = sys::page_bytes();
-  const auto base = reinterpret_cast<uintptr_t>(g_buffer), first = round_up(base, page),
-             end = (base + kBytes) / page * page;
-  (void)sys::advise(reinterpret_cast<void*>(first), end - first, MADV_NOHUGEPAGE);
+// Lies at the beginning of the space itself.
+struct Space {
+  size_t bytes;
+  std::atomic<size_t> writable, top;  // bytes from its beginning: that may be written, that are handed out
+  char* at(uint64_t offset) { return reinterpret_cast<char*>(this) + offset; }
+};
+constinit std::atomic<Space*> g_space{nullptr};
+constinit std::atomic<uint64_t> g_lists[std::bit_width(kBytesMax)];
+
+bool make_writable(Space* space, size_t from, size_t to) {
+  const int saved = errno;
+  const bool done = sys::protect(space->at(from), to - from, PROT_READ | PROT_WRITE) == 0;
+  errno = saved;
+  return done;
+}
+
+// Of two threads that make it at the same moment, both get that of one.
+Space* make_space() {
+  Space* made = nullptr;
+  size_t bytes = kBytesMax;
+  while ((made = static_cast<Space*>(map_readable(bytes))) == nullptr && bytes > kBytesLeast) bytes /= 2;
+  if (made == nullptr) return nullptr;
+  const bool usable = make_writable(made, 0, kStep);
+  if (usable) new (made) Space{bytes, kStep, sizeof(Space)};
+  Space* other = nullptr;
+  if (usable && g_space.compare_exchange_strong(other, made, std::memory_order_acq_rel)) return made;
+  unmap_private(made, bytes);
+  return other;
 }
 
 Header& header_of(const void* pointer) {
   return *reinterpret_cast<Header*>(const_cast<char*>(static_cast<const char*>(pointer)) - kHeader);
 }
 
-std::atomic<uint64_t>& next_of(uint64_t offset) { return *reinterpret_cast<std::atomic<uint64_t>*>(g_buffer + offset); }
+std::atomic<uint64_t>& next_of(Space* space, uint64_t offset) {
+  return *reinterpret_cast<std::atomic<uint64_t>*>(space->at(offset));
+}
 
-char* take_again(size_t room) {
+char* take_again(Space* space, size_t room) {
   auto& list = g_lists[std::bit_width(room) - 1];
   uint64_t head = list.load(std::memory_order_acquire);
   while ((head & kOffset) != 0) {
-    const uint64_t next = next_of(head & kOffset).load(std::memory_order_relaxed) & kOffset;
+    const uint64_t next = next_of(space, head & kOffset).load(std::memory_order_relaxed) & kOffset;
     if (list.compare_exchange_weak(head, (head & ~kOffset) + kChange + next, std::memory_order_acquire))
-      return g_buffer + (head & kOffset);
+      return space->at(head & kOffset);
   }
   return nullptr;
 }
 
-char* take_new(size_t alignment, size_t room) {
-  const auto base = reinterpret_cast<uintptr_t>(g_buffer);
-  size_t before = g_top.load(std::memory_order_relaxed), start;
+bool reach(Space* space, size_t end) {
+  size_t writable = space->writable.load(std::memory_order_acquire);
+  if (end <= writable) return true;
+  const size_t to = round_up(end, kStep);
+  if (!make_writable(space, writable, to)) return false;
+  while (writable < to && !space->writable.compare_exchange_weak(writable, to, std::memory_order_acq_rel)) {}
+  return true;
+}
+
+char* take_new(Space* space, size_t alignment, size_t room) {
+  const auto base = reinterpret_cast<uintptr_t>(space);
+  size_t before = space->top.load(std::memory_order_relaxed), start;
   do {
     start = round_up(base + before + kHeader, alignment) - base;
-    if (start > kBytes || room > kBytes - start) return nullptr;
-  } while (!g_top.compare_exchange_weak(before, start + room, std::memory_order_relaxed));
-  if (before == 0) keep_pages_small();
-  return g_buffer + start;
+    if (start > space->bytes || room > space->bytes - start || !reach(space, start + room)) return nullptr;
+  } while (!space->top.compare_exchange_weak(before, start + room, std::memory_order_relaxed));
+  return space->at(start);
 }
 
 }  // namespace
 
 void* early_alloc(size_t alignment, size_t bytes) {
-  if (bytes > kBytes || alignment > kBytes) return nullptr;
+  if (bytes > kBytesMax || alignment > kBytesMax) return nullptr;
+  Space* space = g_space.load(std::memory_order_acquire);
+  if (space == nullptr && (space = make_space()) == nullptr) return nullptr;
   const size_t room = std::bit_ceil(bytes < kSmallest ? kSmallest : bytes);
-  char* pointer = alignment <= kHeader ? take_again(room) : nullptr;
+  char* pointer = alignment <= kHeader ? take_again(space, room) : nullptr;
   if (pointer != nullptr)
     memset(pointer, 0, bytes);
   else
-    pointer = take_new(alignment < kHeader ? kHeader : alignment, room);
+    pointer = take_new(space, alignment < kHeader ? kHeader : alignment, room);
   if (pointer != nullptr) header_of(pointer) = {static_cast<uint32_t>(room), static_cast<uint32_t>(bytes)};
   return pointer;
 }
 
 void early_free(void* pointer) {
-  const auto offset = static_cast<uint64_t>(static_cast<char*>(pointer) - g_buffer);
+  Space* space = g_space.load(std::memory_order_acquire);
+  const auto offset = static_cast<uint64_t>(static_cast<char*>(pointer) - space->at(0));
   auto& list = g_lists[std::bit_width(header_of(pointer).room) - 1];
   uint64_t head = list.load(std::memory_order_relaxed);
   do {
-    next_of(offset).store(head & kOffset, std::memory_order_relaxed);
+    next_of(space, offset).store(head & kOffset, std::memory_order_relaxed);
   } while (!list.compare_exchange_weak(head, (head & ~kOffset) + kChange + offset, std::memory_order_release));
 }
 
 bool early_owns(const void* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(g_buffer) < kBytes;
+  const Space* space = g_space.load(std::memory_order_acquire);
+  return space != nullptr && reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(space) < space->bytes;
 }
 
 size_t early_size(const void* pointer) { return header_of(pointer).bytes; }

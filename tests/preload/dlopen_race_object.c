@@ -9,7 +9,7 @@ int dlopen_race_object(void);
 int dlopen_race_object(void) { return 1; }
 
 /* Memory that the linker allocates at each thread's first touch. Returns 1. */
-static __thread char local[4000];
+static __thread char local[16000];
 int touch_thread_local(void);
 int touch_thread_local(void) {
   local[sizeof local - 1] = 1;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Activation while a thread is inside the dynamic linker: dlopen allocates under the lock that making a thread needs.
 // First another thread is, then one that waits for the thread whose allocation activates, then that thread itself; then
-// four threads are, which share the allocator's locks with two that grow and one that forks.
+// four threads are, which share the allocator's locks with two that grow and one that forks. Also with hundreds of
+// threads, for whose thread-local variables the linker has allocated many MiB before.
 //
 //   dlopen_race_test LIBRARY DIRECTORY SHARED_OBJECT   copies SHARED_OBJECT many times (each is a library of
 //                                                      its own), and loads the copies
@@ -22,7 +23,7 @@
 
 namespace {
 
-constexpr unsigned kCopies = 150, kProcesses = 12, kStorms = 3;
+constexpr unsigned kCopies = 150, kProcesses = 12, kCrowds = 3, kStorms = 3;
 constexpr size_t kStep = 256 << 10, kGrowth = 48 << 20;
 
 std::string copy_of(unsigned i) {
@@ -78,6 +79,34 @@ int grow_by_loading() {
   fill(memory, kGrowth, 7);
   CHECK(holds(memory, kGrowth, 7));
   return 0;
+}
+
+int grow_among_threads() {
+  constexpr unsigned kThreads = 600;
+  void* object = dlopen(copy_of(kCopies - 1).c_str(), RTLD_NOW | RTLD_LOCAL);
+  CHECK(object != nullptr);
+  auto* touch = reinterpret_cast<int (*)()>(dlsym(object, "touch_thread_local"));
+  CHECK(touch != nullptr);
+  std::atomic<unsigned> begun{0};
+  std::atomic<bool> done{false};
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < kThreads; ++i)
+    threads.emplace_back([&] {
+      CHECK(touch() == 1);
+      ++begun;
+      done.wait(false);
+      CHECK(touch() == 1);
+    });
+  while (begun.load() != kThreads) usleep(1000);
+  const int rc = load_and_grow();
+  const pid_t child = fork();  // which makes threads of its own
+  if (child == 0) _exit(malloc(kStep) != nullptr && touch() == 1 ? 0 : 1);
+  int status = 0;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+  done.store(true);
+  done.notify_all();
+  for (auto& thread : threads) thread.join();
+  return rc;
 }
 
 int grow_in_constructor() {
@@ -147,6 +176,7 @@ int load_grow_and_fork() {
 int main(int argc, char** argv) {
   if (getenv("PRELOAD_TEST_INSIDE") != nullptr)
     return getenv("DLOPEN_RACE_STORM") != nullptr         ? load_grow_and_fork()
+           : getenv("DLOPEN_RACE_THREADS") != nullptr     ? grow_among_threads()
            : getenv("DLOPEN_RACE_CONSTRUCTOR") != nullptr ? grow_in_constructor()
            : getenv("LUNAR_ACTIVATE_AT") != nullptr       ? grow_by_loading()
                                                           : load_and_grow();
@@ -163,6 +193,8 @@ int main(int argc, char** argv) {
   for (const char* activate_at :
        {"LUNAR_ACTIVATE_AT=256k", "LUNAR_ACTIVATE_AT=400k", "LUNAR_ACTIVATE_AT=512k", "LUNAR_ACTIVATE_AT=700k"})
     if (rc == 0) rc = run_preloaded(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m", activate_at}, grow_by_loading);
+  for (unsigned i = 0; i < kCrowds && rc == 0; ++i)
+    rc = run_preloaded(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m", "DLOPEN_RACE_THREADS=1"}, grow_among_threads);
   for (unsigned i = 0; i < kStorms && rc == 0; ++i)
     rc = run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g", "DLOPEN_RACE_STORM=1"}, load_grow_and_fork);
   for (unsigned i = 0; i < kCopies; ++i) unlink(copy_of(i).c_str());
