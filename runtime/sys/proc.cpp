@@ -30,7 +30,11 @@ namespace {
 
 std::atomic<uint64_t> g_own[65536 / 64];
 std::atomic<uint32_t> g_own_files[65536];  // file_id; as few pages of it as there are such numbers
-std::atomic<int64_t> g_pinned{0};
+// Of which process: a forked child has nothing pinned.
+struct OwnPinned {
+  int32_t pid, kib;
+};
+std::atomic<OwnPinned> g_pinned{};
 std::atomic<uint32_t> g_making{0}, g_made{0};  // descriptors begun, and done with
 
 struct DirectoryEntry {  // struct linux_dirent64
@@ -296,6 +300,23 @@ static int64_t bytes_of_line(const char* path, const char* key) {
 int64_t own_status_bytes(const char* key) { return bytes_of_line("/proc/self/status", key); }
 int64_t machine_memory_bytes(const char* key) { return bytes_of_line("/proc/meminfo", key); }
 
+int64_t commit_bytes_left() {
+  const int64_t limit = machine_memory_bytes("CommitLimit"), committed = machine_memory_bytes("Committed_AS"),
+                mapped = own_status_bytes("VmSize");
+  if (limit < 0 || committed < 0) return limit < 0 ? limit : committed;
+  const auto reserve = [](const char* path, int64_t otherwise) {
+    char text[32];
+    uint64_t kib = 0;
+    return read_text(path, text, sizeof text) > 0 && parse_digits(text, &kib) != nullptr
+               ? static_cast<int64_t>(kib * kKiB)
+               : otherwise;
+  };
+  // As the kernel has it (mm/util.c, __vm_enough_memory): for root, and for a user to end this process.
+  const int64_t admin = reserve("/proc/sys/vm/admin_reserve_kbytes", 8 * kMiB),
+                user = reserve("/proc/sys/vm/user_reserve_kbytes", 128 * kMiB);
+  return limit - committed - admin - (mapped >= 0 && mapped / 32 < user ? mapped / 32 : user);
+}
+
 bool process_lives(int pid) { return syscall(SYS_kill, pid, 0) == 0 || errno != ESRCH; }
 bool thread_lives(int thread_id) { return syscall(SYS_tgkill, getpid(), thread_id, 0) == 0 || errno != ESRCH; }
 
@@ -338,7 +359,16 @@ int next_own_descriptor(int from) {
   return -1;
 }
 
-void note_own_pinned(int64_t bytes) { g_pinned.fetch_add(bytes, std::memory_order_relaxed); }
-uint64_t own_pinned_bytes() { return static_cast<uint64_t>(g_pinned.load(std::memory_order_relaxed)); }
+void note_own_pinned(int64_t bytes) {
+  const auto pid = static_cast<int32_t>(getpid()), kib = static_cast<int32_t>(bytes / static_cast<int64_t>(kKiB));
+  OwnPinned seen = g_pinned.load(std::memory_order_relaxed);
+  while (!g_pinned.compare_exchange_weak(seen, {pid, (seen.pid == pid ? seen.kib : 0) + kib},
+                                         std::memory_order_relaxed)) {}
+}
+
+uint64_t own_pinned_bytes() {
+  const OwnPinned now = g_pinned.load(std::memory_order_relaxed);
+  return now.pid == static_cast<int32_t>(getpid()) ? static_cast<uint64_t>(now.kib) * kKiB : 0;
+}
 
 }  // namespace lunar::sys

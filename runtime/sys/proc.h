@@ -39,6 +39,9 @@ bool thread_lives(int thread_id);
 // A line of /proc/self/status that is in KiB (VmHWM, VmPin), in bytes; or -errno.
 [[nodiscard]] int64_t own_status_bytes(const char* key);
 [[nodiscard]] int64_t machine_memory_bytes(const char* key);  // likewise of /proc/meminfo (MemTotal, MemAvailable)
+// With vm.overcommit_memory=2: what the machine's commit limit leaves for this process; or -errno, where /proc does not
+// tell.
+[[nodiscard]] int64_t commit_bytes_left();
 // The calling process is the one that this memory lives and ends with: at start, and in a forked child.
 void note_memory_owner();
 // The calling process only runs in its parent's memory (vfork, clone with CLONE_VM). What it starts there ends with it,

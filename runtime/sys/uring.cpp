@@ -116,12 +116,14 @@ void Uring::destroy() {
   if (!ready_) return;
   const MakingDescriptor ending;
   ready_ = false;
-  if (descriptor_ >= 0) note_own_descriptor(descriptor_, false);
+  const bool in_table_of_program = descriptor_ >= 0;
+  if (in_table_of_program) note_own_descriptor(descriptor_, false);
   descriptor_ = -1;
-  if (getpid() != owner_pid_) {  // in a forked child: its memory is not mapped there, and may be something else by now
-    note_own_pinned(-pinned_bytes_);
+  // In a forked child: its memory is not mapped there, and may be something else by now. The descriptor of a service
+  // thread's ring is not there, and its number may be a ring of the program's.
+  if (getpid() != owner_pid_) {
     pinned_bytes_ = 0;
-    if (is_ring(ring_.ring_fd)) close(ring_.ring_fd);
+    if (in_table_of_program && is_ring(ring_.ring_fd)) close(ring_.ring_fd);
     return;
   }
   if (is_ring(ring_.ring_fd)) {
