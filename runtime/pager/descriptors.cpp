@@ -143,6 +143,7 @@ void forget_device(PagerState& state, unsigned lun) {
     if (is_device(state, lun, i, device->fd(i))) sys::close_file(device->fd(i));
   }
   state.devices[lun] = nullptr;
+  if (same == 1 && device != nullptr) device->forget();
 }
 
 int open_uffd(PagerState& state, ErrorText* why) {

@@ -78,6 +78,12 @@ int Evictor::open(uint32_t frame_count) {
   return 0;
 }
 
+void Evictor::forget_parents() {
+  Device* device = state_.devices[state_.parent_lun];
+  if (context_ != nullptr && device != nullptr) device->detach(context_);
+  context_ = nullptr;
+}
+
 int Evictor::start() {
   int rc = sys::uffd_register(state_.uffd, staging_, kBatchPages * state_.page_size);
   if (rc < 0) return rc;

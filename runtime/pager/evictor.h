@@ -48,6 +48,7 @@ class Evictor {
   // Frames and pipe, charged to the account. 0 or -errno.
   [[nodiscard]] int open(uint32_t frame_count);
   [[nodiscard]] int start();  // its thread
+  void forget_parents();      // in a forked child, before open(): gives back the memory of its parent's context
   void add_descriptors(int* out, unsigned* count) const {
     out[(*count)++] = pipe_[0];
     out[(*count)++] = pipe_[1];

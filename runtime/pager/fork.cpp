@@ -405,6 +405,9 @@ int child_restart(PagerState& state, ErrorText* why) {
   fork_descriptors_child(state, g_fork.descriptors);
   program_end_forget();
   merge_written_early(state);
+  for (Handler* handler : state.handlers)
+    if (handler != nullptr) handler->forget_parents();
+  state.evictor->forget_parents();
   lun_ids_forget_unused(state);
   if (int rc = open_uffd(state, why); rc < 0) return rc;
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
@@ -509,9 +512,10 @@ void charge_difference(PagerState& state, int64_t resident) {
           space_remedy(state, space_bound(state, static_cast<uint64_t>(more))));
 }
 
-void child(PagerState& state) {
+void child(PagerState& state, bool of_libc) {
   t_checked = {};
   sys::note_memory_owner();
+  if (of_libc) sys::threads_unmap_parents();
   wipe_reset_in_child();
   HostGuard guard;
   if (!g_fork.engaged) return enter_plain_child(state);
@@ -540,7 +544,7 @@ void child(PagerState& state) {
 
 void pager_fork_prepare(const void* child_stack) { prepare(pager_state(), child_stack); }
 void pager_fork_parent() { parent(pager_state()); }
-void pager_fork_child() { child(pager_state()); }
+void pager_fork_child() { child(pager_state(), false); }
 
 void pager_fork_child_ran() {
   if (g_fork.engaged && pager_state().forking.load())
@@ -562,7 +566,7 @@ int fork_handlers_install() {
   static bool installed = false;
   if (installed) return 0;
   HostGuard guard;
-  int rc = pthread_atfork([] { pager_fork_prepare(nullptr); }, pager_fork_parent, pager_fork_child);
+  int rc = pthread_atfork([] { pager_fork_prepare(nullptr); }, pager_fork_parent, [] { child(pager_state(), true); });
   installed = rc == 0;
   return -rc;
 }
@@ -592,7 +596,8 @@ static int reserve_for_child(PagerState& state, uint64_t pages) {
 
 // Whether the limits on memory, which a child inherits with what is mapped, leave what its own pager maps: frames,
 // windows, threads and rings, the tables of a LUN; and what our prepare handler does. Tried, as the limits are on what
-// the whole process has. The answer errs towards no: what a child does not inherit is not counted in its favour.
+// the whole process has. The answer errs towards no: what a child does not inherit is not counted in its favour. The
+// fork itself takes nothing of these limits, but of vm.overcommit_memory=2: the kernel counts its copy there.
 static bool child_may_map(const PagerState& state) {
   if (!sys::memory_is_limited()) return true;
   constexpr uint64_t kThreadBytes = kMiB, kOtherBytes = 2 * kMiB;
@@ -601,11 +606,11 @@ static bool child_may_map(const PagerState& state) {
                  threads = need.handlers + 2,
                  bytes = (static_cast<uint64_t>(need.pages()) << state.page_shift) + threads * kThreadBytes +
                          2 * deferred_slots_bytes(slots) + kOtherBytes;
-  const int64_t copied = sys::commits_are_counted() ? sys::own_status_bytes("VmData") : 0;  // by the fork itself
-  const uint64_t all = bytes + (copied > 0 ? static_cast<uint64_t>(copied) : 0);
-  void* probe = map_private(all, ForkPolicy::kDontFork);
-  unmap_private(probe, all);
-  return probe != nullptr;
+  void* probe = map_private(bytes, ForkPolicy::kDontFork);
+  unmap_private(probe, bytes);
+  if (probe == nullptr || !sys::commits_are_counted()) return probe != nullptr;
+  const int64_t left = sys::commit_bytes_left(), copied = sys::own_status_bytes("VmData");
+  return left < 0 || copied < 0 || left >= copied + static_cast<int64_t>(bytes);
 }
 
 int pager_fork_check() {

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "pager/descriptors.h"
+#include "pager/pager.h"
 #include "pager/state.h"
 #include "sys/log.h"
 #include "sys/memory_constants.h"
@@ -22,6 +23,7 @@ namespace {
 
 constexpr unsigned kNoLun = kLunIds;
 constexpr unsigned kRoundsMax = 1000;
+constexpr unsigned kRangesMax = 128;
 
 // The LUN that a page's content lies on, of a word that is not busy: kNoLun when on none.
 unsigned lun_of(PagerState& state, PageWord seen) {
@@ -102,6 +104,43 @@ int take_off(PagerState& state, Region& region, uint64_t first, uint64_t end, un
   return -EAGAIN;
 }
 
+// Asks for the pages of [first, end) that are only on `lun`, at once: one by one they would cost a latency of the
+// device each. What that leaves, or eviction takes again, take_off reads.
+void read_ahead_of(PagerState& state, Region& region, uint64_t first, uint64_t end, unsigned lun) {
+  lunar_range ranges[kRangesMax];
+  unsigned count = 0;
+  for (uint64_t p = first; p < end; ++p) {
+    unsigned on = kNoLun;
+    const PageWord seen = settled(state, region.words[p], &on);
+    if (on != lun || seen.state() != PageState::kEvicted) continue;
+    char* at = region.address_of(PageIndex(p));
+    const bool follows =
+        count != 0 && static_cast<const char*>(ranges[count - 1].address) + ranges[count - 1].bytes == at;
+    if (follows)
+      ranges[count - 1].bytes += state.page_size;
+    else if (count < kRangesMax)
+      ranges[count++] = {at, state.page_size};
+    else
+      break;
+  }
+  if (count > 1) (void)pager_prefetch(ranges, count);
+}
+
+// Some chunks at a time, so that what is read ahead stays until it is taken off.
+int empty_lun(PagerState& state, unsigned lun) {
+  constexpr uint64_t kPagesAtOnce = 8 * kChunkPages;
+  uint64_t ahead_to = 0;
+  const Region* ahead_in = nullptr;
+  return for_chunks(state, [&](Region& region, uint64_t first, uint64_t end) {
+    if (&region != ahead_in || first >= ahead_to) {
+      ahead_in = &region;
+      ahead_to = first + kPagesAtOnce < region.table_pages.load() ? first + kPagesAtOnce : region.table_pages.load();
+      read_ahead_of(state, region, first, ahead_to, lun);
+    }
+    return take_off(state, region, first, end, lun);
+  });
+}
+
 }  // namespace
 
 int lun_id_for_child(PagerState& state) {
@@ -128,9 +167,7 @@ int lun_id_for_child(PagerState& state) {
       return -EAGAIN;
     }
     tried |= 1u << fewest;
-    rc = for_chunks(state, [&](Region& region, uint64_t first, uint64_t end) {
-      return take_off(state, region, first, end, fewest);
-    });
+    rc = empty_lun(state, fewest);
     if (rc == 0) state.luns_referred &= ~(1u << fewest);
   }
   return free_number();

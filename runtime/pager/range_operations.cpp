@@ -31,10 +31,12 @@ namespace {
 thread_local Resolver* t_resolver __attribute__((tls_model("initial-exec"))) = nullptr;
 thread_local uint32_t t_generation __attribute__((tls_model("initial-exec"))) = 0;
 
+constexpr unsigned kSpareMax = 256;
 struct ResolverPool {
   sys::SpinLock lock;
-  Resolver* spare[256] = {};
+  Resolver* spare[kSpareMax] = {};
   unsigned count = 0;
+  Resolver* made_last = nullptr;  // all of them, for a forked child
 };
 constinit ResolverPool g_pool;
 
@@ -44,7 +46,7 @@ void resolver_end_of_thread(void* resolver) {
   HostGuard guard;
   r->close();
   sys::Locked<sys::SpinLock> lock(g_pool.lock);
-  if (g_pool.count < 256) g_pool.spare[g_pool.count++] = r;
+  if (g_pool.count < kSpareMax) g_pool.spare[g_pool.count++] = r;
 }
 
 }  // namespace
@@ -275,7 +277,11 @@ Resolver* thread_resolver(PagerState& state, int* error) {
       state.resolver_key_made = pthread_key_create(&state.resolver_key, resolver_end_of_thread) == 0;
     if (g_pool.count != 0) r = g_pool.spare[--g_pool.count];
   }
-  if (r == nullptr) r = arena_new<Resolver>(state);
+  if (r == nullptr && (r = arena_new<Resolver>(state)) != nullptr) {
+    sys::Locked<sys::SpinLock> lock(g_pool.lock);
+    r->made_before = g_pool.made_last;
+    g_pool.made_last = r;
+  }
   *error = r == nullptr ? -ENOMEM : -EAGAIN;
   for (int i = 0; r != nullptr && *error == -EAGAIN && i < 1000; ++i) {
     int rc = r->open({kReadRunMax, kKeepFreePages, false});
@@ -298,6 +304,10 @@ void thread_resolver_forget(const PagerState& state) {
   t_resolver = nullptr;
   g_pool.lock.unlock();
   g_pool.count = 0;
+  for (Resolver* r = g_pool.made_last; r != nullptr; r = r->made_before) {
+    r->forget_parents();
+    if (g_pool.count < kSpareMax) g_pool.spare[g_pool.count++] = r;
+  }
 }
 
 int pager_touch(const void* address, size_t bytes) {

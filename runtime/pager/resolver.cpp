@@ -100,6 +100,13 @@ void Resolver::close() {
   state_.account.give_fixed(window_pages_);
 }
 
+void Resolver::forget_parents() {
+  for (unsigned i = 0; i < kLunIds; ++i) {
+    if (contexts_[i] != nullptr && state_.devices[i] != nullptr) state_.devices[i]->detach(contexts_[i]);
+    contexts_[i] = nullptr;
+  }
+}
+
 Context* Resolver::context_for(unsigned lun) {
   if (contexts_[lun] == nullptr && state_.devices[lun] != nullptr) {
     ContextOptions options;

@@ -41,7 +41,8 @@ class Resolver {
   explicit Resolver(PagerState& state) : state_(state) {}
   // Window and tables; contexts are attached when a LUN is first read. Charged to the account. 0 or -errno.
   [[nodiscard]] int open(const ResolverOptions& options);
-  void close();  // waits for what is in flight
+  void close();           // waits for what is in flight
+  void forget_parents();  // in a forked child, before open(): gives back the memory of its parent's contexts
 
   // Starts to make `page` resident, whose word was `seen` a moment ago; reads up to `run` evicted pages after it whose
   // slots are consecutive (read-ahead). `taken`: pages started or resident from `page` on (>= 1 unless
@@ -67,6 +68,8 @@ class Resolver {
   bool failed() const { return failed_reads_ != 0; }
   void clear_failed() { failed_reads_ = 0; }
   void set_keep_free(int64_t pages) { options_.keep_free = pages; }
+
+  Resolver* made_before = nullptr;  // the list of those of program threads (thread_resolver)
 
  private:
   struct ReadOp {

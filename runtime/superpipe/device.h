@@ -222,6 +222,9 @@ class Device {
   [[nodiscard]] virtual int share_lock(unsigned /*i*/, int /*fd*/) { return 0; }
   // Releases everything and frees the object. pre: no context is attached. Called through device_close().
   virtual void close() = 0;
+  // In a forked child, instead of close(): gives back the object's memory where that can be done alone. The device is
+  // the parent's, and the caller has closed the descriptors. pre: no context of the child's is attached.
+  virtual void forget() {}
 };
 constexpr unsigned kDeviceFdsMax = 32;  // of one device: one per file, two per node, and the namespace's other nodes
 

@@ -111,6 +111,34 @@ int own_descriptor_table() {
   return refused;
 }
 
+// The stacks of service threads, for a forked child: it inherits the memory, and not the threads. What finds no place
+// here stays mapped there.
+struct ThreadStack {
+  std::atomic<char*> base{nullptr};
+  std::atomic<size_t> bytes{0};
+};
+constexpr unsigned kStacksMax = 256;
+ThreadStack g_stacks[kStacksMax];
+
+void note_stack(char* base, size_t bytes) {
+  for (ThreadStack& stack : g_stacks) {
+    char* none = nullptr;
+    if (stack.base.load(std::memory_order_relaxed) != nullptr || !stack.base.compare_exchange_strong(none, base))
+      continue;
+    stack.bytes.store(bytes);
+    return;
+  }
+}
+
+void unmap_stack(char* base, size_t bytes) {
+  for (ThreadStack& stack : g_stacks) {
+    if (stack.base.load() != base) continue;
+    stack.bytes.store(0);
+    stack.base.store(nullptr);
+  }
+  unmap_private(base, bytes);
+}
+
 void* thread_main(void* argument) {
   auto* start = static_cast<ThreadStart*>(argument);
   host_guard_depth = 1;  // for life
@@ -155,6 +183,7 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
     unmap_private(guard_page, page_bytes() + stack_size);
     return rc;
   }
+  note_stack(static_cast<char*>(guard_page), page_bytes() + stack_size);
   wait_for_start(spec.name, [&] { return (rc = start->started.load(std::memory_order_acquire)) != 0; });
   (void)protect(guard_page, page_bytes(), PROT_NONE);  // from here on it is what an overflow meets
   return rc < 0 ? rc : 0;  // the stack of a thread that ends stays mapped, unless it is joined by thread_end
@@ -178,7 +207,19 @@ void thread_end(pthread_t thread) {
   pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);  // the caller is a thread of the program's, and not done
   pthread_join(thread, nullptr);
   pthread_setcancelstate(before, nullptr);
-  if (stack) unmap_private(static_cast<char*>(stack) - page_bytes(), bytes + page_bytes());
+  if (stack) unmap_stack(static_cast<char*>(stack) - page_bytes(), bytes + page_bytes());
+}
+
+void threads_unmap_parents() {
+  const auto here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+  for (ThreadStack& stack : g_stacks) {
+    char* base = stack.base.load();
+    const size_t bytes = stack.bytes.load();
+    if (base == nullptr || here - reinterpret_cast<uintptr_t>(base) < bytes) continue;
+    stack.bytes.store(0);
+    stack.base.store(nullptr);
+    if (bytes != 0) unmap_private(base, bytes);  // 0: its thread was just being made
+  }
 }
 
 void threads_prepare() {

@@ -179,6 +179,27 @@ unsigned open_descriptors() {
   return n;
 }
 
+// Mappings of this process and their bytes.
+struct AddressSpace {
+  unsigned mappings = 0;
+  uint64_t bytes = 0;
+};
+
+AddressSpace address_space() {
+  AddressSpace all;
+  char line[512];
+  FILE* maps = fopen("/proc/self/maps", "r");
+  REQUIRE_THAT(maps != nullptr, "/proc/self/maps: %s", strerror(errno));
+  while (fgets(line, sizeof line, maps) != nullptr) {
+    unsigned long begin = 0, end = 0;
+    if (sscanf(line, "%lx-%lx ", &begin, &end) != 2) continue;
+    ++all.mappings;
+    all.bytes += end - begin;
+  }
+  fclose(maps);
+  return all;
+}
+
 struct Holdings {
   uint64_t slots, dram, lun_charged, promised;
   unsigned descriptors;
@@ -394,6 +415,7 @@ void hundred_generations() {
   int done[2];
   REQUIRE_THAT(pipe2(done, O_CLOEXEC) == 0, "pipe");
   pid_t pid = 0;
+  AddressSpace early;
   for (unsigned depth = 1; depth <= 100; ++depth) {
     fflush(nullptr);
     pid = fork();
@@ -406,8 +428,14 @@ void hundred_generations() {
     Random random(g_seed + depth);
     for (int k = 0; k < 200; ++k) pages.check(random.below(pages.count), "descendant");
     REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict");
+    if (depth == 30) early = address_space();  // all numbers of LUNs have been used by now
   }
   if (pid == 0) {
+    // Nothing of an ancestor's threads and devices stays mapped.
+    const AddressSpace late = address_space();
+    REQUIRE_THAT(late.mappings <= early.mappings + 20 && late.bytes <= early.bytes + 4 * tier::kMega,
+                 "70 generations have added %d mappings and %lld KiB", static_cast<int>(late.mappings - early.mappings),
+                 static_cast<long long>(late.bytes - early.bytes) / 1024);
     pages.check_all("the last descendant");
     REQUIRE_THAT(tier::validate(), "the last descendant's page table");
     REQUIRE_THAT(open_descriptors() < 100, "the last descendant has %u descriptors", open_descriptors());

@@ -419,6 +419,11 @@ void FileDevice::close() {
   device_free(this);
 }
 
+void FileDevice::forget() {
+  calls_.destroy();  // whose threads are the parent's
+  device_free(this);
+}
+
 int FileDevice::attach(const ContextOptions& options, Context** out) {
   JoinedFiles files;
   files.add(files_, data_offset_, !block_, sector_);

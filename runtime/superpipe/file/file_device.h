@@ -54,6 +54,7 @@ class FileDevice final : public Device {
   unsigned lock_count() const override { return files_.lock_count(); }
   [[nodiscard]] int share_lock(unsigned i, int fd) override { return files_.share_lock(i, fd); }
   void close() override;
+  void forget() override;
 
  private:
   int fd() const { return files_.file(); }
