@@ -127,19 +127,27 @@ Object object_of(const void* inside) {
   return wanted.found;
 }
 
-// Calls `visit(slot)` for each slot that holds the address of `name`, until it returns false.
+// Calls `visit(name, slot)` for each slot that holds the address of a function or variable, until it returns false.
 template <class Visit>
-bool each_slot(const Object& program, const char* name, Visit visit) {
+bool each_named_slot(const Object& program, Visit visit) {
   for (int t = 0; program.known && t < 2; ++t) {
     for (size_t i = 0; program.tables[t] != nullptr && i < program.counts[t]; ++i) {
       const ElfW(Rela)& entry = program.tables[t][i];
       uint32_t type = static_cast<uint32_t>(ELF64_R_TYPE(entry.r_info));
       if (type != kGlobalData && type != kJumpSlot) continue;
-      if (strcmp(program.strings + program.symbols[ELF64_R_SYM(entry.r_info)].st_name, name) != 0) continue;
-      if (!visit(reinterpret_cast<void**>(program.base + entry.r_offset))) return false;
+      if (!visit(program.strings + program.symbols[ELF64_R_SYM(entry.r_info)].st_name,
+                 reinterpret_cast<void**>(program.base + entry.r_offset)))
+        return false;
     }
   }
   return true;
+}
+
+// Calls `visit(slot)` for each slot that holds the address of `name`, until it returns false.
+template <class Visit>
+bool each_slot(const Object& program, const char* name, Visit visit) {
+  return each_named_slot(program,
+                         [&](const char* other, void** slot) { return strcmp(name, other) != 0 || visit(slot); });
 }
 
 bool in_program_text(void* function) {
@@ -190,14 +198,37 @@ int program_redirect(const char* name, void* replacement, void** original, Error
                   errno_name(rc), name);
 }
 
-int object_redirect(const void* inside, const char* name, void* replacement) {
+int object_redirect(const void* inside, Redirected* calls, size_t count) {
   const Object object = object_of(inside);
-  int rc = 0, slots = 0;
-  each_slot(object, name, [&](void** slot) {
-    ++slots;
-    return (rc = store(object, slot, replacement)) == 0;
+  int rc = 0;
+  each_named_slot(object, [&](const char* name, void** slot) {
+    for (size_t i = 0; i < count && rc == 0; ++i) {
+      if (strcmp(calls[i].name, name) != 0) continue;
+      rc = store(object, slot, calls[i].replacement);
+      ++calls[i].slots;
+    }
+    return rc == 0;
   });
-  return rc < 0 ? rc : slots;
+  return rc;
+}
+
+void* function_called(const char* name) {
+  void* found = dlsym(RTLD_DEFAULT, name);
+  Dl_info where;
+  void* entry = nullptr;
+  if (found == nullptr || dladdr1(found, &where, &entry, RTLD_DL_SYMENT) == 0 || entry == nullptr ||
+      static_cast<const ElfW(Sym)*>(entry)->st_shndx != SHN_UNDEF)
+    return found;
+  void* program = dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);
+  link_map* map = nullptr;
+  if (program == nullptr || dlinfo(program, RTLD_DI_LINKMAP, &map) != 0) return found;
+  while ((map = map->l_next) != nullptr) {  // in the order of the linker's search
+    void* library = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
+    void* defined = library == nullptr ? nullptr : dlsym(library, name);  // there, or in a library that it needs
+    if (defined != nullptr && dladdr(defined, &where) != 0 && where.dli_fbase == reinterpret_cast<void*>(map->l_addr))
+      return defined;
+  }
+  return found;
 }
 
 int object_replace_words(const void* inside, const void* original, void* replacement) {

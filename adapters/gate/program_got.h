@@ -5,6 +5,8 @@
 // Threading: at load, and before the thread concerned calls the function. Allocates nothing itself (the loader may).
 #pragma once
 
+#include <cstddef>
+
 #include "base/error.h"
 
 namespace lunar::redis {
@@ -17,9 +19,17 @@ void* program_calls(const char* name);
 // the program does not call it; -EACCES: the table cannot be made writable; *why says so.
 [[nodiscard]] int program_redirect(const char* name, void* replacement, void** original, ErrorText* why);
 
-// Likewise for the loaded object that contains the address `inside`. Returns the number of slots, or -errno (then they
-// may hold either).
-[[nodiscard]] int object_redirect(const void* inside, const char* name, void* replacement);
+// Likewise for the loaded object that holds the address `inside`, several names at once; `slots` counts those found for
+// each. 0, or -errno (then they may hold either).
+struct Redirected {
+  const char* name;
+  void* replacement;
+  int slots;
+};
+[[nodiscard]] int object_redirect(const void* inside, Redirected* calls, size_t count);
+// What calls of `name` that the linker binds reach, or nullptr. It is not always what dlsym finds, nor what a pointer to
+// the function holds: of a program linked to a fixed address that may be the program's own jump to it.
+void* function_called(const char* name);
 // In the constant data (RELRO) of that object: each word that holds `original` gets `replacement`. How many, or -errno.
 [[nodiscard]] int object_replace_words(const void* inside, const void* original, void* replacement);
 

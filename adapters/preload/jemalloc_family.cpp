@@ -45,9 +45,7 @@ int cache_of_guarded(int flags) {
 
 const void* jemalloc_prepare() {
   const void* inside = heap_find_jemalloc();
-  void* library = nullptr;
-  Dl_info where;
-  if (dladdr(inside, &where) != 0) library = dlopen(where.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+  void* library = heap_jemalloc_library();
   find(library, g_jemalloc.dallocx, "dallocx");
   find(library, g_jemalloc.sdallocx, "sdallocx");
   find(library, g_jemalloc.rallocx, "rallocx");

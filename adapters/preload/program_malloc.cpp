@@ -88,22 +88,19 @@ int redirect_linker(ErrorText* why) {
 
 // `required`: it calls them.
 int redirect_library(const void* inside, bool required, ErrorText* why) {
-  const struct {
-    const char* name;
-    void* replacement;
-  } calls[] = {
-      {"malloc", reinterpret_cast<void*>(&malloc_for<Caller::kLibrary>)},
-      {"calloc", reinterpret_cast<void*>(&calloc_for<Caller::kLibrary>)},
-      {"realloc", reinterpret_cast<void*>(&realloc_for<Caller::kLibrary>)},
-      {"free", reinterpret_cast<void*>(&free_for)},
+  redis::Redirected calls[] = {
+      {"malloc", reinterpret_cast<void*>(&malloc_for<Caller::kLibrary>), 0},
+      {"calloc", reinterpret_cast<void*>(&calloc_for<Caller::kLibrary>), 0},
+      {"realloc", reinterpret_cast<void*>(&realloc_for<Caller::kLibrary>), 0},
+      {"free", reinterpret_cast<void*>(&free_for), 0},
   };
-  for (const auto& [name, replacement] : calls) {
-    const int found = redis::object_redirect(inside, name, replacement);
-    if (found > 0 || (found == 0 && !required)) continue;
-    return why->set(found < 0 ? found : -ENOTSUP,
+  const int rc = redis::object_redirect(inside, calls, sizeof calls / sizeof *calls);
+  for (const redis::Redirected& call : calls) {
+    if (rc == 0 && (call.slots > 0 || !required)) continue;
+    return why->set(rc < 0 ? rc : -ENOTSUP,
                     "this program has a malloc of its own, and the calls of libc to it cannot be %s (%s); use the "
                     "malloc of libc or jemalloc's shared library",
-                    found < 0 ? "changed" : "found", found < 0 ? errno_name(found) : name);
+                    rc < 0 ? "changed" : "found", rc < 0 ? errno_name(rc) : call.name);
   }
   return 0;
 }
@@ -111,13 +108,14 @@ int redirect_library(const void* inside, bool required, ErrorText* why) {
 }  // namespace
 
 int program_malloc_prepare(ErrorText* why) {
-  void* malloc_of_program = dlsym(RTLD_DEFAULT, "malloc");
-  if (is_own_code(malloc_of_program)) return 0;
-  if (caller_is_runtime(malloc_of_program))
+  const void* called = redis::function_called("malloc");
+  if (is_own_code(called)) return 0;
+  if (caller_is_runtime(called))
     return why->set(-EINVAL,
                     "LD_PRELOAD names an allocator before Lunar's library, so that malloc is not tiered; put Lunar's "
                     "first, as `lunar run` does");
-  g_program.malloc = reinterpret_cast<void* (*)(size_t)>(malloc_of_program);
+  // as the linker finds them, which is not always what is called
+  g_program.malloc = reinterpret_cast<void* (*)(size_t)>(dlsym(RTLD_DEFAULT, "malloc"));
   g_program.calloc = reinterpret_cast<void* (*)(size_t, size_t)>(dlsym(RTLD_DEFAULT, "calloc"));
   g_program.realloc = reinterpret_cast<void* (*)(void*, size_t)>(dlsym(RTLD_DEFAULT, "realloc"));
   g_program.free = reinterpret_cast<void (*)(void*)>(dlsym(RTLD_DEFAULT, "free"));

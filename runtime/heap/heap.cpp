@@ -83,6 +83,7 @@ struct Jemalloc {
   decltype(&::sallocx) sallocx = ::sallocx;
 };
 constinit Jemalloc g_jemalloc;
+constinit void* g_library = nullptr;  // that holds them
 
 // jemalloc's malloc, free and malloc_usable_size, or what does the same.
 struct ShortWay {
@@ -95,9 +96,8 @@ constinit ShortWay g_short;
 // All three, from the library mallocx is in, or none.
 void find_short_way() {
   Dl_info where;
-  if (dladdr(reinterpret_cast<const void*>(g_jemalloc.mallocx), &where) == 0) return;
-  void* library = dlopen(where.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-  if (library == nullptr) return;
+  void* library = heap_jemalloc_library();
+  if (library == nullptr || dladdr(reinterpret_cast<const void*>(g_jemalloc.mallocx), &where) == 0) return;
   const char* const names[] = {"malloc", "free", "malloc_usable_size"};
   void* found[3];
   for (int i = 0; i < 3; ++i) {
@@ -332,9 +332,18 @@ const void* heap_find_jemalloc() {
       find_in(library, found.mallctlbymib, "mallctlbymib") &&
       find_in(library, found.mallctlnametomib, "mallctlnametomib") && find_in(library, found.mallocx, "mallocx") &&
       find_in(library, found.rallocx, "rallocx") && find_in(library, found.dallocx, "dallocx") &&
-      find_in(library, found.sallocx, "sallocx"))
+      find_in(library, found.sallocx, "sallocx")) {
     g_jemalloc = found;
+    g_library = library;
+  }
   return reinterpret_cast<const void*>(g_jemalloc.mallocx);
+}
+
+void* heap_jemalloc_library() {
+  Dl_info where;
+  if (g_library == nullptr && dladdr(reinterpret_cast<const void*>(g_jemalloc.mallocx), &where) != 0)
+    g_library = dlopen(where.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+  return g_library;
 }
 
 int heap_create(HeapMode mode, ErrorText* why) {

@@ -28,6 +28,8 @@ enum class HeapMode {
 // kPreload: jemalloc's calls are those of its shared library from now on, whatever has their names in the program, into
 // which jemalloc may be linked. Before all else here, with one thread. Returns an address inside that library.
 const void* heap_find_jemalloc();
+// A handle of that library, for dlsym; nullptr where the linker knows none (jemalloc is linked statically).
+void* heap_jemalloc_library();
 
 // Creates region and arenas. pre: pager_create. 0, -EEXIST, -ENOTSUP (no jemalloc >= 5.3 API), -ENOMEM; *why filled.
 // Not concurrent with itself.

@@ -233,16 +233,18 @@ TEST_CASE("the command keeps its pid, arguments, exit code and signals") {
 
 TEST_CASE("an allocator in front of the library is refused") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
-  const auto with = [](const std::string& preload) {
-    return lunar_command({"run", "--dram", "64m", "--", "/bin/sh", "-c", "LD_PRELOAD=" + preload + " exec /bin/true"});
+  const auto with = [](const std::string& preload, const std::string& program) {
+    return lunar_command({"run", "--dram", "64m", "--", "/bin/sh", "-c", "LD_PRELOAD=" + preload + " exec " + program});
   };
-  Ended ended = with("libjemalloc.so.2:$LD_PRELOAD");
-  INFO(ended.err);
-  CHECK(ended.code == 125);
-  CHECK(ended.says("put Lunar's first"));
-  ended = with("$LD_PRELOAD:libjemalloc.so.2");
-  CHECK(ended.code == 0);
-  CHECK(ended.err.empty());
+  for (const char* program : {"/bin/true", MALLOC_POINTER}) {
+    Ended ended = with("libjemalloc.so.2:$LD_PRELOAD", program);
+    INFO(ended.err);
+    CHECK(ended.code == 125);
+    CHECK(ended.says("put Lunar's first"));
+    ended = with("$LD_PRELOAD:libjemalloc.so.2", program);
+    CHECK(ended.code == 0);
+    CHECK(ended.err.empty());
+  }
 }
 
 TEST_CASE("the command gets its options as variables, the library in front, and the account") {
