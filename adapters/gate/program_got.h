@@ -27,7 +27,7 @@ struct Redirected {
   int slots;
 };
 [[nodiscard]] int object_redirect(const void* inside, Redirected* calls, size_t count);
-// What calls of `name` that the linker binds reach, or nullptr. It is not always what dlsym finds, nor what a pointer to
+// What calls of `name` that the linker binds reach, or nullptr. Not always what dlsym finds, nor what a pointer to
 // the function holds: of a program linked to a fixed address that may be the program's own jump to it.
 void* function_called(const char* name);
 // In the constant data (RELRO) of that object: each word that holds `original` gets `replacement`. How many, or -errno.

@@ -545,6 +545,7 @@ void child(PagerState& state, bool of_libc) {
 void pager_fork_prepare(const void* child_stack) { prepare(pager_state(), child_stack); }
 void pager_fork_parent() { parent(pager_state()); }
 void pager_fork_child() { child(pager_state(), false); }
+void pager_fork_child_of_libc() { child(pager_state(), true); }
 
 void pager_fork_child_ran() {
   if (g_fork.engaged && pager_state().forking.load())
@@ -566,7 +567,7 @@ int fork_handlers_install() {
   static bool installed = false;
   if (installed) return 0;
   HostGuard guard;
-  int rc = pthread_atfork([] { pager_fork_prepare(nullptr); }, pager_fork_parent, [] { child(pager_state(), true); });
+  int rc = pthread_atfork([] { pager_fork_prepare(nullptr); }, pager_fork_parent, pager_fork_child_of_libc);
   installed = rc == 0;
   return -rc;
 }

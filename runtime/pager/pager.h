@@ -192,6 +192,8 @@ void pager_fork_made(int pid);
 void pager_fork_prepare(const void* child_stack);
 void pager_fork_parent();
 void pager_fork_child();
+// As a handler of libc's fork(): libc has removed the parent's threads from its lists, so their stacks can be unmapped.
+void pager_fork_child_of_libc();
 // In a child, after fork() itself: ends the child if libc has lost its list of handlers (LIMITS.md).
 void pager_fork_child_ran();
 // The process that this one was forked from without any of that, if the address was tiered memory; 0: it was not. For a

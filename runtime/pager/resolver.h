@@ -87,6 +87,7 @@ class Resolver {
   static constexpr unsigned kOpsMax = 128;
 
   Context* context_for(unsigned lun);
+  void detach(unsigned lun);
   void submit_queued();
   int window_take(unsigned pages);
   void window_give(unsigned first, unsigned pages);

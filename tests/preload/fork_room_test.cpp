@@ -4,9 +4,9 @@
 //
 //   fork_room_test LIBRARY at-once | failed
 //   fork_room_test LIBRARY limits        RLIMIT_AS and RLIMIT_DATA leave the child nothing, little or enough
-//   fork_room_test LIBRARY strict        likewise RLIMIT_AS where the kernel counts commits (vm.overcommit_memory=2, which
-//                                        only this process believes to be set): the copy that a fork makes is no
-//                                        address space of the parent's
+//   fork_room_test LIBRARY strict        likewise RLIMIT_AS where the kernel counts commits (vm.overcommit_memory=2,
+//                                        which only this process believes to be set): the copy that a fork makes is
+//                                        no address space of the parent's
 //   fork_room_test LIBRARY no-data       RLIMIT_DATA leaves the program itself nothing (vm.overcommit_memory=2 counts
 //                                        the same, for the whole machine): ENOMEM, and what is there goes on
 //   fork_room_test LIBRARY killed        children that are killed before they have begun leave nothing charged
@@ -321,7 +321,7 @@ int main(int argc, char** argv) {
   if (strcmp(mode, "no-data") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m"}, no_data);
   if (strcmp(mode, "strict") == 0 && getenv("PRELOAD_TEST_INSIDE") == nullptr) {
     if (machine_has("CommitLimit:") < machine_has("Committed_AS:") + (1 << 30) || !pretend_strict_commits()) {
-      printf("skip: mount: the setting of overcommitment cannot be covered here, or its limit is near\n");
+      printf("skip: sysctl: the setting of overcommitment cannot be covered here, or its limit is near\n");
       return 77;
     }
   }

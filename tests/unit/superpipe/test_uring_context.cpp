@@ -5,12 +5,14 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -438,6 +440,65 @@ TEST_CASE("uring: the kernel never counts more registered memory than is known t
   }
   CHECK(unaccounted == 0);
   CHECK(sys::own_pinned_bytes() == before);
+}
+
+// A ring with registered memory in the descriptor table of a thread of its own, until `done`.
+struct ServiceRing {
+  sys::Uring ring;
+  Pages pages{4};
+  std::atomic<int> made{0};  // 1; -1: not possible
+  std::atomic<bool> done{false};
+  static void run(void* argument) {
+    auto& self = *static_cast<ServiceRing*>(argument);
+    const iovec window = {self.pages.base, self.pages.bytes};
+    const bool made = self.ring.init({}) == 0 && self.ring.register_buffers(&window, 1) == 0;
+    self.made.store(made ? 1 : -1);
+    while (!self.done.load()) sys::sleep_ns(1000000);
+    self.ring.destroy();
+  }
+};
+
+int open_rings() {
+  int rings = 0;
+  for (int fd = 0; fd < 256; ++fd) {
+    const std::string link = "/proc/self/fd/" + std::to_string(fd);
+    char target[64] = {};
+    rings += readlink(link.c_str(), target, sizeof target - 1) > 0 && strstr(target, "[io_uring]") != nullptr;
+  }
+  return rings;
+}
+
+TEST_CASE("uring: a forked child has no pins of its parent's, and its rings stay open when a thread's is forgotten") {
+  if (sys::uring_probe() < 0) LUNAR_SKIP("io_uring", "refused on this host");
+  ServiceRing service;
+  sys::ThreadSpec spec;
+  spec.run = ServiceRing::run;
+  spec.argument = &service;
+  spec.unshare_files = true;
+  pthread_t thread;
+  REQUIRE(sys::thread_start(spec, &thread) == 0);
+  while (service.made.load() == 0) sys::sleep_ns(100000);
+  const bool possible = service.made.load() == 1;
+  sys::Uring own;  // takes the number that the thread's has in its table
+  const bool made = own.init({}) == 0;
+  int status = -1;
+  if (possible && made) {
+    CHECK(sys::own_pinned_bytes() >= service.pages.bytes);
+    const pid_t child = fork();
+    if (child == 0) {
+      const int before = open_rings();
+      const bool pins = sys::own_pinned_bytes() != 0;
+      service.ring.destroy();
+      _exit(pins ? 1 : before == 0 || open_rings() != before ? 2 : sys::own_pinned_bytes() != 0 ? 3 : 0);
+    }
+    REQUIRE(waitpid(child, &status, 0) == child);
+  }
+  if (made) own.destroy();
+  service.done.store(true);
+  sys::thread_end(thread);
+  if (!possible) LUNAR_SKIP("io_uring", "no memory may be registered");
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(WIFEXITED(status));
 }
 
 TEST_CASE("contexts: a durable write asks the kernel for it, an atomic one where it is more than a sector") {
