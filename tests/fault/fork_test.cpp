@@ -408,15 +408,15 @@ void double_fork_keeps_its_pages() {
 
 // Each generation reads all, writes a part, forks the next and goes: more generations than a page word can tell apart,
 // with pages left of all of them.
-void hundred_generations() {
-  start();
+void chain_of_generations(const char* lun, unsigned generations) {
+  tier::start_tier(kDram, kLun, lun);
   Pages pages(kMemory / 2);
   pages.spread();
   int done[2];
   REQUIRE_THAT(pipe2(done, O_CLOEXEC) == 0, "pipe");
   pid_t pid = 0;
   AddressSpace early;
-  for (unsigned depth = 1; depth <= 100; ++depth) {
+  for (unsigned depth = 1; depth <= generations; ++depth) {
     fflush(nullptr);
     pid = fork();
     REQUIRE_THAT(pid >= 0, "fork at depth %u: %s", depth, strerror(errno));
@@ -428,13 +428,14 @@ void hundred_generations() {
     Random random(g_seed + depth);
     for (int k = 0; k < 200; ++k) pages.check(random.below(pages.count), "descendant");
     REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict");
-    if (depth == 30) early = address_space();  // all numbers of LUNs have been used by now
+    if (depth == 20) early = address_space();  // all numbers of LUNs have been used by now
   }
   if (pid == 0) {
     // Nothing of an ancestor's threads and devices stays mapped.
     const AddressSpace late = address_space();
     REQUIRE_THAT(late.mappings <= early.mappings + 20 && late.bytes <= early.bytes + 4 * tier::kMega,
-                 "70 generations have added %d mappings and %lld KiB", static_cast<int>(late.mappings - early.mappings),
+                 "%u generations have added %d mappings and %lld KiB", generations - 20,
+                 static_cast<int>(late.mappings - early.mappings),
                  static_cast<long long>(late.bytes - early.bytes) / 1024);
     pages.check_all("the last descendant");
     REQUIRE_THAT(tier::validate(), "the last descendant's page table");
@@ -447,6 +448,21 @@ void hundred_generations() {
   char byte;
   REQUIRE_THAT(read(done[0], &byte, 1) == 1, "a descendant has ended early");
   pages.check_all("ancestor");
+}
+
+void hundred_generations() { chain_of_generations(nullptr, 100); }
+
+// On a file with Lunar's format, in which each process has a virtual LUN: those of 15 ancestors stay, with what each had
+// reserved.
+void generations_on_virtual_luns() {
+  char path[] = "/var/tmp/lunar-generations-XXXXXX";
+  const int file = mkstemp(path);
+  REQUIRE_THAT(file >= 0, "%s: %s", path, strerror(errno));
+  const int rc = posix_fallocate(file, 0, static_cast<off_t>(4096 * tier::kMega));
+  close(file);
+  if (rc == 0) chain_of_generations((std::string("file:") + path).c_str(), 50);
+  unlink(path);
+  if (rc != 0) tier::skip("disk-space", strerror(rc));
 }
 
 // A timer forks wherever the main thread happens to be, mostly inside the pager: in a discard, a commit, an eviction.
@@ -669,6 +685,7 @@ const Case kCases[] = {CASE(child_sees_the_parents_content),
                        CASE(generations),
                        CASE(double_fork_keeps_its_pages),
                        CASE(hundred_generations),
+                       CASE(generations_on_virtual_luns),
                        CASE(signal_handler_forks),
                        CASE(raw_fork_dies),
                        CASE(spawn_is_served),

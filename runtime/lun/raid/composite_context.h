@@ -62,6 +62,7 @@ class CompositeDevice : public Device {
   unsigned lock_count() const override;  // the first member's
   [[nodiscard]] int share_lock(unsigned i, int fd) override;
   void close() override;
+  void forget() override;
 
   unsigned member_count() const { return count_; }
   Device* member(unsigned i) const { return member_[i]; }

@@ -67,6 +67,12 @@ void CompositeDevice::close() {
   device_free(this);
 }
 
+void CompositeDevice::forget() {
+  for (unsigned i = 0; i < count_; ++i)
+    if (member_[i]) member_[i]->forget();
+  device_free(this);
+}
+
 Capabilities CompositeDevice::capabilities() const {
   Capabilities out;
   out.discard = out.window = out.sqpoll = out.polled = out.instant = true;

@@ -211,6 +211,11 @@ void StripeDevice::close() {
   CompositeDevice::close();
 }
 
+void StripeDevice::forget() {
+  pool_.close(this);  // whose contexts are the parent's, too
+  CompositeDevice::forget();
+}
+
 int StripeDevice::reserve(DeviceOffset offset, uint64_t length) {
   if (offset.value > size_bytes_ || length > size_bytes_ - offset.value) return -ENOSPC;
   for (unsigned i = 0; i < count_; ++i) {

@@ -31,6 +31,7 @@ class StripeDevice final : public CompositeDevice {
   Capabilities capabilities() const override;
   const char* kind() const override { return "stripe"; }
   void close() override;
+  void forget() override;
 
  private:
   [[nodiscard]] int start(CompositeContext* context, CompositeParent* parent) override;

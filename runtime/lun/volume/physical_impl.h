@@ -55,6 +55,7 @@ class PhysicalLunImpl final : public PhysicalLun {
  public:
   static int make(Device* raw, Format format, PhysicalLunImpl** out, ErrorText* why);
   void close() override;
+  void forget();  // Device::forget, of its device too
   [[nodiscard]] int info(PhysicalLunInfo* out) override;
   [[nodiscard]] int list(VirtualLunInfo* out, unsigned max, unsigned first) override;
   [[nodiscard]] int remove(const char* name, ErrorText* why) override;

@@ -106,6 +106,13 @@ void PhysicalLunImpl::close() {
   unmap_private(this, mapping_bytes_);
 }
 
+void PhysicalLunImpl::forget() {
+  store_.release();
+  if (order_) unmap_private(order_, order_bytes_);
+  raw_->forget();
+  unmap_private(this, mapping_bytes_);
+}
+
 int PhysicalLunImpl::damaged(const char* what, ErrorText* why) {
   SlotReport report;
   report.what = what;

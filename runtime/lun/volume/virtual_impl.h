@@ -30,6 +30,7 @@ class VirtualLunImpl final : public VirtualLun {
   unsigned lock_count() const override { return base_->lock_count(); }
   [[nodiscard]] int share_lock(unsigned i, int fd) override;
   void close() override;
+  void forget() override;
 
   [[nodiscard]] int set_size(uint64_t bytes, ErrorText* why) override;
   [[nodiscard]] int join() override;

@@ -138,6 +138,12 @@ void VirtualLunImpl::close() {
   unmap_private(this, places_bytes_);
 }
 
+void VirtualLunImpl::forget() {
+  physical_->forget();
+  unmap_private(shared_, kSharedBytes);
+  unmap_private(this, places_bytes_);
+}
+
 int VirtualLunImpl::share_lock(unsigned i, int fd) {
   const int status = base_->share_lock(i, fd);
   return status < 0 || i >= base_->lock_count() ? status : physical_->share_lock(fd, lun_);
