@@ -74,13 +74,14 @@ struct Load {
   // The same, and what it cost.
   void measure(const char* what, uint64_t total, double most, const std::function<Words(uint64_t)>& command,
                const std::string& wrong = "-") {
-    const uint64_t faults = server.info("lunar_cold_faults"), reads = server.info("lunar_overlapped_reads");
+    const uint64_t faults = server.info("lunar_main_cold_faults"), reads = server.info("lunar_overlapped_reads");
     const uint64_t begun = now_ns();
     const std::string replies = run(total, command);
     const double seconds = static_cast<double>(now_ns() - begun) / 1e9;
     require(replies.find("\n" + wrong) == std::string::npos && !replies.starts_with(wrong), "{}: a reply is '{}...'",
             what, replies.substr(0, 60));
-    const double each = static_cast<double>(server.info("lunar_cold_faults") - faults) / static_cast<double>(total);
+    const double each =
+        static_cast<double>(server.info("lunar_main_cold_faults") - faults) / static_cast<double>(total);
     fmt::print("{:34} {:7} operations, {:.3f} faults and {:.2f} pieces fetched an operation, {:.1f} s\n", what, total,
                each, static_cast<double>(server.info("lunar_overlapped_reads") - reads) / static_cast<double>(total),
                seconds);
@@ -185,7 +186,7 @@ void collections(Load& load, uint64_t cap_mib) {
                         {"sorted set", "ZADD", false, true, 100, 50, 0.1},
                         {"list", "RPUSH", false, false, 400, 60, 0.1}};
   for (const Kind& kind : kinds) {
-    (void)load.server.ask({"FLUSHALL"});
+    (void)load.server.ask({"FLUSHALL", "SYNC"});  // Valkey's default frees the old values while new ones come
     const uint64_t count = cap_mib * kMiB * 2 / (kind.element * kind.elements * (kind.pairs ? 2 : 1));
     (void)load.run(count, [&](uint64_t k) {
       Words words{kind.command, name_of(k)};
@@ -261,7 +262,7 @@ void expiry(Load& load, const Scratch& scratch, uint64_t count) {
   wait_for_tables(server);
   require(size_of(server) == count && wall_ms() < due_ms, "keys are gone before their time, or it came too early");
   while (wall_ms() < due_ms) usleep(1000);
-  const uint64_t faults = server.info("lunar_cold_faults"), begun = now_ns();
+  const uint64_t faults = server.info("lunar_main_cold_faults"), begun = now_ns();
   std::vector<uint64_t> pings, others, all;
   Wire wire(server.port()), other(idle.port());
   uint64_t left = count;
@@ -278,7 +279,7 @@ void expiry(Load& load, const Scratch& scratch, uint64_t count) {
     }
     left = size_of(server);
   }
-  const double each = static_cast<double>(server.info("lunar_cold_faults") - faults) / static_cast<double>(count);
+  const double each = static_cast<double>(server.info("lunar_main_cold_faults") - faults) / static_cast<double>(count);
   const double p50 = part(pings, 0.5), p99 = part(pings, 0.99), idle_p99 = part(others, 0.99);
   fmt::print(
       "{} keys expired in {:.1f} s, {:.3f} faults each; PING p50 {:.2f} ms, p99 {:.2f}, longest {:.2f} ({:.2f} as the "
