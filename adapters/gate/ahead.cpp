@@ -58,6 +58,7 @@ void turn(void*, int, void*, int) {
   a.wanted = eviction_turn(end) || more;
   Gate& g = gate();
   g.rehash.look(g.layout, ahead_works(), &g.fetcher);
+  g.rehash.shut_cron();                 // of one that has just begun
   if (g.rehash.moves() && !a.wanted) {  // also when no client sends anything
     a.wanted = true;
     if (a.not_before < end + kRehashNs) a.not_before = end + kRehashNs;

@@ -205,6 +205,7 @@ void look_at(Batch& batch) {
     const Candidate& one = batch.candidate[i];
     const DatabaseView* database = g.layout.database(one.database);
     KeyLookup lookup{g.layout, &missing};
+    lookup.removes = true;
     (void)lookup.look_up(database->expires, one.slice());
     const auto* object = static_cast<const ObjectView*>(lookup.look_up(database->keys, one.slice()));
     if (object != nullptr && lookup.have(object, sizeof *object)) look_up_freed(lookup, *object, false);

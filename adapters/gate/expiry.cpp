@@ -75,6 +75,7 @@ bool is_in(NonresidentRanges* missing, const DatabaseView& database, const Expir
   const char* text = ExpiryTable::key_of(lookup, entry);
   if (text == nullptr) return false;
   const Slice key{text, sds_length(text)};
+  lookup.removes = true;
   (void)lookup.look_up(database.expires, key);
   const auto* object = static_cast<const ObjectView*>(lookup.look_up(database.keys, key));
   if (object != nullptr && lookup.have(object, sizeof *object)) look_up_freed(lookup, *object, false);

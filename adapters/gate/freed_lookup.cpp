@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <cstring>
+#include <initializer_list>
 
 #include "collection_probe.h"
 #include "gate_inside.h"
@@ -161,6 +162,13 @@ Wants wants_of_key(const CommandKeys& keys, const Command& command, unsigned nth
     default:
       return keys.wants;
   }
+}
+
+bool takes_out(const CommandKeys& keys, Wants wants) {
+  for (const char* name :
+       {"DEL", "UNLINK", "GETDEL", "RENAME", "RENAMENX", "MOVE", "HDEL", "HGETDEL", "SREM", "SMOVE", "ZREM"})
+    if (strcmp(keys.name, name) == 0) return true;
+  return wants == Wants::kFreed && strstr(keys.name, "EXPIRE") != nullptr;
 }
 
 void look_up_freed(KeyLookup& lookup, const ObjectView& object, bool later) {

@@ -14,6 +14,9 @@ namespace lunar::redis {
 // on other arguments.
 Wants wants_of_key(const CommandKeys& keys, const Command& command, unsigned nth);
 
+// Whether the command takes keys, or members that it names, out of their table.
+bool takes_out(const CommandKeys& keys, Wants wants);
+
 // later: a collection that is large is freed by another thread.
 void look_up_freed(KeyLookup& lookup, const ObjectView& object, bool later);
 

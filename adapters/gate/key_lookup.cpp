@@ -173,6 +173,10 @@ const char* key_of_entry(KeyLookup& lookup, const void* entry, Entries entries) 
 
 }  // namespace
 
+void KeyLookup::chain_end(const BucketView* bucket) {
+  for (unsigned n = 0; bucket != nullptr && n < kChainMax && have(bucket, sizeof *bucket); ++n) bucket = bucket->next();
+}
+
 const void* KeyLookup::find(TableView* table, Slice key, Entries entries) {
   if (!have(table, sizeof *table) || unsettled(table->rehash_index)) return nullptr;
   const uint64_t hash = layout.hash(key);
@@ -188,7 +192,9 @@ const void* KeyLookup::find(TableView* table, Slice key, Entries entries) {
         const void* entry = bucket->entries[i];
         const char* its_key = key_of_entry(*this, entry, entries);
         if (its_key == nullptr) return nullptr;
-        if (sds_length(its_key) == key.bytes && memcmp(its_key, key.data, key.bytes) == 0) return entry;
+        if (sds_length(its_key) != key.bytes || memcmp(its_key, key.data, key.bytes) != 0) continue;
+        if (removes) chain_end(bucket);
+        return entry;
       }
       bucket = bucket->next();
     }
@@ -231,6 +237,29 @@ void KeyLookup::moved_by(DictView* dict, unsigned searches, bool fields) {
   }
 }
 
+// A table that grows is moved by the hashes of its keys; one that shrinks by the numbers of its buckets.
+void KeyLookup::moved_bucket(const TableView& table, uint64_t b, Entries entries) {
+  const uint64_t size = uint64_t{1} << table.exponent[0], room = uint64_t{1} << table.exponent[1];
+  const BucketView* bucket = table.table[0] + b;
+  bool empty = true;
+  for (unsigned n = 0; bucket != nullptr && n < kChainMax && have(bucket, sizeof *bucket); ++n) {
+    for (unsigned i = 0; i < bucket->places(); ++i) {
+      if (!bucket->holds(i)) continue;
+      empty = false;
+      if (room > size) (void)key_of_entry(*this, bucket->entries[i], entries);
+    }
+    bucket = bucket->next();
+  }
+  for (uint64_t to = b & (room - 1); to < room && !empty; to += size) chain_end(table.table[1] + to);
+}
+
+void KeyLookup::moved_by(const TableView& table, unsigned searches, Entries entries) {
+  if (table.rehash_index < 0 || table.paused != 0) return;
+  const auto first = static_cast<uint64_t>(table.rehash_index);
+  const uint64_t size = uint64_t{1} << table.exponent[0];
+  for (uint64_t b = first; b < first + searches && b < size && !missing->full(); ++b) moved_bucket(table, b, entries);
+}
+
 // Members that a command names.
 void KeyLookup::members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type) {
   const bool tables = layout.keyspace() == Keyspace::kTables;
@@ -240,18 +269,21 @@ void KeyLookup::members_of(void* members, const Command& command, const CommandK
   unsigned searches = 0;
   for (unsigned i = first_member(keys, command); i < command.kept && !missing->full();
        i += static_cast<unsigned>(keys.member_step)) {
+    ++searches;
     if (tables) {
       const void* entry = find(static_cast<TableView*>(members), command.argument[i], entries);
       if (entry != nullptr && type == kHash) (void)have_field_value(static_cast<const char*>(entry));
       continue;
     }
-    ++searches;
     const EntryView* entry = find(static_cast<DictView*>(members), command.argument[i], fields);
     if (entry == nullptr || entry->value == nullptr) continue;
     if (type == kHash) (void)have_text(static_cast<const char*>(entry->value));
     if (type == kSortedSet) (void)have(entry->value, sizeof(double));  // in the skip list's node
   }
-  if (!tables) moved_by(static_cast<DictView*>(members), searches, fields);
+  if (!tables)
+    moved_by(static_cast<DictView*>(members), searches, fields);
+  else if (have(members, sizeof(TableView)))
+    moved_by(*static_cast<const TableView*>(members), searches, entries);
 }
 
 void KeyLookup::list_end(QuicklistNodeView* node) {
@@ -370,6 +402,7 @@ bool look_up_command(const ServerLayout& layout, const DatabaseView& database, c
   PagesSeen seen;
   ValueLookup whole(lookup, cursor == nullptr ? &nowhere : cursor);
   const bool parts = cursor != nullptr && keys.reach != Reach::kTop;
+  const bool tables = layout.keyspace() == Keyspace::kTables;
   if (parts) lookup.seen = &seen;
   unsigned nth = 0;
   uint64_t largest = UINT64_MAX;
@@ -382,12 +415,13 @@ bool look_up_command(const ServerLayout& layout, const DatabaseView& database, c
     }
     const bool before = lookup.complete;
     lookup.complete = true;
+    const Wants wants = wants_of_key(keys, command, n);
+    lookup.removes = tables && takes_out(keys, wants);
     const Slice key = command.argument[argument];
     (void)lookup.look_up(database.expires, key);
     const auto* object = static_cast<const ObjectView*>(lookup.look_up(database.keys, key));
     const bool there = object != nullptr && lookup.have(object, sizeof *object), known = lookup.complete;
     lookup.complete &= before;
-    const Wants wants = wants_of_key(keys, command, n);
     if (!there || wants != Wants::kValue) {
       const bool freed = !there || wants == Wants::kObject || freed_by(lookup, *object, wants, cursor, n);
       if (known && freed) whole.pass(n);

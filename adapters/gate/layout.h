@@ -76,6 +76,8 @@ struct TableView {
   BucketView* table[2];
   uint64_t used[2];
   int8_t exponent[2];
+  int16_t paused, shrink_paused;
+  uint64_t further_buckets[2];  // that others lead on to
 };
 struct TableStoreView {
   int32_t flags;
@@ -102,10 +104,11 @@ struct FileEventView {
   void* data;
 };
 struct ClientView;  // read by offsets
-static_assert(sizeof(DictView) == 56 && sizeof(TableView) == 56 && offsetof(DictView, exponent) == 50);
+static_assert(sizeof(DictView) == 56 && sizeof(TableView) == 72 && offsetof(DictView, exponent) == 50);
 static_assert(offsetof(DictStoreView, type) == 8 && offsetof(DictStoreView, dicts) == 144 &&
               offsetof(DictStoreView, bits) == 160);
-static_assert(sizeof(BucketView) == 64 && offsetof(TableView, exponent) == 48 && offsetof(TableStoreView, bits) == 28);
+static_assert(sizeof(BucketView) == 64 && offsetof(TableView, exponent) == 48 && offsetof(TableView, paused) == 50 &&
+              offsetof(TableView, further_buckets) == 56 && offsetof(TableStoreView, bits) == 28);
 static_assert(sizeof(ObjectView) == 16 && sizeof(FileEventView) == 32);
 
 // Offsets into the structures that are not viewed as a whole.

@@ -93,6 +93,7 @@ struct KeyLookup {
   // skips tables that are being rehashed: a search of another thread may be moving entries
   bool settled_only = false;
   PagesSeen* seen = nullptr;  // value_lookup.h
+  bool removes = false;       // what is found is taken out: Valkey fills its place from the end of the chain of buckets
   static constexpr unsigned kUsedMax = 32;
   PageView used[kUsedMax];  // the first resident pages, each once
   unsigned used_count = 0;
@@ -118,6 +119,7 @@ struct KeyLookup {
   // nullptr: there is none, or it is not known yet (then complete is false). fields: its keys are names of fields
   // (Redis 8.0).
   EntryView* find(DictView* dict, Slice key, bool fields = false);
+  void chain_end(const BucketView* bucket);
   // The entry of `key` in a table. nullptr likewise.
   const void* find(TableView* table, Slice key, Entries entries);
   // Whether fields of hashes are not plain strings in this server's dictionaries.
@@ -130,6 +132,9 @@ struct KeyLookup {
   bool compact(const ObjectView& object);
   void value_of(const ObjectView* object, const Command& command, const CommandKeys& keys);
   void moved_by(DictView* dict, unsigned searches, bool fields);
+  void moved_by(const TableView& table, unsigned searches, Entries entries);
+  // What the server reads to move bucket b of a table to another size.
+  void moved_bucket(const TableView& table, uint64_t b, Entries entries);
   void members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type);
   void list_end(QuicklistNodeView* node);
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One dict of a database of Redis 7.0 or 8.0 that may be moving to another size.
+// One dict (Redis 7.0 and 8.0) or table (Valkey 8.1) of a database that may be moving to another size.
 //
 // Threading: the main thread, where the server's tables are not being changed. Allocates nothing itself.
 #pragma once
@@ -10,37 +10,59 @@
 
 namespace lunar::redis {
 
-using Rehash = int (*)(DictView*, int);  // dictRehash
+// The server's functions that move buckets: dictRehash, or hashtableRehashMicroseconds.
+struct Mover {
+  int (*dict)(DictView*, int) = nullptr;
+  int (*table)(TableView*, uint64_t) = nullptr;
+};
 
 class MovingTable {
  public:
   MovingTable() = default;
   explicit MovingTable(DictView* dict) : dict_(dict) {}
-  // The table of `store`, the keys or expiries of a database; none if there is none, or if a page on the way is
-  // missing. Without `lookup` the store is read as the server does, by a fault. pre: not one dictionary per slot.
+  explicit MovingTable(TableView* table) : table_(table) {}
+  // That of `store`, the keys or expiries of a database; none if there is none, or if a page on the way is missing.
+  // Without `lookup` that is read as the server does, by a fault. pre: no dictionary a slot.
   static MovingTable of(const ServerLayout& layout, void* store, KeyLookup* lookup = nullptr);
 
-  explicit operator bool() const { return dict_ != nullptr; }
-  bool operator==(const MovingTable& other) const { return dict_ == other.dict_; }
+  explicit operator bool() const { return dict_ != nullptr || table_ != nullptr; }
+  bool operator==(const MovingTable& other) const = default;
   // post: the structure itself can be read.
   bool have(KeyLookup& lookup) const;
-  int16_t& paused() const { return dict_->paused; }
-  int64_t index() const { return dict_->rehash_index; }  // -1: not moving
-  int exponent(int t) const { return dict_->exponent[t]; }
-  uint64_t used() const { return dict_->used[0] + dict_->used[1]; }
-  bool small() const { return exponent(0) < kExponentMin; }
+  int16_t& paused() const { return table_ != nullptr ? table_->paused : dict_->paused; }
+  int64_t index() const { return table_ != nullptr ? table_->rehash_index : dict_->rehash_index; }  // -1: not moving
+  int exponent(int t) const { return table_ != nullptr ? table_->exponent[t] : dict_->exponent[t]; }
+  uint64_t used() const {
+    const uint64_t* used = table_ != nullptr ? table_->used : dict_->used;
+    return used[0] + used[1];
+  }
+  // Of a dict: the gate pauses it, so that no step of the server's own meets what is missing. A table's pause would
+  // also keep holes in its chains; commands move a bucket each, and the gate stays ahead of them.
+  bool pausable() const { return dict_ != nullptr; }
+  bool small() const { return exponent(0) < (table_ != nullptr ? kTableExponentMin : kExponentMin); }
   bool large() const { return exponent(0) >= kExponentStays; }
 
-  // Whether bucket b of the old table and what it moves to are in DRAM; missing pages are recorded. *empty: the bucket
-  // is empty.
+  // Whether bucket b of the old table and what it moves to are in DRAM; what is not is noted. *empty: nothing is in it
+  // (of a dict).
   bool bucket_ready(KeyLookup& lookup, uint64_t b, bool* empty) const;
-  // Moves n buckets that are not empty, but at most ten times as many in all.
-  void move(Rehash rehash, unsigned n) const { (void)rehash(dict_, static_cast<int>(n)); }
+  // Of a dict n buckets that are not empty, but no more than ten times as many in all; of a table kTableStep, or those
+  // that are left.
+  void move(const Mover& mover, unsigned n) const {
+    if (table_ != nullptr)
+      (void)mover.table(table_, 0);
+    else
+      (void)mover.dict(dict_, static_cast<int>(n));
+  }
+  static constexpr uint64_t kTableStep = 128;  // after as many, the server looks how long it took
 
  private:
-  static constexpr int kExponentMin = 12;    // smaller tables are left to the server, which moves them quickly
+  // What the server moves soon is left to it.
+  static constexpr int kExponentMin = 12, kTableExponentMin = 9;
   static constexpr int kExponentStays = 20;  // paused for all commands: as many keys take the longest of them seconds
-  DictView* dict_ = nullptr;
+  bool dict_bucket_ready(KeyLookup& lookup, uint64_t b, bool* empty) const;
+  bool table_bucket_ready(KeyLookup& lookup, uint64_t b) const;
+  DictView* dict_ = nullptr;    // one of these
+  TableView* table_ = nullptr;  // or none
 };
 
 }  // namespace lunar::redis

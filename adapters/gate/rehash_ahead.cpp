@@ -18,16 +18,20 @@ namespace {
 constexpr uint64_t kWindow = 256;  // buckets looked at
 constexpr unsigned kMoved = 128;   // of them at most, a read
 constexpr uint64_t kMovedForAdded = 4;
-constexpr uint64_t kPauseNs = 20'000'000;  // when the server does not want to rehash: a child lives
+constexpr uint64_t kPauseNs = 20'000'000;     // when the server does not want to rehash: a child lives
+constexpr uint64_t kTableRestNs = 1'000'000;  // a step of a table takes some 200 us
 constexpr uint64_t kPatienceNs = 2'000'000'000;
 
 }  // namespace
 
 void RehashAhead::start(const ServerLayout& layout) {
   HostGuard guard;
-  if (layout.has_slots() || layout.keyspace() == Keyspace::kTables) return;
-  rehash_ = reinterpret_cast<Rehash>(dlsym(RTLD_DEFAULT, "dictRehash"));
-  if (rehash_ == nullptr) return;
+  if (layout.has_slots()) return;
+  if (layout.keyspace() == Keyspace::kTables)
+    mover_.table = reinterpret_cast<decltype(mover_.table)>(dlsym(RTLD_DEFAULT, "hashtableRehashMicroseconds"));
+  else
+    mover_.dict = reinterpret_cast<decltype(mover_.dict)>(dlsym(RTLD_DEFAULT, "dictRehash"));
+  if (mover_.dict == nullptr && mover_.table == nullptr) return;
   if (layout.keyspace() != Keyspace::kDict) {
     cron_moves_ = static_cast<int*>(server_setting("activerehashing"));
     if (cron_moves_ == nullptr) return;
@@ -106,7 +110,7 @@ void RehashAhead::pause_again(const ServerLayout& layout) {
   }
 }
 
-// How many of the next buckets can be moved without a fault: of a dict, those that are not empty. lookup->complete:
+// How many of the next buckets can be moved without a fault; of a dict, those that are not empty. lookup->complete:
 // nothing in the window is missing.
 unsigned RehashAhead::ready(KeyLookup* lookup, MovingTable table) {
   const uint64_t size = uint64_t{1} << table.exponent(0);
@@ -121,21 +125,30 @@ unsigned RehashAhead::ready(KeyLookup* lookup, MovingTable table) {
 
 void RehashAhead::move(MovingTable table, unsigned buckets, bool whole) {
   const int64_t before = table.index();
-  if (buckets != 0)
-    table.move(rehash_, buckets < kMoved ? buckets : kMoved);
-  else if (whole)  // all empty: passed by tens, none of which goes beyond the window
+  bool tried = true;
+  if (!table.pausable()) {
+    const uint64_t left = (uint64_t{1} << table.exponent(0)) - static_cast<uint64_t>(before);
+    tried = buckets >= MovingTable::kTableStep || buckets >= left;
+    if (tried) table.move(mover_, buckets);
+  } else if (buckets != 0) {
+    table.move(mover_, buckets < kMoved ? buckets : kMoved);
+  } else if (whole) {  // all empty: passed by tens, none of which goes beyond the window
     for (uint64_t n = 0; n + kEmptyBucketsMax <= kWindow && table.index() >= 0 && (n == 0 || table.index() != before);
          n += kEmptyBucketsMax)
-      table.move(rehash_, 1);
+      table.move(mover_, 1);
+  } else {
+    tried = false;
+  }
   const uint64_t now = sys::now_ns();
   if (table.index() != before) {
     stuck_since_ns_ = 0;
-  } else if (buckets != 0 || whole) {
+    if (!table.pausable()) not_before_ns_ = now + kTableRestNs;
+  } else if (tried) {
     not_before_ns_ = now + kPauseNs;
   } else if (stuck_since_ns_ == 0) {
     stuck_since_ns_ = now;
   } else if (now - stuck_since_ns_ > kPatienceNs) {
-    table.move(rehash_, 1);
+    table.move(mover_, 1);
     stuck_since_ns_ = 0;
   }
 }
@@ -148,7 +161,7 @@ void RehashAhead::keep_pace(MovingTable table, Paused* paused_one) {
   paused_one->used = used;
   if (used <= room + room / 4 || table.exponent(1) <= table.exponent(0)) return;
   const uint64_t buckets = added * kMovedForAdded < kMoved ? kMoved : added * kMovedForAdded;
-  table.move(rehash_, static_cast<unsigned>(buckets < most ? buckets : most));
+  table.move(mover_, static_cast<unsigned>(buckets < most ? buckets : most));
 }
 
 bool RehashAhead::look_at(const ServerLayout& layout, int database, void* store, Fetcher* fetcher) {
@@ -157,11 +170,13 @@ bool RehashAhead::look_at(const ServerLayout& layout, int database, void* store,
   KeyLookup lookup{layout, &missing};
   const MovingTable table = MovingTable::of(layout, store, &lookup);
   if (!table || !table.have(lookup)) return false;
-  Paused* paused_one = pause(database, table);
-  if (paused_one == nullptr) return false;
-  if (table.index() < 0) return paused_one->used = table.used(), false;
-  keep_pace(table, paused_one);
-  if (table.index() < 0) return false;
+  if (table.pausable()) {
+    Paused* paused_one = pause(database, table);
+    if (paused_one == nullptr) return false;
+    if (table.index() < 0) return paused_one->used = table.used(), false;
+    keep_pace(table, paused_one);
+  }
+  if (table.index() < 0 || table.small()) return false;
   if (share_.requests != 0 || (not_before_ns_ != 0 && sys::now_ns() < not_before_ns_)) return true;
   not_before_ns_ = 0;
   lookup.seen = &seen;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves the entries of a database from its old hash table to the new one in the server's place, as far as they are in
-// DRAM (Redis 7.0 and 8.0).
+// DRAM.
 //
 // One added key makes the server double a table. It then moves one bucket per command, and in its cron as many as a
 // millisecond allows, a hundred at a time; each entry and key of a cold table is a fault. Fetching buckets ahead of the
@@ -26,6 +26,10 @@
 // cron while it moves a table, at the last event of a round, and sets it before the next wait. If the setting is clear
 // after the commands, a client cleared it. Servers with a dictionary for each cluster slot are left alone, because
 // those dictionaries are small.
+//
+// Valkey 8.1 has such a list and setting too. Its tables are not paused, as a paused table also keeps holes in chains of
+// buckets: commands move a bucket each, the cron is kept off, and the gate fetches ahead of both and moves
+// MovingTable::kTableStep buckets at a time when all of them are in.
 //
 // Threading: the main thread, inside read(), in turns, and before epoll_wait() with the server's lock. Allocates
 // nothing.
@@ -70,7 +74,7 @@ class RehashAhead {
   void move(MovingTable table, unsigned buckets, bool whole);
 
   bool works_ = false;
-  Rehash rehash_ = nullptr;
+  Mover mover_;
   int* cron_moves_ = nullptr;  // the server's setting, where it has to be cleared
   bool cron_shut_ = false;
   Paused paused_[kPausedMax] = {};

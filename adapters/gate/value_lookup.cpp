@@ -359,7 +359,7 @@ bool ValueLookup::elements(const ObjectView& object, uint64_t* out) {
       return true;
     }
     case kHashTable: {
-      static_assert(sizeof(TableView) == sizeof(DictView));
+      static_assert(offsetof(TableView, used) + sizeof(TableView::used) <= sizeof(DictView));
       if (!lookup_.have(at, sizeof(DictView))) return false;
       const uint64_t* used = lookup_.layout.keyspace() == Keyspace::kTables
                                  ? reinterpret_cast<const TableView*>(at)->used

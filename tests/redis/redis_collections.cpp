@@ -5,8 +5,9 @@
 //   redis_collections MODULE DRAM_MIB KEYS
 //
 // KEYS values of each kind, several times the DRAM together, their elements written in turns, so that a value's
-// elements lie among others'. Each command is asked once for each key of its kind. Replies are compared with what was
-// written: their length, and a sum over their bytes that does not depend on the order of elements.
+// elements lie among others'; and as many that their tables are being moved to a larger size. Each command is asked
+// once for each key of its kind. Replies are compared with what was written: their length, and a sum over their bytes
+// that does not depend on the order of elements.
 //
 // Threading: one thread. May not: leave files or processes behind.
 #include <map>
@@ -18,7 +19,7 @@ namespace {
 using namespace e2e;
 
 constexpr unsigned kRounds = 3;  // of a case, at most
-constexpr unsigned kFields = 3000, kElements = 400, kElementBytes = 500, kFieldBytes = 100, kTurn = 100;
+constexpr unsigned kFields = 3650, kElements = 400, kElementBytes = 500, kFieldBytes = 100, kTurn = 100;
 const std::string kEnd = "$5\r\n<end>\r\n";
 
 std::string value_of(unsigned key, unsigned n, size_t bytes) {
@@ -183,7 +184,10 @@ double measured(Scene& scene, const Case& one, bool first) {
   const double start = now_s();
   for (unsigned k = 0; k < scene.keys; ++k) {
     const std::string key = key_name(one.kind, k);
-    const Seen now = seen(scene.ask_beside(one.ask(key)));
+    std::string reply = scene.ask_beside(one.ask(key));
+    if (one.name == std::string("DUMP") && reply.size() > kEnd.size() + 10)  // its checksum knows the order of elements
+      reply.erase(reply.size() - kEnd.size() - 10, 8);
+    const Seen now = seen(reply);
     const auto [at, is_new] = replies.emplace(std::string(one.name) + key, now);
     require(is_new == first && at->second == now, "{} {}: the reply has {} bytes, at first it had {}", one.name, key,
             now.bytes, at->second.bytes);
