@@ -81,7 +81,7 @@ void end_pass(uint64_t holes) {
 }  // namespace
 
 bool compaction_run(Context* context, uint64_t holes, unsigned slices) {
-  if (tier().owner != TierOwner::kModule || !key_memory_movable()) return false;
+  if (tier().owner != TierOwner::kModule || !key_memory_known()) return false;
   if (holes < g_rest_below && sys::now_ns() < g_rest_until_ns) return false;
   const uint64_t before = g_counters.values;
   for (unsigned i = 0; i < slices; ++i) {

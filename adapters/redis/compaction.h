@@ -9,8 +9,7 @@
 //
 // A slice takes 2 to 4 ms of the main thread for 128 values. It runs only while space is short and no child lives (a
 // move would be a copy of a shared page). Large hashes, lists, sets, sorted sets and streams, and strings of up to 44
-// bytes stay where they are. Runs only where objects are laid out as Redis has them and the module made the tier
-// itself.
+// bytes stay where they are. Runs only where the layout of objects is known and the module made the tier itself.
 //
 // Threading: the server's main thread, between commands.
 #pragma once

@@ -17,7 +17,7 @@ namespace {
 // half.
 struct Object {
   unsigned type : 4, encoding : 4, lru : 24;
-  int references;
+  unsigned references;  // Valkey: above two bits for what follows the object
   void* value;
 };
 // The head of an open key.
@@ -47,7 +47,7 @@ const char* const kEncodingNames[] = {"raw",    "int",      "hashtable", "zipmap
 constexpr size_t kStringHeadMax = 17;  // an sds string's, before its first byte
 
 bool g_known = false;
-bool g_counts_from_one = false;            // references, as Redis does
+unsigned g_reference_bit = 0;              // where their count begins
 size_t (*g_usable_size)(void*) = nullptr;  // the server's malloc_usable_size
 
 void add(KeyMemory* memory, const void* address, size_t bytes) {
@@ -109,11 +109,11 @@ bool key_memory_check(Context* context) {
   const auto* object = reinterpret_cast<const Object*>(value);
   size_t length = 0;
   g_usable_size = reinterpret_cast<size_t (*)(void*)>(program_calls("malloc_usable_size"));
-  // One reference; Valkey counts them above two bits for what follows the object.
+  constexpr unsigned kValkeyBit = 2;
+  g_reference_bit = object->references == 1 ? 0 : kValkeyBit;
   g_known = g_usable_size != nullptr && object->type == 0 && object->encoding == kRaw &&
-            (object->references == 1 || object->references == 1 << 2) &&
-            object->value == g_api.StringPtrLen(value, &length) && length == sizeof(probe);
-  g_counts_from_one = object->references == 1;
+            object->references == 1u << g_reference_bit && object->value == g_api.StringPtrLen(value, &length) &&
+            length == sizeof(probe);
   // Opened for reading, a key that is not there gives no handle; for writing it does, and creates nothing.
   constexpr int kOpenWrite = 1 << 1;
   Key* key = g_known ? g_api.OpenKey(context, name, kOpenRead | kOpenWrite) : nullptr;
@@ -127,18 +127,15 @@ bool key_memory_check(Context* context) {
 
 bool key_memory_known() { return g_known; }
 
-bool key_memory_movable() { return g_known && g_counts_from_one; }
-
 KeyBlock* key_memory_block(const String* name, Key* key) {
   const auto* open = reinterpret_cast<const OpenKey*>(key);
-  if (!key_memory_movable() || open->name != reinterpret_cast<const Object*>(name) || open->value == nullptr)
-    return nullptr;
+  if (!g_known || open->name != reinterpret_cast<const Object*>(name) || open->value == nullptr) return nullptr;
   const Object& object = *open->value;
   constexpr unsigned kString = 0;
   const bool text = object.type == kString && object.encoding == kRaw;
   const bool compact = object.type != kString &&
                        (object.encoding == kZipList || object.encoding == kIntSet || object.encoding == kListPack);
-  if (object.references != 1 || object.value == nullptr || !(text || compact)) return nullptr;
+  if (object.references >> g_reference_bit != 1 || object.value == nullptr || !(text || compact)) return nullptr;
   return reinterpret_cast<KeyBlock*>(open->value);
 }
 

@@ -36,7 +36,6 @@ void key_memory_resident(const KeyMemory& memory, uint64_t* bytes, uint64_t* res
 
 // A value that is one block, which its object alone points to: it may be moved (compaction.h).
 struct KeyBlock;
-bool key_memory_movable();  // the server lays objects out as Redis does
 // an open key's. nullptr: its value is something else, or others use it too
 KeyBlock* key_memory_block(const String* name, Key* key);
 void* key_block_inside(const KeyBlock& block);  // some address in it; the value is not touched
