@@ -3,6 +3,7 @@
 #include "memory_limit.h"
 
 #include <bit>
+#include <cstring>
 
 #include "base/format.h"
 #include "base/units.h"
@@ -11,6 +12,7 @@
 #include "module_settings.h"
 #include "rates.h"
 #include "script_guard.h"
+#include "server_config.h"
 #include "server_cron.h"
 #include "server_limits.h"
 #include "space.h"
@@ -194,7 +196,26 @@ void on_command(CommandFilterContext* command) {
   if (__builtin_expect(g_nearly_full, 0)) script_guard(g_context, command);
 }
 
+// Data is not evicted for the stream of replicas that do not take it: the server counts that for no maxmemory, but it
+// lies in the LUN. They are ended, as by a lower client-output-buffer-limit. Not inside of a command, which may be such
+// a replica's.
+void end_slow_replicas(Context* context) {
+  if (g_state < State::kHeld) return;
+  const Space space = space_now(true);
+  if (space.streams <= space.margin() || space.committed <= space.limit / 16 * 15) return;
+  char policy[32];
+  if (!server_config_text(context, "maxmemory-policy", policy, sizeof(policy)) || strcmp(policy, "noeviction") == 0)
+    return;
+  g_api.Log(context, "warning",
+            "LUN space runs short and replicas have not taken %s: they are ended, so that no data is evicted for it; "
+            "give a larger size, or lower client-output-buffer-limit replica",
+            format_size(space.streams).text);
+  Reply* reply = g_api.Call(context, "CLIENT", "ccc", "KILL", "TYPE", "replica");
+  if (reply != nullptr) g_api.FreeCallReply(reply);
+}
+
 void on_cron(Context* context) {
+  end_slow_replicas(context);
   follow(context, false);
   static bool packing = false;  // once begun, until there are few holes
   packing |= g_state != State::kOk;

@@ -20,6 +20,7 @@ void ask_server(Space* space) {
   const uint64_t not_counted = g_api.ServerInfoGetFieldUnsigned(info, "mem_not_counted_for_evict", &error);
   space->counted = space->used > not_counted ? space->used - not_counted : 0;
   space->clients = g_api.ServerInfoGetFieldUnsigned(info, "mem_clients_normal", &error);
+  space->streams = g_api.ServerInfoGetFieldUnsigned(info, "mem_clients_slaves", &error);
   g_api.FreeServerInfo(nullptr, info);
   info = g_api.GetServerInfo(nullptr, "clients");
   if (info == nullptr) return;

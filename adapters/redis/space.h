@@ -27,6 +27,7 @@ struct Space {
   uint64_t counted = 0;  // of that, what it compares with maxmemory
   uint64_t clients = 0;  // of that, buffers of ordinary clients
   uint64_t connections = 0;
+  uint64_t streams = 0;  // what replicas have not taken, beyond the backlog: not in `counted`
 
   uint64_t margin() const { return end - limit; }
   uint64_t forks_refused_at() const { return capacity / 2; }  // when no child lives
@@ -34,7 +35,7 @@ struct Space {
   uint64_t fork_reserve() const { return capacity > end + forked ? capacity - end - forked : 0; }
   uint64_t holes() const { return committed > used ? committed - used : 0; }
 };
-// `server` fills in used, counted and clients: some ten microseconds. capacity 0: no tier.
+// `server` fills in used, counted, clients and streams: some ten microseconds. capacity 0: no tier.
 Space space_now(bool server);
 // Committed bytes, roughly: one load where the tier is the module's own.
 uint64_t space_committed_now();

@@ -16,6 +16,8 @@ lie the holes that deleted values of another size have left.
   large       one value larger than what is left: SET, SETRANGE, APPEND, a reply that no client reads, a script
   purge       what deleted values leave near the limit is given back, by the module and by the preload library under it
   last-child  replies that fit nowhere end the child that saves, and no write gets MISCONF for that
+  replica     a replica that takes nothing: its stream lies in the LUN. Writes are answered, with OK or OOM; when the
+              replica takes it, both have the same data, and writes go on
   rewrite     CONFIG REWRITE, then a start with a larger size: maxmemory follows; an own maxmemory stays
 """
 import os
@@ -27,7 +29,7 @@ import subprocess
 import sys
 import time
 
-from redis_server import SERVER, explain_start, free_port, run_scenario
+from redis_server import SERVER, Server as PlainServer, explain_start, free_port, run_scenario, wait_until
 from resp import Connection, Refused
 
 PATIENCE_S = 60
@@ -339,6 +341,51 @@ def large_transaction(server):
         time.sleep(0.1)
     for key in range(1500, 2000, 10):
         assert client.ask("GET", f"fill:{key}") == value(key, 4000), f"fill:{key} is not what was stored"
+
+
+def replica(directory, module):
+    """Without and with a policy of eviction: what a replica has not taken counts for no maxmemory of the server's own."""
+    for policy in ("noeviction", "allkeys-lru"):
+        there = os.path.join(directory, policy)
+        os.makedirs(os.path.join(there, "replica"))
+        with_server(there, module, lambda s, d=there: slow_replica(s, d), "--save", "", "--maxmemory-policy", policy,
+                    "--repl-diskless-sync-delay", "0", "--enable-debug-command", "yes")
+
+
+def slow_replica(server, directory):
+    client = server.client()
+    store(server, client, "fill", 0, 16 * MIB // 4000, 4000)
+    follower = PlainServer(os.path.join(directory, "replica"), "--save", "", "--enable-debug-command", "yes")
+    try:
+        follower.client.ask("REPLICAOF", "127.0.0.1", str(server.port))
+        wait_until("the link", lambda: follower.info("replication")["master_link_status"] == "up", PATIENCE_S)
+        follower.process.send_signal(signal.SIGSTOP)
+        written = answers = 0
+        while written < 200 * MIB and answers < 40:
+            keys = range(written // 4000, written // 4000 + 100)
+            client.send([("SET", f"fill:{key % 3000}", value(key, 4000)) for key in keys])
+            replies = [client.receive() for _ in keys]
+            server.must_live("a replica that takes nothing")
+            wrong = [str(r) for r in replies if isinstance(r, Refused) and not str(r).startswith("OOM ")]
+            assert not wrong, f"{wrong[0]}\n{space(client)}"
+            answers += any(isinstance(r, Refused) for r in replies)
+            written += 400_000
+        resident = int(re.search(r"VmHWM:\s+(\d+)", open(f"/proc/{server.process.pid}/status").read())[1]) >> 10
+        memory = client.info("memory")
+        print(f"{written >> 20} MiB written, {answers} batches of them with OOM; the replica has "
+              f"{int(memory['mem_clients_slaves']) >> 20} MiB to take; {client.ask('DBSIZE')} keys; {space(client)}; "
+              f"resident {resident} MiB at its peak")
+        stored = client.ask("DBSIZE") * 4000
+        assert stored > 8 * MIB, f"{stored >> 20} MiB are left of 16 for a replica's stream"
+        assert resident <= 16 + 128, f"its resident set peaked at {resident} MiB"
+        follower.process.send_signal(signal.SIGCONT)
+        wait_until("the replica has all", lambda: follower.info("replication").get("slave_repl_offset")
+                   == client.info("replication")["master_repl_offset"], PATIENCE_S)
+        assert follower.digest() == client.ask("DEBUG", "DIGEST"), "master and replica differ"
+        wait_until("writes go on", lambda: not refused(client, "SET", "one", "x"), PATIENCE_S)
+    finally:
+        follower.process.send_signal(signal.SIGCONT)
+        follower.end()
 
 
 def child(directory, module):
