@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_replica_test MODULE stream|chain|faults: a tiered replica follows a tiered master, both with a quarter of the
+"""redis_replica_test MODULE stream|chain|faults|over: a tiered replica follows a tiered master, both with a quarter of the
 data in DRAM.
 
   stream   uniform SETRANGE and SET from several clients: the replica has all of it soon after the master, and its main
@@ -22,7 +22,7 @@ from resp import Connection, Refused
 
 PATIENCE_S = 120
 STARTED = time.monotonic()
-KEYS = 60_000 if sys.argv[2:] == ["stream"] else 40_000
+KEYS = {"stream": 60_000, "over": 24_000}.get(sys.argv[2] if len(sys.argv) > 2 else "", 40_000)
 OPERATIONS = 40_000 if sys.argv[2:] == ["stream"] else 16_000
 SIZE = 1000
 FAULTS_MAX = 0.3       # of the replica's main thread, an operation
@@ -43,6 +43,9 @@ class Member(Server):
 
     def cold_faults(self):
         return int(self.info("lunar")["lunar_cold_faults"]) if self.module else 0
+
+    def main_faults(self):
+        return int(self.info("lunar")["lunar_main_cold_faults"]) if self.module else 0
 
 
 def wait_until(what, true):
@@ -231,6 +234,44 @@ def faults(master, replica):
     assert replica.client.ask("SET", "own", "one") == b"OK"
 
 
+def reloaded(server, *options):
+    before, start = server.digest(), time.monotonic()
+    assert server.client.ask("DEBUG", "RELOAD", *options) == b"OK"
+    took = time.monotonic() - start
+    assert server.digest() == before, f"DEBUG RELOAD {options} changed the data"
+    say(f"DEBUG RELOAD {' '.join(options)}: {took:.1f} s")
+
+
+def over(master, replica):
+    fill(master)
+    master.pipeline([("HSET", f"hash:{key}", *(word for n in range(40) for word in (f"f{n}", part(key + n, 60))))
+                     for key in range(300)])
+    reloaded(master, "NOFLUSH", "MERGE")
+    reloaded(master)
+    for load in ("disabled", "swapdb"):
+        if replica.client.ask("CONFIG", "SET", "repl-diskless-load", load) != b"OK":
+            continue
+        replica.pipeline([("SET", f"key:{key}", part(key + 1, SIZE)) for key in range(KEYS // 2, KEYS)])
+        replica.pipeline([("SET", f"own:{key}", part(key, SIZE)) for key in range(KEYS // 2)])
+        replica.client.ask("REPLICAOF", "127.0.0.1", str(master.port))
+        wait_until("the link", lambda: linked(replica))
+        equal(master, replica, f"full sync over keys, repl-diskless-load {load}")
+        replica.client.ask("REPLICAOF", "NO", "ONE")
+    # Dumps of one server over the keys of the other.
+    count = 4000
+    keys = [f"key:{key * 7919 % KEYS}" for key in range(count)]
+    master.client.send([("DUMP", key) for key in keys])
+    dumps = [master.client.receive() for _ in keys]
+    replica.pipeline([("SET", key, "x" * SIZE) for key in keys])
+    replica.pipeline([("STRLEN", f"key:{key}") for key in range(KEYS)])   # all that was written has left DRAM
+    before = replica.main_faults()
+    replica.pipeline([("RESTORE", key, "0", dump, "REPLACE") for key, dump in zip(keys, dumps)])
+    each = (replica.main_faults() - before) / count
+    print(f"RESTORE with REPLACE over a cold key: {each:.3f} faults of the main thread")
+    assert master.digest() == replica.digest(), "RESTORE gives other data"
+    assert not replica.module or each <= 0.1, f"{each:.3f} faults for a RESTORE"
+
+
 def main(module, scenario):
     print(f"seed {SEED}")
     root = tempfile.mkdtemp(prefix="lunar-replica-", dir=os.environ.get("TMPDIR", "/var/tmp"))
@@ -238,7 +279,7 @@ def main(module, scenario):
     try:
         for name in ("master", "replica", *(["replica-of-it"] if scenario == "chain" else [])):
             servers.append(Member(os.path.join(root, name), "" if os.environ.get("LUNAR_PLAIN") else module))
-        {"stream": stream, "chain": stream, "faults": faults}[scenario](*servers)
+        {"stream": stream, "chain": stream, "faults": faults, "over": over}[scenario](*servers)
     finally:
         for server in servers:
             server.end()

@@ -8,7 +8,9 @@
   slow    a lookup that takes longer than gate-hold-ms goes on, and its command finds its pages: a LUN of 40 ms
   long        commands of more keys than a read or 512 arguments hold: MGET, MSET, DEL
 """
+import re
 import sys
+import time
 
 from redis_server import run_scenario
 from redis_space_test import MIB, SEED, value, with_server
@@ -208,6 +210,47 @@ def long(directory, module):
         assert worst < 0.1, f"{worst:.3f} faults of the main thread a key"
 
     with_server(directory, module, test, lun="sim:1g,latency_us=100", size="1gb", forks="no")
+
+
+def transactions(directory, module):
+    mib, each = 48, 100   # of data, GETs of a transaction
+    keys = mib * 256
+
+    def one(client, numbers, at_once):
+        words = [("GET", f"other:{number}") for number in numbers]
+        client.send([("MULTI",)])
+        for first in range(0, len(words), len(words) if at_once else 1):
+            client.send(words[first:first + (len(words) if at_once else 1)])
+            if not at_once:
+                if first == 0:
+                    assert client.receive() == b"OK"
+                assert client.receive() == b"QUEUED"
+        client.send([("EXEC",)])
+        for _ in range(len(words) + 1 if at_once else 0):
+            assert client.receive() in (b"OK", b"QUEUED")
+        assert client.receive() == [value(number, 4000) for number in numbers], "EXEC gives something else"
+
+    def test(server):
+        client = server.client()
+        fill_others(client, mib)
+        ask_all(client, [("EXISTS", f"other:{number}") for number in range(200)])
+        for at_once in (True, False):
+            before, turns = client.figure("main_cold_faults"), 30
+            for turn in range(turns):
+                one(client, [(turn * each + n) * 7919 % keys for n in range(each)], at_once)
+            faults = (client.figure("main_cold_faults") - before) / turns / each
+            print(f"{each} GETs in a transaction, {'at once' if at_once else 'one by one'}: {faults:.3f} faults each")
+            assert faults < 0.1, f"{faults:.3f} faults of the main thread for a GET in a transaction"
+        before, start = client.figure("main_cold_faults"), time.monotonic()
+        one(client, [n * 7919 % keys for n in range(keys)], True)
+        faults = (client.figure("main_cold_faults") - before) / keys
+        print(f"{keys} GETs in a transaction, {mib} MiB: {faults:.3f} faults each, {time.monotonic() - start:.1f} s")
+        server.must_live("a transaction of three times the DRAM")
+        peak = int(re.search(r"VmHWM:\s+(\d+)", open(f"/proc/{server.process.pid}/status").read())[1]) >> 10
+        assert peak <= 16 + 128, f"its resident set peaked at {peak} MiB"
+        assert faults <= 2, f"{faults:.2f} faults of the main thread for a GET of a page"
+
+    with_server(directory, module, test, size="512mb")
 
 
 if __name__ == "__main__":
