@@ -168,7 +168,7 @@ bool takes_out(const CommandKeys& keys, Wants wants) {
   for (const char* name :
        {"DEL", "UNLINK", "GETDEL", "RENAME", "RENAMENX", "MOVE", "HDEL", "HGETDEL", "SREM", "SMOVE", "ZREM"})
     if (strcmp(keys.name, name) == 0) return true;
-  return wants == Wants::kFreed && strstr(keys.name, "EXPIRE") != nullptr;
+  return wants == Wants::kFreed && (strstr(keys.name, "EXPIRE") != nullptr || strstr(keys.name, "RESTORE") != nullptr);
 }
 
 void look_up_freed(KeyLookup& lookup, const ObjectView& object, bool later) {

@@ -159,7 +159,7 @@ void fill(Scene& scene) {
   (void)scene.ask({"SET", "hot", "warm"});
 }
 
-uint64_t faults(Scene& scene) { return scene.server.info("lunar_cold_faults"); }
+uint64_t faults(Scene& scene) { return scene.server.info("lunar_main_cold_faults"); }
 
 // What the cases before have brought in goes; by commands whose replies are short, as the memory of long ones is used
 // again.
