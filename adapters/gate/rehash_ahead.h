@@ -27,8 +27,8 @@
 // after the commands, a client cleared it. Servers with a dictionary for each cluster slot are left alone, because
 // those dictionaries are small.
 //
-// Valkey 8.1 has such a list and setting too. Its tables are not paused, as a paused table also keeps holes in chains of
-// buckets: commands move a bucket each, the cron is kept off, and the gate fetches ahead of both and moves
+// Valkey 8.1 has such a list and setting too. Its tables are not paused, as a paused table also keeps holes in chains
+// of buckets: commands move a bucket each, the cron is kept off, and the gate fetches ahead of both and moves
 // MovingTable::kTableStep buckets at a time when all of them are in.
 //
 // Threading: the main thread, inside read(), in turns, and before epoll_wait() with the server's lock. Allocates

@@ -5,9 +5,10 @@
 //   redis_rehash MODULE DRAM_MIB
 //
 // 2^17 keys fill a table of that size (Valkey: 7 * 2^14 but one, 7 a bucket: its cron doubles a full one); the next two
-// make the server move it to one of twice the size, a bucket a command and as many as it can in a millisecond a cron tick: each entry and each key is
-// read. MEMORY STATS tells when it is done. FLUSHDB, SWAPDB and a save in the midst of it must leave the keys as they
-// are; the server's setting activerehashing must read as a client has set it, all the time.
+// make the server move it to one of twice the size, a bucket a command and as many as it can in a millisecond a cron
+// tick: each entry and each key is read. MEMORY STATS tells when it is done. FLUSHDB, SWAPDB and a save in the midst of
+// it must leave the keys as they are; the server's setting activerehashing must read as a client has set it, all the
+// time.
 //
 // Threading: one thread. May not: leave files or processes behind.
 #include "redis_gate.h"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_replica_test MODULE stream|chain|faults|over: a tiered replica follows a tiered master, both with a quarter of the
-data in DRAM.
+"""redis_replica_test MODULE stream|chain|faults|over: a tiered replica follows a tiered master, both with a quarter of
+the data in DRAM.
 
   stream   uniform SETRANGE and SET from several clients: the replica has all of it soon after the master, and its main
            thread seldom waited for the LUN itself; its own clients are answered meanwhile

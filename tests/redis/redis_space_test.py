@@ -344,7 +344,7 @@ def large_transaction(server):
 
 
 def replica(directory, module):
-    """Without and with a policy of eviction: what a replica has not taken counts for no maxmemory of the server's own."""
+    """Without and with a policy of eviction: what a replica has not taken counts for no maxmemory of the server."""
     for policy in ("noeviction", "allkeys-lru"):
         there = os.path.join(directory, policy)
         os.makedirs(os.path.join(there, "replica"))

@@ -75,7 +75,8 @@ class Script:
 
     def protocol(self):
         self.add(*self.pick.choice([
-            ("HELLO", "3"), ("HELLO", "3"), ("HELLO", "2"), ("HELLO", "9"), ("HELLO", "3", "SETNAME", "wire"), ("HELLO",),
+            ("HELLO", "3"), ("HELLO", "3"), ("HELLO", "2"), ("HELLO", "9"), ("HELLO", "3", "SETNAME", "wire"),
+            ("HELLO",),
             ("HELLO", "3", "AUTH", "low", "pw"), ("HELLO", "2", "AUTH", "low", "no"), ("AUTH", "low", "pw"),
             ("AUTH", "low", "no"), ("AUTH", "default", "x"), ("RESET",), ("SELECT", "1"), ("SELECT", "0"),
             ("SELECT", "99"), ("CLIENT", "GETNAME"), ("CLIENT", "NO-TOUCH", "ON"), ("PING", "x"),
@@ -118,8 +119,9 @@ class Script:
         pick, key = self.pick, self.key("s").encode()
         self.parts.append(pick.choice([
             b'GET "' + key + b"\r\n", b"GET '" + key + b"'x\r\n", b"SET x " + b"y" * 70000, b"*2147483648\r\n",
-            b"*1048577\r\n$3\r\nGET\r\n", b"*x\r\n", b"*2\r\n$3\r\nGET\r\n$-5\r\n", b"*2\r\n$3\r\nGET\r\n$99999999999\r\n",
-            b"*2\r\n$3\r\nGET\r\n:3\r\n", b"*2\r\n$3\r\nGET\r\n$x\r\n", b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$3\r\nabcdef\r\n",
+            b"*1048577\r\n$3\r\nGET\r\n", b"*x\r\n", b"*2\r\n$3\r\nGET\r\n$-5\r\n",
+            b"*2\r\n$3\r\nGET\r\n$99999999999\r\n", b"*2\r\n$3\r\nGET\r\n:3\r\n",
+            b"*2\r\n$3\r\nGET\r\n$x\r\n", b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$3\r\nabcdef\r\n",
             b"*2\r\n$3\r\nGETxx$1\r\nk\r\n", b"\x00\x00\xff\r\n", b"POST / HTTP/1.1\r\n", b"*" + b"1" * 70000,
             b"*2\r\n$3\r\nGET\r\n$" + b"0" * 20 + b"4\r\nnone\r\n",
         ]))
@@ -141,7 +143,8 @@ class Script:
         data = bytearray(b"".join(self.parts))
         for _ in range(pick.randrange(1, 5) if changed else 0):
             at = pick.randrange(len(data))
-            data[at:at + pick.randrange(2)] = pick.choice([b"", b"\r", b"\n", b"$", b"*", b"9", b"\x00", pick.randbytes(1)])
+            other = [b"", b"\r", b"\n", b"$", b"*", b"9", b"\x00", pick.randbytes(1)]
+            data[at:at + pick.randrange(2)] = pick.choice(other)
         return bytes(data)
 
 
@@ -149,7 +152,7 @@ class Twin:
     """One script's connection to a server."""
 
     def __init__(self, port):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
         self.got, self.out, self.ended, self.last = bytearray(), bytearray(), False, time.monotonic()
@@ -218,7 +221,8 @@ def fill(server, pick):
 
 def difference(one, other):
     at = next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
-    return f"at byte {at} of {len(one)} and {len(other)}: {one[max(0, at - 80):at + 80]!r} and {other[max(0, at - 80):at + 80]!r}"
+    here, there = (data[max(0, at - 80):at + 80] for data in (one, other))
+    return f"at byte {at} of {len(one)} and {len(other)}: {here!r} and {there!r}"
 
 
 def exchange(scripts, servers, normal, pick):
