@@ -257,16 +257,14 @@ class Log {
   uint64_t commits_done() const { return commits_.load(std::memory_order_relaxed); }
   // Stores in *root where the log continues after all that was published. Pre: nothing writes.
   void mark_start(media::Root* root);
-  // For replay (replay.cpp), down to add_live(). replay_segment: the frame of a segment, filled from the device;
-  // -errno. end_replayed: the segment belongs to the log, with that life and `used` bytes, or (0) it does not.
-  // batch_end: the start of the batch that follows one that ends at `end`.
+  // For replay (replay.cpp), down to add_live(). The start of the batch that follows one that ends at `end`.
   static uint64_t batch_end(uint64_t end);
   // Of segment `number`, whose bytes are in `memory`. batch_at: the header of a batch of that log, or nullptr.
   // records_are_sound: all records in [from, to) are what was written.
   const media::BatchHeader* batch_at(uint64_t log, uint64_t number, const char* memory, uint64_t at) const;
   bool records_are_sound(uint64_t number, const char* memory, uint64_t from, uint64_t to, uint64_t life) const;
-  [[nodiscard]] int replay_segment(uint64_t number, char** memory);
-  void end_replayed(uint64_t number, uint64_t life, uint32_t used);
+  [[nodiscard]] int read_to_replay(uint64_t number, char** memory);  // until the cleaner's frame is used again
+  void replayed(uint64_t number, uint64_t life, uint32_t used);      // it belongs to the log, up to that byte
   void add_live(Address address, uint64_t units) {
     of(address).live.fetch_add(static_cast<uint32_t>(units), std::memory_order_relaxed);
     of(address).records.fetch_add(1, std::memory_order_relaxed);

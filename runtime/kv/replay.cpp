@@ -130,7 +130,7 @@ int Store::replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* lif
     *life = batch->life;
     const uint64_t to = end->at + batch->bytes;
     if (!log_.records_are_sound(end->segment, memory, end->at, to, *life)) break;
-    log_.end_replayed(end->segment, *life, static_cast<uint32_t>(to));
+    log_.replayed(end->segment, *life, static_cast<uint32_t>(to));
     for (uint64_t at = end->at; at < to;) {
       auto* record = reinterpret_cast<Record*>(memory + at);
       if (const int status = apply(record, Address{(begin + at) / kUnitBytes}); status < 0) return status;
@@ -224,10 +224,9 @@ int Store::replay(const media::Root& root, ErrorText* why) {
     uint64_t life = log_.state(end.segment) == SegmentState::kSealed ? log_.life(end.segment) : 0;
     const uint64_t number = end.number;
     char* memory;
-    if (status = log_.replay_segment(end.segment, &memory); status < 0) break;
+    if (status = log_.read_to_replay(end.segment, &memory); status < 0) break;
     status = replay_segment(root.log, memory, &end, &life);
     if (number == end.number && status == 0) {
-      log_.end_replayed(end.segment, 0, 0);
       // Nothing durable in it: the first segment of the log, or one that the last had only announced.
       if (number != root.log_batch || end.next[0] == 0 || end.at == log_.first_at(end.segment)) break;
     } else {
@@ -239,8 +238,6 @@ int Store::replay(const media::Root& root, ErrorText* why) {
   const bool was_replayed = status == 0;
   if (was_replayed) status = find_later(root.log, last, why);
   if (status == -EBADMSG && salvage_) {
-    if (!was_replayed && end.segment < log_.segments() && log_.state(end.segment) == SegmentState::kFree)
-      log_.end_replayed(end.segment, 0, 0);
     lost_log_ = root.log;
     lost_ = last;
     return 0;
