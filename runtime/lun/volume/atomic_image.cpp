@@ -121,15 +121,14 @@ const char* AtomicImage::fault_of(unsigned i, const bool* valid) {
 }
 
 // Finds the newest image and which slots are out of form. 0; -EBADMSG for what no crash and no rot leaves.
-int AtomicImage::choose_newest(unsigned* newest, unsigned* bad, const char** what) {
+int AtomicImage::choose_newest(unsigned* newest, SlotReport* report) {
   bool valid[kSlotsMax];
   int best = -1;
-  *bad = 0;
-  *what = "";
+  *report = {};
   for (unsigned i = 0; i < slots(); ++i) {
     const char* fault = fault_of(i, valid);
     valid[i] = !fault;
-    if (fault && !**what) *what = fault;
+    if (fault && !*report->what) report->what = fault;
     if (valid[i] && (best < 0 || header_of(i).sequence > header_of(static_cast<unsigned>(best)).sequence))
       best = static_cast<int>(i);
   }
@@ -141,20 +140,21 @@ int AtomicImage::choose_newest(unsigned* newest, unsigned* bad, const char** wha
   for (unsigned i = 0; i < slots(); ++i) {
     const uint64_t due = i % 2 == top % 2 ? sequence : sequence - 1;
     if (!valid[i] || header_of(i).sequence != due) {
-      *bad |= 1u << i;
-      if (!**what) *what = "a copy is older than the others";
+      report->bad |= 1u << i;
+      if (valid[i]) report->older |= 1u << i;
+      if (!*report->what) report->what = "a copy is older than the others";
       continue;
     }
     if (due == sequence - 1) before = header_of(i).checksum;
     const unsigned other = i ^ 2;
     const bool twice = i >= 2 && valid[other] && header_of(other).sequence == due;
     if (twice && header_of(other).checksum != header_of(i).checksum) {
-      *what = "two copies of one image differ";
+      report->what = "two copies of one image differ";
       return -EBADMSG;
     }
   }
   if (before && header_of(top).previous != before) {
-    *what = "the newest image does not follow the one before it";
+    report->what = "the newest image does not follow the one before it";
     return -EBADMSG;
   }
   *newest = top;
@@ -173,28 +173,31 @@ int AtomicImage::repair(unsigned bad, SlotReport* report) {
 
 int AtomicImage::load(Repair what_to_repair, SlotReport* report) {
   loaded_ = false;
-  unsigned newest = 0, bad = 0;
+  *report = {};
+  unsigned newest = 0;
+  uint64_t unknown = 0;
   int status = read_slots();
   if (status < 0) return status;
   // any of them: an older image that cannot be validated could not be repaired
   for (unsigned i = 0; i < slots(); ++i) {
-    if (image_header_intact(spec_, slot(i))) report->unknown |= unknown_incompatible(spec_, header_of(i));
+    if (image_header_intact(spec_, slot(i))) unknown |= unknown_incompatible(spec_, header_of(i));
   }
-  if (report->unknown) return -EPROTONOSUPPORT;
-  status = choose_newest(&newest, &bad, &report->what);
-  report->bad = bad;
-  report->repaired = 0;
+  status = unknown ? -EPROTONOSUPPORT : choose_newest(&newest, report);
+  report->unknown = unknown;
   if (status < 0) return status;
   report->unknown = unknown_read_only(spec_, header_of(newest));
-  if (report->unknown && what_to_repair != Repair::kNo) return -EROFS;
+  if (report->unknown && !only_reads(what_to_repair)) return -EROFS;
   // Two out of form: an acknowledged image is in both slots of its parity, so while one of each parity is sound, the
   // newest sound one is what was acknowledged last or newer.
-  const unsigned bad_count = static_cast<unsigned>(std::popcount(bad));
+  const unsigned bad = report->bad, bad_count = static_cast<unsigned>(std::popcount(bad));
   const bool each_parity = (bad & 5) != 5 && (bad & 10) != 10;
-  if (bad_count > 2 || (bad_count == 2 && !(what_to_repair == Repair::kProven && each_parity))) return -EBADMSG;
+  report->proven = bad_count < 2 || (bad_count == 2 && each_parity);
+  const bool enough =
+      bad_count < 2 || what_to_repair == Repair::kSalvage || (what_to_repair == Repair::kProven && report->proven);
+  if (!enough) return -EBADMSG;
   // With one copy the newest may be the only one of its kind, and still on its way to stable storage: the next change
   // goes over the other.
-  if ((bad_count || places_.copies == 1) && what_to_repair != Repair::kNo) {
+  if ((bad_count || places_.copies == 1) && !only_reads(what_to_repair)) {
     status = repair(bad, report);
     if (status < 0) return status;
   }

@@ -28,14 +28,19 @@
 namespace lunar {
 
 enum class Repair : uint8_t {
-  kNo,      // only read; the other values are for callers that may write
+  kNo,      // only read; the other values, except kSalvage, are for callers that may write
   kOne,     // repair what a crash can leave
   kProven,  // also two invalid slots, if the others prove that nothing newer was acknowledged
+  // only read, whatever is invalid: the newest valid image, though a newer one may be gone (SlotReport::proven)
+  kSalvage,
 };
+constexpr bool only_reads(Repair repair) { return repair == Repair::kNo || repair == Repair::kSalvage; }
 
 struct SlotReport {
-  unsigned bad = 0;  // invalid slots, one bit each: 1, 2: first copy A, B; 4, 8: second copy A, B
+  unsigned bad = 0;    // invalid slots, one bit each: 1, 2: first copy A, B; 4, 8: second copy A, B
+  unsigned older = 0;  // of these, valid ones that are only older than the others: what an interrupted commit() leaves
   unsigned repaired = 0;
+  bool proven = false;    // nothing newer than what was loaded was acknowledged
   const char* what = "";  // what is wrong with the first of them
   uint64_t unknown = 0;   // the feature bits that caused -EPROTONOSUPPORT or -EROFS
 };
@@ -81,8 +86,8 @@ class AtomicImage {
   [[nodiscard]] int prepare(Device* raw, const ImageSpec& spec, const ImagePlaces& places, ImageValidator* validator);
   void release();
   // Reads all slots, finds the newest image, repairs; image() is the newest one then. 0; -EBADMSG; -EPROTONOSUPPORT:
-  // unknown incompatible features; -EROFS: unknown read-only features, and not Repair::kNo (nothing is written); -EIO
-  // and other errors of the device.
+  // unknown incompatible features; -EROFS: unknown read-only features, and a repair that writes (nothing is written);
+  // -EIO and other errors of the device.
   [[nodiscard]] int load(Repair repair, SlotReport* report);
   // Writes image(), whose body and features the caller has changed, as the next image; durable at return. What the
   // change relies on must be durable before. After a failure the device is read again: 0 if the change is there after
@@ -107,7 +112,7 @@ class AtomicImage {
   uint64_t offset_of(unsigned i) const { return places_.offset[i / 2] + (i % 2) * spec_.slot_bytes; }
   int read_slots();
   const char* fault_of(unsigned i, const bool* valid);
-  int choose_newest(unsigned* newest, unsigned* bad, const char** what);
+  int choose_newest(unsigned* newest, SlotReport* report);
   int repair(unsigned bad, SlotReport* report);
 
   Device* raw_ = nullptr;

@@ -208,6 +208,27 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("atomic image: what a commit leaves that was interrupted between its copies is told from damage") {
+  Bed bed(2);
+  REQUIRE(bed.images.format() == 0);
+  REQUIRE(bed.change(5) == 0);
+  REQUIRE(bed.images.sequence() % 2 == 1);  // so it lies in slots 1 and 3, as the next but one will
+  const std::vector<char> before(bed.slot(3), bed.slot(3) + kSlot);
+  REQUIRE(bed.change(6) == 0);
+  REQUIRE(bed.change(7) == 0);
+  const unsigned second = 3;
+  memcpy(bed.slot(second), before.data(), kSlot);
+  SlotReport report;
+  REQUIRE(bed.load(Repair::kNo, &report) == 0);
+  CHECK(bed.value() == 7);
+  CHECK(report.bad == 1u << second);
+  CHECK(report.older == report.bad);
+  bed.slot(second)[40] ^= 1;
+  REQUIRE(bed.load(Repair::kNo, &report) == 0);
+  CHECK(report.older == 0);
+  CHECK(report.bad == 1u << second);
+}
+
 TEST_CASE("atomic image: rot of one slot is repaired from the other copy, rot of two is refused") {
   Bed bed(2);
   REQUIRE(bed.images.format() == 0);
@@ -230,6 +251,11 @@ TEST_CASE("atomic image: rot of one slot is repaired from the other copy, rot of
           CHECK(bed.load(Repair::kOne, &report) == -EBADMSG);
           CHECK(bed.images.commit() == -EIO);
           const bool each_parity = i % 2 != j % 2;
+          const std::vector<char> damaged(bed.sim().memory(), bed.sim().memory() + kMiB);
+          REQUIRE(bed.load(Repair::kSalvage, &report) == 0);
+          CHECK(report.proven == each_parity);
+          CHECK((bed.value() == 5 || !report.proven));
+          CHECK(memcmp(bed.sim().memory(), damaged.data(), kMiB) == 0);
           CHECK(bed.load(Repair::kProven, &report) == (each_parity ? 0 : -EBADMSG));
           if (each_parity) CHECK(memcmp(bed.sim().memory(), sound.data(), kMiB) == 0);
         }
