@@ -349,7 +349,7 @@ bool Log::records_are_sound(uint64_t number, const char* memory, uint64_t from, 
 // that are replayed are checked.
 int Log::read_to_replay(uint64_t number, char** memory) {
   *memory = cleaners_frame();
-  return transfer(Op::kRead, number << segment_bits_, *memory, segment_bytes());
+  return read_what_can_be(number, *memory, segment_bytes());
 }
 
 void Log::replayed(uint64_t number, uint64_t life, uint32_t used) {

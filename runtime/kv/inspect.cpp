@@ -12,7 +12,8 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "kv/saved_state.h"
+#include "base/bytes.h"
+#include "kv/store_head.h"
 #include "lun/raw_io.h"
 #include "sys/arena.h"
 
@@ -69,10 +70,12 @@ class Sweeper {
   }
   void check_heads();
   void report_rebuilt();
+  void report_missing();
   void report_doubtful(const Record* record, uint64_t number, uint64_t offset);
   void report_lost(const Record* record, uint64_t number, uint64_t offset);
   void gather_addresses();
   void read_segment(uint64_t number, uint64_t bytes);
+  const char* fault_at(uint64_t offset, uint64_t end) const;
   uint64_t check_segment(uint64_t number, uint64_t next);
   uint64_t check_live(const Record* record, uint64_t number, uint64_t offset);
   void check_run(const LargePlace& place);
@@ -87,8 +90,10 @@ class Sweeper {
   const Sweep& sweep_;
   CheckReport* out_;
   char* memory_ = nullptr;         // of one segment
+  int unread_ = 0;                 //   of which the device failed to give blocks, which are zeros
   uint64_t* addresses_ = nullptr;  // of all entries, in order
   uint64_t count_ = 0;
+  uint64_t doubtful_ = 0;   // pairs that salvage has taken from their records alone
   int status_ = 0;          // not 0: the end
   bool* led_to_ = nullptr;  // of each segment: a sound record leads to a large pair there
 };
@@ -99,6 +104,12 @@ void Sweeper::check_heads() {
   for (const uint64_t at : {uint64_t{0}, media::kSecondSuperAt}) {
     if (!superblock_is_copy(store_.device_, at, store_.super_, &fault))
       report({.what = "superblock", .fault = fault, .offset = at, .bytes = kBlockBytes});
+  }
+  if (store_.root_may_be_old_) {
+    report({.what = "root of the saved state",
+            .fault = "the newest may be gone: what is shown is an older state then",
+            .offset = media::kFrontRootsAt});
+    out_->doubtful += store_.count();
   }
   const unsigned bad = store_.root_bad_;
   for (unsigned i = 0; i < 4; ++i) {
@@ -116,7 +127,9 @@ void Sweeper::report_rebuilt() {
   for (const uint64_t segment : store_.rebuilt_.parts) {
     Damage damage{.what = "saved state", .fault = "a part was not found; the records of its pairs were looked for"};
     if (segment != 0) {
-      damage.fault = "the checksum of a part is wrong; what it says was checked against the records";
+      damage.fault = store_.rebuilt_.hints_differ
+                         ? "the checksum of a part is wrong, and records contradict what it says: that did not count"
+                         : "the checksum of a part is wrong; what it says was checked against the records";
       damage.in_segment = true;
       damage.segment = segment - 1;
       damage.offset = offset_of((segment - 1) * log_.segment_bytes());
@@ -124,16 +137,22 @@ void Sweeper::report_rebuilt() {
     }
     report(damage);
   }
-  if (store_.rebuilt_.missing == 0) return;
+}
+
+// What the state counts, and neither a certain nor a doubtful pair can be.
+void Sweeper::report_missing() {
+  const Rebuilt& rebuilt = store_.rebuilt_;
+  const uint64_t found = rebuilt.settled + doubtful_;
+  if (rebuilt.not_certain <= found) return;
   report({.what = "index", .fault = "it counts pairs of which no record was found"});
-  out_->pairs_lost += store_.rebuilt_.missing;
+  out_->pairs_lost += rebuilt.not_certain - found;
 }
 
 // A pair that salvage has taken from its record alone.
 void Sweeper::report_doubtful(const Record* record, uint64_t number, uint64_t offset) {
   char shown[kKeyShown];
   Damage damage{.what = "entry",
-                .fault = "it is damaged, so the pair may be an older one, or have been deleted",
+                .fault = "it is damaged or lost, so the pair may be older, or deleted (or of a store before this one)",
                 .in_segment = true,
                 .segment = number,
                 .offset = offset_of(number * log_.segment_bytes() + offset),
@@ -149,6 +168,7 @@ void Sweeper::report_doubtful(const Record* record, uint64_t number, uint64_t of
     damage.key_readable = log_.read_run(place, 0, shown, damage.key.size) == 0;
   }
   ++out_->doubtful;
+  ++doubtful_;
   report(damage);
 }
 
@@ -192,14 +212,16 @@ void Sweeper::gather_addresses() {
   std::sort(addresses_, addresses_ + count_);
 }
 
-// What cannot be read becomes bytes that no checksum fits.
 void Sweeper::read_segment(uint64_t number, uint64_t bytes) {
-  const uint64_t begin = number * log_.segment_bytes();
   out_->read_bytes += bytes;
-  if (log_.transfer(Op::kRead, begin, memory_, bytes) == 0) return;
-  for (uint64_t at = 0; at < bytes; at += kBlockBytes) {
-    if (log_.transfer(Op::kRead, begin + at, memory_ + at, kBlockBytes) < 0) memset(memory_ + at, 0xff, kBlockBytes);
-  }
+  unread_ = log_.read_what_can_be(number, memory_, bytes);
+}
+
+// Of what lies there: that it is damaged, or that the device did not give it.
+const char* Sweeper::fault_at(uint64_t offset, uint64_t end) const {
+  for (uint64_t at = round_down(offset, kBlockBytes); unread_ < 0 && at < end; at += kBlockBytes)
+    if (bytes_are_zero(memory_ + at, kBlockBytes)) return errno_text(unread_);
+  return "the checksum is wrong";
 }
 
 // Where entry `next` leads, from the start of segment `number`; its end when that lies in another.
@@ -213,7 +235,7 @@ uint64_t Sweeper::address_in(uint64_t next, uint64_t number) const {
 void Sweeper::report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end, bool live) {
   const uint64_t begin = number * log_.segment_bytes();
   Damage damage{.what = live ? "record" : "space of dead records",
-                .fault = "the checksum is wrong",
+                .fault = fault_at(offset, end),
                 .pair_lost = live,
                 .in_segment = true,
                 .segment = number,
@@ -232,7 +254,9 @@ void Sweeper::report_damaged(const Record* record, uint64_t number, uint64_t off
 bool Sweeper::run_is_sound(const LargePlace& place, Damage* damage) {
   char byte;
   for (uint64_t at = 0; at < place.value_at() + place.value_bytes; at += Log::kPartData) {
-    if (log_.read_run(place, at, &byte, 1) == 0) continue;
+    const int status = log_.read_run(place, at, &byte, 1);
+    if (status == 0) continue;
+    if (status != -EBADMSG) damage->fault = errno_text(status);
     const uint64_t where = place.first * log_.segment_bytes() + at / Log::kPartData * Log::kPartBytes;
     damage->segment = where / log_.segment_bytes();
     damage->offset = offset_of(where);
@@ -387,6 +411,7 @@ int Sweeper::run() {
     for (uint64_t i = 0, next = 0; status_ == 0 && i < log_.segments(); ++i)
       if (log_.state(i) == SegmentState::kSealed) next = check_segment(i, next);
     if (status_ == 0) check_runs_led_to();
+    if (status_ == 0) report_missing();
   }
   if (memory_) unmap_private(memory_, segment_bytes + kBlockBytes);
   if (addresses_) unmap_private(addresses_, bytes);

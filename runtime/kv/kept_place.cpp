@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "config/trust.h"
-#include "kv/saved_state.h"
+#include "kv/store_head.h"
 #include "lun/compose.h"
 #include "lun/raw_io.h"
 #include "sys/file.h"
@@ -54,7 +54,10 @@ int prepare_file(const KeptPlace& place, FileBefore* before, ErrorText* why) {
   const bool makes = place.take == Take::kMake || place.take == Take::kReplaceAll;
   if (status == -ENOENT && makes && scheme_length(place.path) == 0) {
     const int done = make_large(place, O_CREAT | O_EXCL, why);
-    if (done != -EEXIST) *before = FileBefore::kMissing;
+    if (done == -EEXIST)  // nothing is where the path leads, and something at the path
+      return why->set(done, "%s: %s: is a symbolic link that leads to nothing; make the store where it leads",
+                      place.caller, place.path);
+    *before = FileBefore::kMissing;
     return done;
   }
   if (status < 0) return 0;  // a URI, or opening says it
@@ -102,10 +105,10 @@ int erase_ends(Device* device) {
 }
 
 // What there is, against what may be.
-int choose(const KeptPlace& place, Device* device, Contents* contents, ErrorText* why) {
+int choose(const KeptPlace& place, HeadGone head_gone, Device* device, Contents* contents, ErrorText* why) {
   *contents = Contents::kKept;
   media::Superblock super;
-  const int found = superblock_read(device, &super, why);
+  const int found = superblock_read(device, head_gone, &super, why);
   const bool only_there = place.take == Take::kLook || place.take == Take::kLoad;
   if (found != -ENOENT && (only_there || place.take == Take::kLoadOrMake)) return found;
   char what[64];
@@ -134,7 +137,8 @@ int choose(const KeptPlace& place, Device* device, Contents* contents, ErrorText
 }
 
 // *contents is what to open the store with.
-int open_place(const KeptPlace& place, Device** device, Contents* contents, FileBefore* before, ErrorText* why) {
+int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before, ErrorText* why) {
+  Device** device = &options->device;
   *device = nullptr;
   *before = FileBefore::kAsItIs;
   if (names_virtual_lun(place.path))
@@ -146,13 +150,14 @@ int open_place(const KeptPlace& place, Device** device, Contents* contents, File
     undo(place, *before);
     return status;
   }
-  DeviceOptions options;
-  options.scratch = false;
-  options.read_only = place.take == Take::kLook;
+  DeviceOptions how;
+  how.scratch = false;
+  how.read_only = place.take == Take::kLook;
   // kWhole: a lock that readers share, and that a description for reading can have (superpipe/ownership.h).
-  options.claim = options.read_only ? Claim::kWhole : Claim::kAlone;
-  int status = raw_open(place.path, options, options.read_only ? Format::kNever : Format::kIfBlank, device, why);
-  if (status == 0) status = choose(place, *device, contents, why);
+  how.claim = how.read_only ? Claim::kWhole : Claim::kAlone;
+  int status = raw_open(place.path, how, how.read_only ? Format::kNever : Format::kIfBlank, device, why);
+  const HeadGone head_gone = how.read_only && options->salvage ? HeadGone::kSalvage : HeadGone::kRefuse;
+  if (status == 0) status = choose(place, head_gone, *device, &options->contents, why);
   if (status == 0) return 0;
   device_close(*device);
   *device = nullptr;
@@ -164,8 +169,7 @@ int open_place(const KeptPlace& place, Device** device, Contents* contents, File
 
 int kept_store_open(const KeptPlace& place, StoreOptions* options, Store** out, ErrorText* why) {
   FileBefore before;
-  if (const int status = open_place(place, &options->device, &options->contents, &before, why); status < 0)
-    return status;
+  if (const int status = open_place(place, options, &before, why); status < 0) return status;
   const int status = Store::open(*options, out, why);
   if (status < 0) undo(place, before);
   return status;

@@ -191,6 +191,19 @@ int Log::transfer(Op op, uint64_t offset, void* memory, uint64_t bytes) {
   return 0;
 }
 
+int Log::read_what_can_be(uint64_t number, char* memory, uint64_t bytes) {
+  const uint64_t begin = number << segment_bits_;
+  if (transfer(Op::kRead, begin, memory, bytes) == 0) return 0;
+  int first = 0;
+  for (uint64_t at = 0; at < bytes; at += kBlockBytes) {
+    const int status = transfer(Op::kRead, begin + at, memory + at, kBlockBytes);
+    if (status == 0) continue;
+    memset(memory + at, 0, kBlockBytes);
+    if (first == 0) first = status;
+  }
+  return first;
+}
+
 // Pre: sealed, and in a frame. 0 or -errno: it stays where it is, to be tried again.
 int Log::write_out(uint64_t number) {
   for (unsigned round = 0; filling(number); ++round) round < 100 ? sys::yield_cpu() : sys::sleep_ns(20'000);

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include <bit>
 #include <initializer_list>
 
 #include "kv/store.h"
@@ -17,13 +18,16 @@ constexpr uint64_t kBlockBytes = media::kBlockBytes;
 
 // Why a record is taken for current. The order is that of trust.
 enum class Proof : uint8_t {
-  kNone,  // no word of the state is its entry
-  kNear,  // a word of a damaged part is, but for one bit
-  kHint,  // one of a damaged part is
-  kWord,  // one of a sound part is
-  kLost,  // the key of a damaged record, whose entry a word is
-  kGone,  // the record of a delete
+  kNone,      // no word of the state is its entry
+  kNear,      // a word of a damaged part is, but for one bit
+  kHint,      // one of a damaged part is
+  kHintLost,  //   the same of a damaged record, whose key the word confirms
+  kWord,      // one of a sound part is
+  kLost,      //   the same of a damaged record
+  kGone,      // the record of a delete
 };
+bool is_hint(Proof proof) { return proof >= Proof::kNear && proof <= Proof::kHintLost; }
+bool is_certain(Proof proof) { return proof == Proof::kWord || proof == Proof::kLost; }
 
 struct Seen {
   uint64_t hash;
@@ -60,16 +64,22 @@ class Rebuilder {
   };
   struct Known {  // of a segment
     uint64_t life;
-    uint32_t used;     // bytes
-    uint32_t current;  // records
-    bool sound;        // the state says so, in a sound part
+    uint64_t said;            //   as the state says, or a damaged part of it
+    uint32_t used;            // bytes
+    uint32_t live;            // units, by the state
+    uint32_t units;           //   of the records that were taken
+    uint32_t current;         // records that were taken
+    uint32_t found, named;    // sound records; those that a word names
+    bool sound;               // the state says so, in a sound part
+    bool possible;            // a state can say so
+    bool may_be_a_strangers;  // only its own words say its life: another store may have left it here
   };
 
   uint64_t room() const { return segment_bytes_ - sizeof(media::StateLink); }
   uint64_t bytes_of_part(uint64_t part) const {
     return part + 1 < parts_.count() ? room() : root_.bytes - part * room();
   }
-  void read(uint64_t segment, uint64_t bytes);
+  void read(uint64_t segment, uint64_t bytes) { (void)log_.read_what_can_be(segment, memory_, bytes); }
   bool is_part(uint64_t part) const;
   void follow(uint64_t part, uint64_t segment);
   int gather_parts();
@@ -86,12 +96,14 @@ class Rebuilder {
   }
   Address address(uint64_t segment, uint64_t at) const { return Address{(segment * segment_bytes_ + at) / kUnitBytes}; }
   void know_segments();
+  void prove_life(uint64_t segment);
   int scan();
   int scan_segment(uint64_t segment);
   int note(const Record* record, Address address);
   int note_damaged(uint64_t segment, uint64_t from, uint64_t to);
   bool is_behind_the_state(uint64_t segment) const;
   bool begins_in(uint64_t segment, uint64_t life) const { return sound_at(segment, log_.first_at(segment), life); }
+  uint64_t units_of(uint64_t segment, uint64_t life) const;
   uint64_t guess_life(uint64_t segment) const;
   bool is_newer(const Seen& one, const Seen& other) const;
   bool has_order(const Seen& one, const Seen& other) const;  // is_newer() knows, and does not guess
@@ -100,6 +112,16 @@ class Rebuilder {
   template <class Visit>
   int each_key(Visit visit);
   int decide(const Seen* first, const Seen* last);
+  int decide_all();
+  bool live_units_agree() const;
+  bool list_is_of_now() const;
+  bool hints_agree() const { return !overtaken_ && keys_ <= root_.keys && live_units_agree() && list_is_of_now(); }
+  bool near_agrees() const { return nears_ == 0 || (nears_ == 1 && keys_ == root_.keys && dangling_ == 0); }
+  bool is_better(const Seen& one, const Seen& other) const;
+  bool may_be_a_strangers(const Seen& seen) const {
+    const Known& known = known_[log_.segment_of(seen.address())];
+    return known.may_be_a_strangers && known.named == 0 && words_.count() + hints_.count() != 0;
+  }
   int doubt(const Seen* first, const Seen* last);
   int take(const Seen& seen, bool doubtful);
   bool run_is_whole(const LargePlace& place) const;
@@ -120,17 +142,13 @@ class Rebuilder {
   GrowingArray<Seen> seen_;
   GrowingArray<LargeSeen> large_;
   GrowingArray<Seen> current_;
-  uint64_t keys_ = 0;  // that are accounted for
+  uint64_t keys_ = 0;        // that are accounted for
+  bool hints_count_ = true;  // damaged parts say what was written last
+  bool near_is_certain_ = true;
+  bool overtaken_ = false;  // of a key that a hint names there is a newer record
+  uint64_t nears_ = 0;      // records taken as kNear
+  uint64_t dangling_ = 0;   // hints that lead to damaged bytes where nothing confirms them
 };
-
-// What cannot be read becomes bytes that no checksum fits.
-void Rebuilder::read(uint64_t segment, uint64_t bytes) {
-  const uint64_t begin = segment * segment_bytes_;
-  if (log_.transfer(Op::kRead, begin, memory_, bytes) == 0) return;
-  for (uint64_t at = 0; at < bytes; at += kBlockBytes) {
-    if (log_.transfer(Op::kRead, begin + at, memory_ + at, kBlockBytes) < 0) memset(memory_ + at, 0, kBlockBytes);
-  }
-}
 
 // ---- the parts of the state -----------------------------------------------------------------------------------------
 
@@ -212,35 +230,61 @@ Proof Rebuilder::proof_of(uint64_t entry) const {
 
 // ---- records --------------------------------------------------------------------------------------------------------
 
-// What the state says of each segment. A life that is only a hint is tried.
+// What the state says of each segment.
 void Rebuilder::know_segments() {
+  const auto whole = static_cast<uint32_t>(segment_bytes_);
   for (uint64_t i = 0; i < log_.segments(); ++i) {
-    media::SegmentEntry entry;
+    media::SegmentEntry entry = {};
     const uint64_t at = i * sizeof entry, last = at + sizeof entry - 1;
-    if (last >= state_.count()) return;
-    memcpy(&entry, state_.begin() + at, sizeof entry);
-    const bool sound = parts_[at / room()].sound && parts_[last / room()].sound;
-    if (sound && entry.kind != media::SegmentKind::kRecords)
-      known_[i] = {0, 0, 0, true};
-    else
-      known_[i] = {entry.life, static_cast<uint32_t>(sound ? entry.used : segment_bytes_), 0, sound};
-    if (known_[i].used > segment_bytes_) known_[i].used = 0;
+    const bool there = last < state_.count();
+    if (there) memcpy(&entry, state_.begin() + at, sizeof entry);
+    Known& known = known_[i];
+    known.sound = there && parts_[at / room()].sound && parts_[last / room()].sound;
+    if (known.sound && (entry.kind != media::SegmentKind::kRecords || entry.used > whole)) continue;
+    known.life = known.said = entry.life;
+    known.possible = entry.kind == media::SegmentKind::kRecords && entry.used <= whole &&
+                     entry.used % kUnitBytes == 0 && entry.live <= entry.used / kUnitBytes;
+    known.used = known.sound ? entry.used : whole;
+    known.live = entry.live;
   }
 }
 
-// A segment of the log that goes on behind the state: replay is for that.
+// Begun, or gone on with, behind the state: of a log, replay is for that.
 bool Rebuilder::is_behind_the_state(uint64_t segment) const {
+  const uint64_t life = known_[segment].life;
+  if (same_open(life, root_.life) && life - root_.life < uint64_t{1} << 31) return true;
   if (root_.log == 0) return false;
   const media::BatchHeader* batch = log_.batch_at(root_.log, segment, memory_, log_.first_at(segment));
   return batch && batch->number >= root_.log_batch;
 }
 
-// Of the segment that was read; 0: nothing proves one.
+// Of the segment that was read: how much of it is of that life.
+uint64_t Rebuilder::units_of(uint64_t segment, uint64_t life) const {
+  uint64_t units = 0;
+  for (uint64_t at = log_.first_at(segment); life != 0 && at < segment_bytes_;) {
+    const uint64_t own = sound_at(segment, at, life) ? record_at(at)->units() : 0;
+    units += own;
+    at += (own ? own : 1) * kUnitBytes;
+  }
+  return units;
+}
+
+// Of the segment that was read, whose life is only a hint, if that. Of two lives that something there proves, one is
+// what damage has left.
+void Rebuilder::prove_life(uint64_t segment) {
+  Known& known = known_[segment];
+  if (begins_in(segment, known.life)) return;
+  const auto* header = reinterpret_cast<const media::BatchHeader*>(record_at(log_.first_at(segment)) + 1);
+  const uint64_t guess = guess_life(segment), life = guess ? guess : header->life;
+  if (!begins_in(segment, life) || units_of(segment, life) <= units_of(segment, known.life)) return;
+  known.life = life;
+  known.may_be_a_strangers = guess == 0 && header->log != root_.log;
+}
+
+// 0: nothing proves one.
 uint64_t Rebuilder::guess_life(uint64_t segment) const {
   const uint64_t said = known_[segment].life;
-  const auto* header = reinterpret_cast<const media::BatchHeader*>(record_at(log_.first_at(segment)) + 1);
-  if (begins_in(segment, header->life)) return header->life;
-  for (unsigned bit = 0; bit < 64; ++bit)
+  for (unsigned bit = 0; said != 0 && bit < 64; ++bit)
     if (begins_in(segment, said ^ uint64_t{1} << bit)) return said ^ uint64_t { 1 } << bit;
   const auto around = [&](uint64_t life) {
     for (uint64_t guess = life - kLivesAround; guess != life + kLivesAround; ++guess)
@@ -262,6 +306,9 @@ int Rebuilder::note(const Record* record, Address address) {
                                 : hash_of({record->key(), record->key_bytes});
   const Proof proof = gone ? Proof::kGone : proof_of(turned_entry(hash, address));
   const Seen seen{hash, address.value | uint64_t{record->units()} << kAddressBits | static_cast<uint64_t>(proof) << 56};
+  Known& known = known_[log_.segment_of(address)];
+  ++known.found;
+  known.named += proof == Proof::kWord || proof == Proof::kHint ? 1 : 0;
   if (!seen_.push(seen)) return -ENOMEM;
   return large && !large_.push({address.value, record->large()}) ? -ENOMEM : 0;
 }
@@ -278,9 +325,12 @@ int Rebuilder::note_damaged(uint64_t segment, uint64_t from, uint64_t to) {
                             record->key_bytes <= segment_bytes_ - at - sizeof(Record);
       uint64_t hash = readable ? hash_of({record->key(), record->key_bytes}) : 0;
       const bool confirmed = readable && turned_entry(hash, address(segment, at)) == *word;
-      if (!confirmed && (words == &hints_ || turned_entry(*word, Address{0}) == 0)) continue;
+      const bool may_be_count = turned_entry(*word, Address{0}) == 0;
+      dangling_ += !confirmed && words == &hints_ && !may_be_count ? 1 : 0;
+      if (!confirmed && (words == &hints_ || may_be_count)) continue;
       if (!confirmed) hash = *word;  // of no key: a group of its own, and the entry is as it was
-      if (!seen_.push({hash, address(segment, at).value | static_cast<uint64_t>(Proof::kLost) << 56})) return -ENOMEM;
+      const Proof proof = words == &words_ ? Proof::kLost : Proof::kHintLost;
+      if (!seen_.push({hash, address(segment, at).value | static_cast<uint64_t>(proof) << 56})) return -ENOMEM;
     }
   }
   return 0;
@@ -314,14 +364,11 @@ int Rebuilder::scan() {
     Known& known = known_[i];
     if (known.sound && known.used == 0) continue;
     read(i, segment_bytes_);
+    if (!known.sound) prove_life(i);
     if (root_.log != 0 && i + 1 == root_.log_segments[0])
       known.used = std::min(root_.log_at, static_cast<uint32_t>(segment_bytes_));
-    else if (!known.sound && is_behind_the_state(i))
+    else if (!known.sound && (known.life == 0 || is_behind_the_state(i)))
       known.used = 0;
-    if (!known.sound && !begins_in(i, known.life)) {
-      if (const uint64_t life = guess_life(i)) known.life = life;
-      if (known.life == 0) known.used = 0;
-    }
     if (const int status = scan_segment(i); status < 0) return status;
   }
   return 0;
@@ -356,31 +403,94 @@ int Rebuilder::each_key(Visit visit) {
 
 int Rebuilder::take(const Seen& seen, bool doubtful) {
   if (doubtful && !out_->doubtful.push(seen.address().value)) return -ENOMEM;
-  ++known_[log_.segment_of(seen.address())].current;
+  Known& known = known_[log_.segment_of(seen.address())];
+  ++known.current;
+  known.units += static_cast<uint32_t>(seen.units());
   ++keys_;
+  nears_ += seen.proof() == Proof::kNear ? 1 : 0;
   return current_.push(seen) ? 0 : -ENOMEM;
 }
 
-// A key that words of the state name. Of several that may be meant the newest is.
+// A key that words of the state name. What a sound part says is so; of several that a damaged one may mean, the newest.
 int Rebuilder::decide(const Seen* first, const Seen* last) {
   const Seen* best = nullptr;
   bool ordered = true;
   for (const Seen* one = first; one != last; ++one) {
-    if (one->proof() == Proof::kWord || one->proof() == Proof::kLost) return take(*one, false);
-    if (one->proof() != Proof::kHint && one->proof() != Proof::kNear) continue;
+    if (is_certain(one->proof())) return take(*one, false);
+    if (!hints_count_ || !is_hint(one->proof())) continue;
     ordered = ordered && (!best || has_order(*one, *best));
     if (!best || is_newer(*one, *best)) best = one;
   }
-  return best ? take(*best, !ordered) : 0;
+  for (const Seen* one = first; best && one != last; ++one)
+    overtaken_ = overtaken_ || (one != best && has_order(*one, *best) && is_newer(*one, *best));
+  return best ? take(*best, !ordered || (best->proof() == Proof::kNear && !near_is_certain_)) : 0;
 }
 
-// One that none names: its newest record whose pair can be read.
+// No more lives in a segment than the state says. One changed bit may be in what it says.
+bool Rebuilder::live_units_agree() const {
+  unsigned more = 0, less = 0, changed_bits = 0;
+  for (const Known& known : known_) {
+    if (known.said == 0 || known.said != known.life || known.units == known.live) continue;
+    if (known.units < known.live) {
+      ++less;
+      continue;
+    }
+    if (known.sound) return false;
+    ++more;
+    changed_bits = static_cast<unsigned>(std::popcount(known.units ^ known.live));
+  }
+  return more == 0 || (more == 1 && less == 0 && changed_bits == 1 && keys_ == root_.keys);
+}
+
+// The list has the lives that are there, and the segment that was begun last, whatever lives in it. Another store's and
+// an older one have not.
+bool Rebuilder::list_is_of_now() const {
+  uint64_t listed = 0, not_listed = 0;
+  bool any = false;
+  for (const Known& known : known_) {
+    if (known.sound || known.found == 0) continue;
+    const bool by_list = std::popcount(known.said ^ known.life) <= 1;
+    any = any || by_list;
+    if (known.possible && !by_list) return false;
+    if (!same_open(known.life, root_.life)) continue;
+    uint64_t& newest = by_list ? listed : not_listed;
+    newest = std::max(newest, known.life);
+  }
+  return !any || not_listed <= listed;
+}
+
+// By the words of damaged parts, too, as long as nothing contradicts them: these may be what an older state has left
+// there. And by one with a changed bit, if all the rest is as it should be: else its record may be one that is lost.
+int Rebuilder::decide_all() {
+  for (;;) {
+    const int status = each_key([&](const Seen* first, const Seen* last) { return decide(first, last); });
+    if (status < 0 || hints_.count() == 0) return status;
+    if (hints_count_ && !hints_agree())
+      hints_count_ = false;
+    else if (near_is_certain_ && !near_agrees())
+      near_is_certain_ = false;
+    else
+      return 0;
+    keys_ = nears_ = 0;
+    current_.clear();
+    out_->doubtful.clear();
+    for (Known& known : known_) known.current = known.units = 0;
+  }
+}
+
+// Of two whose order is a guess, that which a damaged part names.
+bool Rebuilder::is_better(const Seen& one, const Seen& other) const {
+  return has_order(one, other) || one.proof() == other.proof() ? is_newer(one, other) : one.proof() > other.proof();
+}
+
+// A key that no word names that counts: its newest record whose pair can be read.
 int Rebuilder::doubt(const Seen* first, const Seen* last) {
   const Seen *newest = nullptr, *gone = nullptr;
   for (const Seen* one = first; one != last; ++one) {
-    if (one->proof() != Proof::kNone && one->proof() != Proof::kGone) return 0;
+    if (is_certain(one->proof()) || (hints_count_ && is_hint(one->proof()))) return 0;
+    if (one->proof() == Proof::kHintLost || may_be_a_strangers(*one)) continue;
     const Seen*& best = one->proof() == Proof::kGone ? gone : newest;
-    if (best && !is_newer(*one, *best)) continue;
+    if (best && !is_better(*one, *best)) continue;
     const LargeSeen* large = large_at(one->address());
     if (!large || run_is_whole(large->place)) best = one;
   }
@@ -426,12 +536,14 @@ int Rebuilder::run() {
   if (status = scan(); status < 0) return status;
   std::sort(seen_.begin(), seen_.end(), [](const Seen& a, const Seen& b) { return a.hash < b.hash; });
   std::sort(large_.begin(), large_.end(), [](const auto& a, const auto& b) { return a.address < b.address; });
-  status = each_key([&](const Seen* first, const Seen* last) { return decide(first, last); });
-  if (status == 0 && keys_ < root_.keys)
+  status = decide_all();
+  if (status == 0 && (keys_ < root_.keys || !hints_count_))
     status = each_key([&](const Seen* first, const Seen* last) { return doubt(first, last); });
   if (status == 0) status = fill();
   std::sort(out_->doubtful.begin(), out_->doubtful.end());
-  out_->missing = root_.keys > keys_ ? root_.keys - keys_ : 0;
+  out_->hints_differ = !hints_count_;
+  const uint64_t certain = keys_ - out_->doubtful.count();
+  out_->not_certain = root_.keys > certain ? root_.keys - certain : 0;
   return status;
 }
 

@@ -7,11 +7,17 @@
 // recognized. Otherwise, while keys are missing (Root::keys), the newest record of a key that has no current one is
 // taken and marked doubtful: it may be an older value, or a pair that was deleted.
 //
-// Checksums are seeded by the life of a segment. Where the state's word on it is damaged, a batch's header has it, or
-// it is guessed: the same with one changed bit, or close to that of a neighbour. A sound record proves it.
+// A damaged part may also hold what an older state had there (a write that the device lost). Its words count only while
+// all of them can be right: no key that one names has a newer record, no more lives in a segment than the state says,
+// there are no more keys than the root says, and the segment begun last is in the list. Else none of them counts, and
+// every pair that no sound part names is doubtful.
+//
+// Checksums are seeded by the life of a segment. Where the state's word on it is damaged, it is guessed (the same with
+// one changed bit, or close to that of a neighbour), or a batch's header has it. A sound record proves it. By a header
+// alone it may be a segment that another store has left in this place: a record of it counts if a word names one there.
 //
 // Memory beyond dram_bytes: twice the state (some 20 bytes per key), 16 bytes per sound record and per key, 56 per
-// large pair; arrays are copied as they double.
+// large pair, 48 per segment; arrays are copied as they double.
 // Threading: one thread, at open. Blocks for the device; allocates.
 #pragma once
 #include <algorithm>
@@ -58,6 +64,7 @@ class GrowingArray {
     count_ = count;
     return true;
   }
+  void clear() { count_ = 0; }
   T* begin() const { return data_; }
   T* end() const { return data_ + count_; }
   T& operator[](uint64_t i) const { return data_[i]; }
@@ -73,7 +80,9 @@ struct Rebuilt {
   bool any = false;
   GrowingArray<uint64_t> parts;     // of the state, that are damaged: segment + 1; 0: not found
   GrowingArray<uint64_t> doubtful;  // addresses, in order
-  uint64_t missing = 0;             // pairs that the state counts and no record was found of
+  uint64_t not_certain = 0;         // pairs that the state counts, but for those that certainly are its own
+  uint64_t settled = 0;             //   of these, replaced or deleted in the log behind it
+  bool hints_differ = false;        // what damaged parts say does not agree with the records, and did not count
   void close() {
     parts.close();
     doubtful.close();

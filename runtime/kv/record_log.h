@@ -263,8 +263,9 @@ class Log {
   // records_are_sound: all records in [from, to) are what was written.
   const media::BatchHeader* batch_at(uint64_t log, uint64_t number, const char* memory, uint64_t at) const;
   bool records_are_sound(uint64_t number, const char* memory, uint64_t from, uint64_t to, uint64_t life) const;
-  [[nodiscard]] int read_to_replay(uint64_t number, char** memory);  // until the cleaner's frame is used again
-  void replayed(uint64_t number, uint64_t life, uint32_t used);      // it belongs to the log, up to that byte
+  // A segment, as read_what_can_be(); until the cleaner's frame is used for something else.
+  [[nodiscard]] int read_to_replay(uint64_t number, char** memory);
+  void replayed(uint64_t number, uint64_t life, uint32_t used);  // it belongs to the log, up to that byte
   void add_live(Address address, uint64_t units) {
     of(address).live.fetch_add(static_cast<uint32_t>(units), std::memory_order_relaxed);
     of(address).records.fetch_add(1, std::memory_order_relaxed);
@@ -331,6 +332,8 @@ class Log {
   char* cleaners_frame() const { return frame_memory(frame_count_); }  // pre: on a device, the cleaning mutex
   // Transfers bytes of the log; offset: from the start of the log.
   [[nodiscard]] int transfer(Op op, uint64_t offset, void* memory, uint64_t bytes);
+  // The first `bytes` of a segment, whole blocks. -errno: zeros, which no checksum fits, where the device fails.
+  [[nodiscard]] int read_what_can_be(uint64_t number, char* memory, uint64_t bytes);
 
   // Reads of single records that a caller carries out by a context of the device, instead of Look::cold. take_block: a
   // buffer of kColdBytes for one read; nullptr: all are in use, or there is too little memory. cold_bytes: how much to

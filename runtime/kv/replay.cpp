@@ -19,14 +19,9 @@ constexpr uint64_t kBlockBytes = media::kBlockBytes;
 
 unsigned long long number_of(uint64_t value) { return value; }
 
-// What a record takes the place of, as the record says it.
-struct Before {
-  std::atomic<uint64_t>* place = nullptr;
-  Address address;
-  uint64_t units = 0, value_bytes = 0, run = 0, run_count = 0;
-};
+}  // namespace
 
-Before before_of(Record* record) {
+Store::Before Store::before_of(Record* record) {
   const Replaced& old = *record->replaced();
   Before out{nullptr, Address{old.address}, old.units, old.value_bytes, 0, 0};
   if (record->size_type & RecordNotes::kReplacesRun) {
@@ -38,8 +33,6 @@ Before before_of(Record* record) {
   }
   return out;
 }
-
-}  // namespace
 
 // The entry of the record that cleaning moved here. Its tag and its segment are enough to know it, nearly always.
 std::atomic<uint64_t>* Store::find_moved(Shard& shard, uint64_t hash, const Record* record, Address* from) {
@@ -61,15 +54,18 @@ std::atomic<uint64_t>* Store::find_moved(Shard& shard, uint64_t hash, const Reco
   });
 }
 
-// The entry of that hash that salvage has guessed (rebuild.h): the log knows better.
-std::atomic<uint64_t>* Store::find_doubtful(Shard& shard, uint64_t hash, Address* at, uint64_t* units) {
-  const GrowingArray<uint64_t>& doubtful = rebuilt_.doubtful;
-  return shard.index.find_entry(hash, [&](Address address) {
-    if (!std::binary_search(doubtful.begin(), doubtful.end(), address.value)) return false;
+// What salvage of a damaged state has taken for the pair of that hash (rebuild.h): the log knows better.
+void Store::find_rebuilt(Shard& shard, uint64_t hash, Before* out) {
+  out->place = shard.index.find_entry(hash, [&](Address address) {
     Look look(log_);
     if (look.locked(address) < 0 || hash_of_record(look.record()) != hash) return false;
-    *at = address;
-    *units = look->units();
+    out->address = address;
+    out->units = look->units();
+    out->value_bytes = look->value_bytes;
+    if (look->type() != RecordType::kLarge || !log_.is_run(look->large())) return true;
+    out->value_bytes = look->large().value_bytes;
+    out->run = look->large().first;
+    out->run_count = look->large().count;
     return true;
   });
 }
@@ -97,7 +93,8 @@ int Store::apply(Record* record, Address address) {
   }
   if (rebuilt_.any && !before.place) {  // it may have another entry now, or none
     before = {};
-    before.place = find_doubtful(shard, hash, &before.address, &before.units);
+    find_rebuilt(shard, hash, &before);
+    rebuilt_.settled += record->moved() || replaces || deleted ? 1 : 0;
   } else if ((record->moved() || replaces || deleted) && !before.place) {
     return -EBADMSG;
   }
@@ -148,12 +145,11 @@ int Store::replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* lif
 // come after it. visit(batch, segment, memory, at): false: no more. 0 or -errno of the device.
 template <class Visit>
 int Store::visit_later(uint64_t log, const LogEnd& end, Visit visit) {
-  char* memory = log_.cleaners_frame();
+  char* memory;
   uint64_t segment = end.segment + 1, next[2] = {end.next[0], end.next[1]};
   for (uint64_t visited = 0; segment != 0 && segment <= log_.segments() && visited < log_.segments(); ++visited) {
-    if (const int status = log_.transfer(Op::kRead, (segment - 1) * log_.segment_bytes(), memory, log_.segment_bytes());
-        status < 0)
-      return status;
+    const int status = log_.read_to_replay(segment - 1, &memory);
+    if (status < 0 && !salvage_) return status;
     const bool first = visited == 0;
     for (uint64_t block = first ? end.at : 0; block < log_.segment_bytes();
          block = round_down(block, kBlockBytes) + kBlockBytes) {
@@ -212,7 +208,7 @@ int Store::replay(const media::Root& root, ErrorText* why) {
   LogEnd end{
       root.log_batch, root.log_segments[0] - uint64_t{1}, root.log_at, {root.log_segments[1], root.log_segments[2]}};
   LogEnd last = end;
-  int status = 0;
+  int status = 0, unread = 0;  // of the last segments
   while (status == 0) {
     const bool possible = end.segment < log_.segments() && end.at < log_.segment_bytes() &&
                           (log_.state(end.segment) == SegmentState::kFree ||
@@ -224,8 +220,9 @@ int Store::replay(const media::Root& root, ErrorText* why) {
     uint64_t life = log_.state(end.segment) == SegmentState::kSealed ? log_.life(end.segment) : 0;
     const uint64_t number = end.number;
     char* memory;
-    if (status = log_.read_to_replay(end.segment, &memory); status < 0) break;
-    status = replay_segment(root.log, memory, &end, &life);
+    const int read = log_.read_to_replay(end.segment, &memory);
+    status = read < 0 && !salvage_ ? read : replay_segment(root.log, memory, &end, &life);
+    if (number != end.number || read < 0) unread = read;
     if (number == end.number && status == 0) {
       // Nothing durable in it: the first segment of the log, or one that the last had only announced.
       if (number != root.log_batch || end.next[0] == 0 || end.at == log_.first_at(end.segment)) break;
@@ -237,6 +234,7 @@ int Store::replay(const media::Root& root, ErrorText* why) {
   last.number = end.number;
   const bool was_replayed = status == 0;
   if (was_replayed) status = find_later(root.log, last, why);
+  if (status == 0 && unread < 0) status = -EBADMSG;  // it may go on there
   if (status == -EBADMSG && salvage_) {
     lost_log_ = root.log;
     lost_ = last;

@@ -9,12 +9,10 @@
 #include <errno.h>
 #include <stddef.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <initializer_list>
 
 #include "kv/store.h"
+#include "kv/store_head.h"
 #include "lun/raw_io.h"
 #include "sys/arena.h"
 #include "sys/file.h"
@@ -22,51 +20,6 @@
 
 namespace lunar::kv {
 namespace {
-
-uint64_t checksum_of(const media::Superblock& super) {
-  return XXH3_64bits(&super, offsetof(media::Superblock, checksum));
-}
-
-class Block {  // aligned, for I/O
- public:
-  Block() : memory_(static_cast<char*>(map_private(media::kBlockBytes, ForkPolicy::kInherit))) {}
-  ~Block() {
-    if (memory_) unmap_private(memory_, media::kBlockBytes);
-  }
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-  char* get() const { return memory_; }
-
- private:
-  char* memory_;
-};
-
-bool geometry_is_possible(const media::Superblock& super, uint64_t device_bytes) {
-  if (super.segment_bits < 16 || super.segment_bits > 20 || super.shard_bits > 8) return false;
-  if (super.index_bits < Index::kBitsMin || super.index_bits > Index::kBitsMax) return false;
-  if (super.segment_count < Log::kSegmentsMin || super.segment_count > kLogBytesMax >> super.segment_bits) return false;
-  return super.back_offset == media::kHeadBytes + (super.segment_count << super.segment_bits) &&
-         super.device_bytes == super.back_offset + media::kTailBytes && super.device_bytes <= device_bytes;
-}
-
-ImageSpec root_spec(const media::Superblock& super) {
-  ImageSpec spec;
-  memcpy(spec.magic, media::kRootMagic, sizeof spec.magic);
-  memcpy(spec.uuid, super.uuid, sizeof spec.uuid);
-  spec.super_checksum = super.checksum;
-  spec.body_bytes = sizeof(media::Root);
-  spec.slot_bytes = media::kBlockBytes;
-  spec.known_incompatible = media::kFeatureLog;
-  return spec;
-}
-
-int superblock_write(Device* device, const media::Superblock& super) {
-  const Block block;
-  if (!block.get()) return -ENOMEM;
-  memcpy(block.get(), &super, sizeof super);
-  const int status = raw_io(device, Op::kWrite, 0, block.get(), media::kBlockBytes);
-  return status < 0 ? status : raw_io(device, Op::kWrite, media::kSecondSuperAt, block.get(), media::kBlockBytes);
-}
 
 // Before what it held is gone, both superblocks are: no crash leaves one over another store's roots.
 int format(Device* device, const media::Superblock& super, AtomicImage* root) {
@@ -79,44 +32,6 @@ int format(Device* device, const media::Superblock& super, AtomicImage* root) {
 }
 
 }  // namespace
-
-int superblock_read(Device* device, media::Superblock* out, ErrorText* why) {
-  const Block block;
-  if (!block.get()) return why->set(-ENOMEM, "key/value store on %s: no memory", device->name());
-  bool any = false;
-  int unread = 0;
-  for (const uint64_t at : {uint64_t{0}, media::kSecondSuperAt}) {
-    if (at + media::kBlockBytes > device->size_bytes()) continue;
-    if (const int status = raw_io(device, Op::kRead, at, block.get(), media::kBlockBytes); status < 0) {
-      unread = status;
-      continue;
-    }
-    memcpy(out, block.get(), sizeof *out);
-    if (memcmp(out->magic, media::kSuperMagic, sizeof out->magic) != 0) continue;
-    any = true;
-    if (out->checksum != checksum_of(*out)) continue;
-    if (out->version != media::kVersion)
-      return why->set(-EPROTONOSUPPORT, "key/value store on %s: format version %u; this Lunar knows %u", device->name(),
-                      out->version, media::kVersion);
-    if (geometry_is_possible(*out, device->size_bytes())) return 0;
-    if (out->device_bytes > device->size_bytes())
-      return why->set(-EBADMSG, "key/value store on %s: it was made on %llu bytes, and %llu are there", device->name(),
-                      static_cast<unsigned long long>(out->device_bytes),
-                      static_cast<unsigned long long>(device->size_bytes()));
-  }
-  *out = {};
-  if (unread < 0)
-    return why->set(unread, "key/value store on %s: cannot be read: %s", device->name(), errno_text(unread));
-  return any ? why->set(-EBADMSG, "key/value store on %s: both superblocks are damaged", device->name())
-             : why->set(-ENOENT, "%s: holds no key/value store", device->name());
-}
-
-bool superblock_is_copy(Device* device, uint64_t at, const media::Superblock& super, const char** fault) {
-  const Block block;
-  const int status = block.get() ? raw_io(device, Op::kRead, at, block.get(), media::kBlockBytes) : -ENOMEM;
-  *fault = status < 0 ? errno_text(status) : "it is not what the other copy is";
-  return status == 0 && memcmp(block.get(), &super, sizeof super) == 0;
-}
 
 // ---- links ----------------------------------------------------------------------------------------------------------
 
@@ -192,9 +107,6 @@ int Store::open_root(const StoreOptions& options, ErrorText* why) {
   int status = sys::random_bytes(&lives, sizeof lives);
   log_.begin_lives(lives >> 2);
   if (contents == Contents::kNew) {
-    memcpy(super_.magic, media::kSuperMagic, sizeof super_.magic);
-    super_.version = media::kVersion;
-    super_.header_bytes = sizeof super_;
     if (status == 0) status = sys::random_bytes(super_.uuid, sizeof super_.uuid);
     super_.segment_count = log_.segments();
     super_.back_offset = media::kHeadBytes + log_.bytes();
@@ -202,7 +114,7 @@ int Store::open_root(const StoreOptions& options, ErrorText* why) {
     super_.segment_bits = static_cast<uint32_t>(__builtin_ctzll(log_.segment_bytes()));
     super_.shard_bits = shard_bits_;
     super_.index_bits = shards_[0].index.bits();
-    super_.checksum = checksum_of(super_);
+    superblock_seal(&super_);
     if (status == 0) status = device_->reserve(DeviceOffset{0}, super_.device_bytes);
   }
   if (status == 0)
@@ -233,17 +145,22 @@ int Store::begin_commits(const StoreOptions& options, ErrorText* why) {
 
 int Store::load(media::Root* out, ErrorText* why) {
   SlotReport report;
-  int status = root_.load(read_only_ ? Repair::kNo : Repair::kOne, &report);
+  const Repair repair = salvage_ ? Repair::kSalvage : read_only_ ? Repair::kNo : Repair::kOne;
+  int status = root_.load(repair, &report);
   if (status == -EPROTONOSUPPORT || status == -EROFS)
     return why->set(status, "key/value store on %s: made by a later Lunar, which uses what this one does not know",
                     device_->name());
-  root_bad_ = report.bad;
+  // One that is older is what a save leaves that was interrupted: the next open for writing ends it.
+  root_bad_ = report.bad == report.older ? 0 : report.bad;
+  root_may_be_old_ = status == 0 && !report.proven;
   media::Root& root = *out;
   if (status == 0) memcpy(&root, root_.body(), sizeof root);
+  if (root_may_be_old_ && root.keys == 0) status = -EBADMSG;  // "empty" is no answer
   if (status == 0 && root.first == 0) return 0;
   if (status < 0)
-    return why->set(status, "key/value store on %s: the roots of its saved state are damaged (%s: %s)", device_->name(),
-                    report.what, errno_text(status));
+    return why->set(status, "key/value store on %s: the roots of its saved state are damaged (%s: %s)%s",
+                    device_->name(), report.what, errno_text(status),
+                    !salvage_ && root_.newest_intact() ? "; `lunar kv dump --salvage` goes by one that is sound" : "");
   StateReader state(log_, root);
   status = load_segments(state);
   if (status == 0) status = load_shards(state);

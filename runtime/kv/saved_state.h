@@ -8,13 +8,6 @@
 
 namespace lunar::kv {
 
-// Reads the one of the two superblocks that is sound. -ENOENT: there is none; -EPROTONOSUPPORT: of a later version;
-// -EBADMSG; -errno of the device.
-[[nodiscard]] int superblock_read(Device* device, media::Superblock* out, ErrorText* why);
-
-// Whether the copy at `at` equals that superblock; if not, *fault says what is wrong.
-[[nodiscard]] bool superblock_is_copy(Device* device, uint64_t at, const media::Superblock& super, const char** fault);
-
 // Appends to a chain of links, for which it takes segments of the log. Pre: the caller has the cleaner's frame.
 class StateWriter {
  public:

@@ -9,7 +9,7 @@
 #include <new>
 
 #include "base/format.h"
-#include "kv/saved_state.h"
+#include "kv/store_head.h"
 #include "sys/arena.h"
 #include "sys/file.h"
 
@@ -42,7 +42,8 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
            bytes != 0 && ((bytes & (bytes - 1)) != 0 || bytes < Log::kSegmentBytesMin || bytes > Log::kSegmentBytesMax))
     status = why->set(-EINVAL, "key/value store: segments of %s; 64k, 128k, 256k, 512k or 1m", format_size(bytes).text);
   else if (options.contents == Contents::kKept)
-    status = superblock_read(options.device, &super, why);
+    status = superblock_read(
+        options.device, options.read_only && options.salvage ? HeadGone::kSalvage : HeadGone::kRefuse, &super, why);
   if (status < 0) {
     device_close(options.device);
     return status;

@@ -65,10 +65,11 @@ struct StoreOptions {
   // kKept: nothing is written, not even to repair what a crash left; set and del return -EROFS, flush does nothing. The
   // store may be open read-only several times at once
   bool read_only = false;
-  // With read_only: open the store in spite of damage that would otherwise make the open fail. A damaged saved state is
-  // reconstructed from its sound parts and the records (rebuild.h, also for the memory that this takes). If a log of
-  // durable sets is damaged in the middle, the store is as it was before the first damaged batch. sweep() reports all
-  // damage.
+  // With read_only: open the store in spite of damage that would otherwise make the open fail. Superblocks are found by
+  // the roots (store_head.h). The newest valid root counts; if a newer one may be gone, all pairs are doubtful. A damaged
+  // saved state is reconstructed from its sound parts and the records (rebuild.h, also for the memory that this takes).
+  // If a log of durable sets is damaged in the middle, the store is as it was before the first damaged batch. sweep()
+  // reports all damage.
   bool salvage = false;
 };
 
@@ -227,7 +228,13 @@ class Store {
   int visit_lost(void* context, OnLost on_lost);
   int apply(Record* record, Address address);
   std::atomic<uint64_t>* find_moved(Shard& shard, uint64_t hash, const Record* record, Address* from);
-  std::atomic<uint64_t>* find_doubtful(Shard& shard, uint64_t hash, Address* at, uint64_t* units);
+  struct Before {  // what a record takes the place of, as it says itself
+    std::atomic<uint64_t>* place = nullptr;
+    Address address;
+    uint64_t units = 0, value_bytes = 0, run = 0, run_count = 0;
+  };
+  static Before before_of(Record* record);
+  void find_rebuilt(Shard& shard, uint64_t hash, Before* out);
   int settle();
   int save();
   void save_early();
@@ -326,7 +333,8 @@ class Store {
   uint64_t full_at_ = 0;  // live bytes when saves or cleaning no longer helped. Under the cleaning mutex
   media::Superblock super_ = {};
   AtomicImage root_;
-  unsigned root_bad_ = 0;  // slots that were invalid at the open: SlotReport::bad
+  unsigned root_bad_ = 0;         // slots that were invalid at the open: SlotReport::bad
+  bool root_may_be_old_ = false;  // salvage: the newest root may be among them
   Budget budget_;
   Epochs epochs_;
   Log log_;

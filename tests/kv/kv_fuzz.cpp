@@ -30,7 +30,7 @@ namespace {
 constexpr uint64_t kBytes = 4 * kMiB, kSegment = 64 * kKiB, kKeys = 3000, kSlot = 4096;
 
 struct Counts {
-  uint64_t images = 0, refused = 0, opened = 0, damages = 0;
+  uint64_t images = 0, refused = 0, opened = 0, salvaged = 0, damages = 0;
 };
 
 class Image {
@@ -381,6 +381,28 @@ void crash_durably(std::vector<char>* memory) {
   store->close();
 }
 
+// The same by salvage, which gives what it can of anything: what it opens comes to an end, too.
+void use_salvaged(std::vector<char>* memory, Counts* counts) {
+  lunar_test::MemoryDevice device(memory->data(), kBytes);
+  StoreOptions options = options_for(&device, Contents::kKept);
+  options.read_only = options.salvage = true;
+  ErrorText why;
+  Store* store = nullptr;
+  if (const int status = Store::open(options, &store, &why); status < 0) {
+    expect(status, "salvage");
+    if (!why.text[0]) fail("a refusal without a word");
+    return;
+  }
+  kv::CheckReport report;
+  Sweep sweep;
+  sweep.on_damage = [](void*, const Damage&) {};
+  sweep.on_pair = [](void*, Bytes, Bytes) { return true; };
+  if (store->sweep(sweep, &report) < 0) fail("sweep of what was salvaged");
+  read_all(store);
+  store->close();
+  ++counts->salvaged;
+}
+
 // Whether it could be opened.
 bool use(std::vector<char>* memory, bool read_only, Counts* counts) {
   lunar_test::MemoryDevice device(memory->data(), kBytes);
@@ -447,6 +469,7 @@ int main(int argc, char** argv) {
     image.mutate();
     const std::vector<char> before = image.memory;
     const bool opened = use(&image.memory, true, &counts);
+    use_salvaged(&image.memory, &counts);
     std::vector<char> copy = before;
     crash_durably(&copy);
     if (image.memory != before) fail("a store that was opened for reading was written to");
@@ -454,8 +477,9 @@ int main(int argc, char** argv) {
     // What it left may be damaged, but is no worse to open.
     if (opened) (void)use(&image.memory, false, &counts);
   }
-  printf("%llu images: %llu refused, %llu opened, %llu damages named\n", static_cast<unsigned long long>(images),
-         static_cast<unsigned long long>(counts.refused), static_cast<unsigned long long>(counts.opened),
+  printf("%llu images: %llu refused, %llu opened, %llu salvaged, %llu damages named\n",
+         static_cast<unsigned long long>(images), static_cast<unsigned long long>(counts.refused),
+         static_cast<unsigned long long>(counts.opened), static_cast<unsigned long long>(counts.salvaged),
          static_cast<unsigned long long>(counts.damages));
   if (images >= 100 && (counts.refused < images / 10 || counts.opened < images / 10 || counts.damages == 0))
     fail("the changes are all of one kind");

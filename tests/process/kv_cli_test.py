@@ -149,6 +149,15 @@ def test_create(directory):
     refused(["get", enough, "a", "--dram", "1m"], little)
     check(not os.path.exists(os.path.join(directory, "never")), "a refused create leaves a file")
     refused(["create", directory], ["is a directory"])
+    link, target = os.path.join(directory, "link"), os.path.join(directory, "target")
+    os.symlink(target, link)
+    refused(["create", link], ["symbolic link that leads to nothing"])
+    refused(["create", link, "--force"], ["symbolic link that leads to nothing"])
+    told = run("info", link).stderr
+    check(b"symbolic link to " in told and b"lunar kv create" not in told, f"info of a link to nothing: {told}")
+    check(not os.path.exists(target) and os.path.islink(link), "a refused create changes nothing")
+    done("create", target, "--size", "8m")
+    done("set", link, "a", "b")
 
 
 def test_pairs(directory):
@@ -484,6 +493,64 @@ def damage_elsewhere(store):
     check(found["pairs_doubtful"] > 0 and found["pairs_lost"] == 0, f"doubtful: {found['pairs_doubtful']}")
 
 
+def damage_of_the_head(store):
+    """Both superblocks, as `dd` with the wrong name leaves it: the store is found by its roots, and never made anew."""
+    for bytes_gone, code in ((64 << 10, 0), (128 << 10, 3)):   # the second time with records
+        shutil.copyfile(store.sound, store.place)
+        with open(store.place, "r+b") as file:
+            file.write(bytes(bytes_gone))
+        for words in (["info"], ["dump"], ["get", "key 1"], ["set", "key 1", "a"], ["load"], ["compact"]):
+            refused([words[0], store.place, *words[1:]], ["both superblocks are damaged", "kv dump --salvage"], store.place,
+                    code=3, given=b'{"key":"a","value":"b"}')
+        refused(["create", store.place], ["holds a key/value store", "--force"], store.place)
+        before = digest(store.place)
+        found = as_json("check", store.place, code=3 if code else 1)
+        check([damage["what"] for damage in found["damages"][:2]] == ["superblock"] * 2, f"the head: {found['damages'][:3]}")
+        result = run("dump", "--salvage", "--json", store.place)
+        check(result.returncode == code, f"dump --salvage without a head: {result.stderr!r}")
+        pairs = {text_of(pair, "key"): text_of(pair, "value") for pair in map(json.loads, result.stdout.splitlines())}
+        wrong = any(store.pairs.get(key) != value for key, value in pairs.items())
+        check(not wrong and len(store.pairs) == len(pairs) + found["pairs_lost"], "what comes out without a head")
+        check(digest(store.place) == before, "salvage writes")
+    # All of the roots are gone, too: one line, and nothing changed.
+    with open(store.place, "r+b") as file:
+        file.seek(16 * MIB - 65536)
+        file.write(bytes(65536))
+        file.seek(0)
+        file.write(b"LunarKVstore\0\0\0\0")
+    refused(["dump", "--salvage", store.place], [], store.place)
+
+
+def damage_of_roots(store):
+    """Roots that are damaged in both copies: the other image is read, and nothing passes for certain."""
+    for at in (4096, 8192):
+        shutil.copyfile(store.sound, store.place)
+        for offset in (at, 16 * MIB - 65536 + at - 4096):
+            flip(store.place, offset + 40)
+        refused(["dump", store.place], ["roots of its saved state are damaged"], store.place, code=3)
+        result = run("dump", "--salvage", "--json", store.place)
+        check(result.returncode == 3 and result.stderr.count(b"\n") >= 1, f"one of two roots: {result.stderr!r}")
+    for offset in (4096, 8192, 16 * MIB - 65536, 16 * MIB - 61440):
+        flip(store.place, offset + 41)
+    refused(["dump", "--salvage", store.place], ["roots of its saved state are damaged", "earlier dump or a backup"],
+            store.place, code=3)
+    # A save that was interrupted between its two copies is no damage.
+    shutil.copyfile(store.sound, store.place)
+    with open(store.place, "rb") as file:
+        file.seek(16 * MIB - 65536)
+        back = file.read(8192)
+    done("set", store.place, "key 1", "a")
+    done("set", store.place, "key 2", "b")
+    with open(store.place, "rb") as file:
+        file.seek(16 * MIB - 65536)
+        now = file.read(8192)
+    newest = 4096 if struct.unpack_from("<Q", now, 4096 + 32) > struct.unpack_from("<Q", now, 32) else 0
+    with open(store.place, "r+b") as file:
+        file.seek(16 * MIB - 65536 + newest)
+        file.write(back[newest:newest + 4096])
+    check(as_json("check", store.place)["verdict"] == "clean", "a save that was interrupted")
+
+
 def damage_of_dead_space(store):
     """A record that was replaced."""
     shutil.copyfile(store.sound, store.place)
@@ -500,7 +567,8 @@ def damage_of_dead_space(store):
 
 def test_damage(directory):
     store = DamagedStore(directory)
-    for test in (damage_of_values, damage_of_keys, damage_of_large_pairs, damage_elsewhere, damage_of_dead_space):
+    for test in (damage_of_values, damage_of_keys, damage_of_large_pairs, damage_elsewhere, damage_of_the_head,
+                 damage_of_roots, damage_of_dead_space):
         test(store)
 
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 
 #include "kv/inspect.h"
 #include "lun/compose.h"
@@ -103,7 +104,11 @@ int KvCommand::failed_to_open(int status, const ErrorText& why) const {
   // Nothing was done yet: more DRAM is all that it takes.
   if (status == -ENOMEM) return refuse((dram_.empty() ? "LUNAR_KV_DRAM: " : "--dram: ") + text);
   if (status == -ENOSPC) return refuse(text);  // the place is too small, and as it was
-  if (status == -ENOENT)
+  std::error_code no_link;
+  const std::string target = std::filesystem::read_symlink(place, no_link).string();
+  if (status == -ENOENT && !no_link && !is_there())
+    text += text_of("; it is a symbolic link to %s, where nothing is", shell_word(target).c_str());
+  else if (status == -ENOENT)
     text += text_of("; `lunar kv create %s` makes one", shell_word(place).c_str());
   else if (status == -EBADMSG && text.find("--salvage") == std::string::npos)
     text += "; an earlier dump or a backup may have what it held";

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// The head of a store that is kept: its two superblocks. The form: store_format.h.
+//
+// Both lie in the first 64 KiB, so one slip (zeros over the beginning of a device) takes both. What they said can be
+// found again: each root, of which two lie at the end, has the store's uuid and the checksum of its superblock, and of
+// the few geometries that a store can have at its place one alone gives that checksum.
+// Threading: any. Blocks for the device.
+#pragma once
+#include "base/error.h"
+#include "kv/store_format.h"
+#include "lun/volume/atomic_image.h"
+
+namespace lunar::kv {
+
+// What a read does where both superblocks are gone and a root tells them: of a store that was saved, so that there is
+// something to lose.
+enum class HeadGone : uint8_t {
+  kRefuse,   // -EBADMSG
+  kSalvage,  // *out is what they were
+};
+// The sound one of the two. -ENOENT: there is none; -EPROTONOSUPPORT: of a later version; -EBADMSG; -errno of the
+// device.
+[[nodiscard]] int superblock_read(Device* device, HeadGone head_gone, media::Superblock* out, ErrorText* why);
+// Whether the copy at `at` is that superblock; else *fault says what is wrong.
+[[nodiscard]] bool superblock_is_copy(Device* device, uint64_t at, const media::Superblock& super, const char** fault);
+
+void superblock_seal(media::Superblock* super);  // its magic, version and checksum
+[[nodiscard]] int superblock_write(Device* device, const media::Superblock& super);
+ImageSpec root_spec(const media::Superblock& super);
+
+}  // namespace lunar::kv
