@@ -21,8 +21,8 @@ class MovingTable {
   MovingTable() = default;
   explicit MovingTable(DictView* dict) : dict_(dict) {}
   explicit MovingTable(TableView* table) : table_(table) {}
-  // That of `store`, the keys or expiries of a database; none if there is none, or if a page on the way is missing.
-  // Without `lookup` that is read as the server does, by a fault. pre: no dictionary a slot.
+  // The table of `store`, the keys or expiries of a database; none if there is none, or if a page on the way is
+  // missing. Without `lookup` the store is read as the server does, by a fault. pre: not one dictionary per slot.
   static MovingTable of(const ServerLayout& layout, void* store, KeyLookup* lookup = nullptr);
 
   explicit operator bool() const { return dict_ != nullptr || table_ != nullptr; }
@@ -36,16 +36,16 @@ class MovingTable {
     const uint64_t* used = table_ != nullptr ? table_->used : dict_->used;
     return used[0] + used[1];
   }
-  // Of a dict: the gate pauses it, so that no step of the server's own meets what is missing. A table's pause would
-  // also keep holes in its chains; commands move a bucket each, and the gate stays ahead of them.
+  // A dict: the gate pauses it, so that no step of the server meets missing pages. A pause of a table would also keep
+  // holes in its chains; each command moves one bucket, and the gate stays ahead of the commands.
   bool pausable() const { return dict_ != nullptr; }
   bool small() const { return exponent(0) < (table_ != nullptr ? kTableExponentMin : kExponentMin); }
   bool large() const { return exponent(0) >= kExponentStays; }
 
-  // Whether bucket b of the old table and what it moves to are in DRAM; what is not is noted. *empty: nothing is in it
-  // (of a dict).
+  // Whether bucket b of the old table and what it moves to are in DRAM; missing pages are recorded. *empty: the bucket
+  // is empty (dicts only).
   bool bucket_ready(KeyLookup& lookup, uint64_t b, bool* empty) const;
-  // Of a dict n buckets that are not empty, but no more than ten times as many in all; of a table kTableStep, or those
+  // Moves n buckets of a dict that are not empty, but at most ten times as many in all; of a table kTableStep, or those
   // that are left.
   void move(const Mover& mover, unsigned n) const {
     if (table_ != nullptr)
