@@ -192,9 +192,9 @@ sys.exit(max(child.wait() for child in children))
 # more.
 ORPHAN = """
 import ctypes, os, sys, time
+root = os.getpid()
 if os.fork() == 0:
     os.setsid()
-    root = os.getppid()
     while os.getppid() == root: time.sleep(0.01)
     ctypes.CDLL(None).syscall(436, 3, 0xffffffff, 0)
     os.execv(sys.argv[1], [sys.argv[1], "burst", "96"])
