@@ -79,7 +79,8 @@ std::vector<Words> samples(const CommandKeys& keys, const Words& name, int64_t a
       list.push_back(filled(
           name, std::max(least, keys.last < 0 && arity < 0
                                     ? first + 4u * static_cast<size_t>(keys.step) + static_cast<size_t>(-keys.last - 1)
-                                    : 0)));
+                                : keys.last > 0 ? static_cast<size_t>(keys.last) + 1  // some modules' arity is -1
+                                                : 0)));
       break;
     case KeyForm::kCounted:
       head.push_back("2");
@@ -88,6 +89,7 @@ std::vector<Words> samples(const CommandKeys& keys, const Words& name, int64_t a
       list.push_back(filled(head, std::max(least, head.size() + 1)));
       break;
     case KeyForm::kStreams:
+      if (head.size() > 1) head[1] = "GROUP";
       head.push_back("STREAMS");
       list.push_back(filled(keyed(head, 2), head.size() + 4));
       break;

@@ -132,11 +132,14 @@ class Script:
 
     def bytes(self, changed):
         pick = self.pick
-        kinds = [self.command] * 12 + [self.transaction, self.protocol, self.tracking, self.replies, self.channel,
-                                       self.inline, self.inline, self.protocol]
+        broken = pick.random() < 0.3
+        kinds = [self.command] * 12 + [self.transaction, self.protocol, self.tracking, self.channel, self.inline,
+                                       self.inline, self.protocol]
+        if not changed and not broken:   # without a reply to an error, a server ends a connection now or never
+            kinds.append(self.replies)
         for _ in range(pick.randrange(3, 25)):
             pick.choice(kinds)()
-        if pick.random() < 0.3:
+        if broken:
             pick.choice([self.error, self.half])()
             for _ in range(pick.randrange(3)):
                 self.command()
