@@ -452,8 +452,8 @@ void chain_of_generations(const char* lun, unsigned generations) {
 
 void hundred_generations() { chain_of_generations(nullptr, 100); }
 
-// On a file with Lunar's format, in which each process has a virtual LUN: those of 15 ancestors stay, with what each had
-// reserved.
+// On a file with Lunar's format, in which each process has a virtual LUN: those of 15 ancestors stay, with what each
+// had reserved.
 void generations_on_virtual_luns() {
   char path[] = "/var/tmp/lunar-generations-XXXXXX";
   const int file = mkstemp(path);
