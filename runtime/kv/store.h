@@ -66,10 +66,10 @@ struct StoreOptions {
   // store may be open read-only several times at once
   bool read_only = false;
   // With read_only: open the store in spite of damage that would otherwise make the open fail. Superblocks are found by
-  // the roots (store_head.h). The newest valid root counts; if a newer one may be gone, all pairs are doubtful. A damaged
-  // saved state is reconstructed from its sound parts and the records (rebuild.h, also for the memory that this takes).
-  // If a log of durable sets is damaged in the middle, the store is as it was before the first damaged batch. sweep()
-  // reports all damage.
+  // the roots (store_head.h). The newest valid root counts; if a newer one may be gone, all pairs are doubtful. A
+  // damaged saved state is reconstructed from its sound parts and the records (rebuild.h, also for the memory that this
+  // takes). If a log of durable sets is damaged in the middle, the store is as it was before the first damaged batch.
+  // sweep() reports all damage.
   bool salvage = false;
 };
 

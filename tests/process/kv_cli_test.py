@@ -500,12 +500,13 @@ def damage_of_the_head(store):
         with open(store.place, "r+b") as file:
             file.write(bytes(bytes_gone))
         for words in (["info"], ["dump"], ["get", "key 1"], ["set", "key 1", "a"], ["load"], ["compact"]):
-            refused([words[0], store.place, *words[1:]], ["both superblocks are damaged", "kv dump --salvage"], store.place,
-                    code=3, given=b'{"key":"a","value":"b"}')
+            refused([words[0], store.place, *words[1:]], ["both superblocks are damaged", "kv dump --salvage"],
+                    store.place, code=3, given=b'{"key":"a","value":"b"}')
         refused(["create", store.place], ["holds a key/value store", "--force"], store.place)
         before = digest(store.place)
         found = as_json("check", store.place, code=3 if code else 1)
-        check([damage["what"] for damage in found["damages"][:2]] == ["superblock"] * 2, f"the head: {found['damages'][:3]}")
+        check([damage["what"] for damage in found["damages"][:2]] == ["superblock"] * 2,
+              f"the head: {found['damages'][:3]}")
         result = run("dump", "--salvage", "--json", store.place)
         check(result.returncode == code, f"dump --salvage without a head: {result.stderr!r}")
         pairs = {text_of(pair, "key"): text_of(pair, "value") for pair in map(json.loads, result.stdout.splitlines())}
