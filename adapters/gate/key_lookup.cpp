@@ -405,6 +405,7 @@ bool look_up_command(const ServerLayout& layout, const DatabaseView& database, c
   const bool tables = layout.keyspace() == Keyspace::kTables;
   if (parts) lookup.seen = &seen;
   unsigned nth = 0;
+  Wants wanted = Wants::kObject;  // of the key before
   uint64_t largest = UINT64_MAX;
   const bool sized = !parts || largest_whole(lookup, whole, database, keys, command, &largest);
   for_each_key(keys, command, [&](unsigned argument) {
@@ -416,7 +417,8 @@ bool look_up_command(const ServerLayout& layout, const DatabaseView& database, c
     const bool before = lookup.complete;
     lookup.complete = true;
     const Wants wants = wants_of_key(keys, command, n);
-    lookup.removes = tables && takes_out(keys, wants);
+    if (tables && (n == 0 || wants != wanted)) lookup.removes = takes_out(keys, wants);
+    wanted = wants;
     const Slice key = command.argument[argument];
     (void)lookup.look_up(database.expires, key);
     const auto* object = static_cast<const ObjectView*>(lookup.look_up(database.keys, key));

@@ -21,7 +21,8 @@ from resp import words_of
 
 SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
 PATIENCE_S = 30
-SILENCE_S = 0.25       # a script's replies are all there when nothing more comes
+THE_END = b"the end of a script"
+SILENCE_S = 1.5        # of a script whose end is no command any more: it is over when nothing more comes
 DEAF_S = 3             # a server takes no more, and ends the connection when it can reply
 CLIENTS, KEYS = 8, 3500
 HELD_MIN = 0.5         # a script
@@ -148,7 +149,7 @@ class Script:
             at = pick.randrange(len(data))
             other = [b"", b"\r", b"\n", b"$", b"*", b"9", b"\x00", pick.randbytes(1)]
             data[at:at + pick.randrange(2)] = pick.choice(other)
-        return bytes(data)
+        return bytes(data) + words_of(("RESET",)) + words_of(("ECHO", THE_END))
 
 
 class Twin:
@@ -179,6 +180,11 @@ class Twin:
             pass
         except OSError:
             self.ended = True
+
+    def over(self, now):
+        if self.ended or self.got.endswith(THE_END + b"\r\n"):
+            return True
+        return now > self.last + (DEAF_S if self.out else SILENCE_S)
 
 
 class Normal:
@@ -247,7 +253,7 @@ def exchange(scripts, servers, normal, pick):
             continue
         now = time.monotonic()
         same = [a.ended == b.ended and (a.ended or normal(bytes(a.got)) == normal(bytes(b.got))) for a, b in pairs]
-        silent = all(twin.ended or now > twin.last + (DEAF_S if twin.out else SILENCE_S) for twin in twins)
+        silent = all(twin.over(now) for twin in twins)
         if (all(same) and silent) or now > began + PATIENCE_S:
             break
         select.select([twin.socket for twin in twins if not twin.ended], [], [], 0.01)
