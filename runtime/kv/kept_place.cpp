@@ -105,10 +105,10 @@ int erase_ends(Device* device) {
 }
 
 // What there is, against what may be.
-int choose(const KeptPlace& place, HeadGone head_gone, Device* device, Contents* contents, ErrorText* why) {
+int choose(const KeptPlace& place, HeadDamage damage, Device* device, Contents* contents, ErrorText* why) {
   *contents = Contents::kKept;
   media::Superblock super;
-  const int found = superblock_read(device, head_gone, &super, why);
+  const int found = superblock_read(device, damage, &super, why);
   const bool only_there = place.take == Take::kLook || place.take == Take::kLoad;
   if (found != -ENOENT && (only_there || place.take == Take::kLoadOrMake)) return found;
   char what[64];
@@ -156,8 +156,8 @@ int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before
   // kWhole: a lock that readers share, and that a description for reading can have (superpipe/ownership.h).
   how.claim = how.read_only ? Claim::kWhole : Claim::kAlone;
   int status = raw_open(place.path, how, how.read_only ? Format::kNever : Format::kIfBlank, device, why);
-  const HeadGone head_gone = how.read_only && options->salvage ? HeadGone::kSalvage : HeadGone::kRefuse;
-  if (status == 0) status = choose(place, head_gone, *device, &options->contents, why);
+  const HeadDamage damage = how.read_only && options->salvage ? HeadDamage::kSalvage : HeadDamage::kRefuse;
+  if (status == 0) status = choose(place, damage, *device, &options->contents, why);
   if (status == 0) return 0;
   device_close(*device);
   *device = nullptr;

@@ -43,7 +43,7 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
     status = why->set(-EINVAL, "key/value store: segments of %s; 64k, 128k, 256k, 512k or 1m", format_size(bytes).text);
   else if (options.contents == Contents::kKept)
     status = superblock_read(
-        options.device, options.read_only && options.salvage ? HeadGone::kSalvage : HeadGone::kRefuse, &super, why);
+        options.device, options.read_only && options.salvage ? HeadDamage::kSalvage : HeadDamage::kRefuse, &super, why);
   if (status < 0) {
     device_close(options.device);
     return status;

@@ -122,7 +122,7 @@ ImageSpec root_spec(const media::Superblock& super) {
   return spec;
 }
 
-int superblock_read(Device* device, HeadGone head_gone, media::Superblock* out, ErrorText* why) {
+int superblock_read(Device* device, HeadDamage damage, media::Superblock* out, ErrorText* why) {
   const Block block;
   if (!block.get()) return why->set(-ENOMEM, "key/value store on %s: no memory", device->name());
   bool any = false;
@@ -140,14 +140,16 @@ int superblock_read(Device* device, HeadGone head_gone, media::Superblock* out, 
     if (out->version != media::kVersion)
       return why->set(-EPROTONOSUPPORT, "key/value store on %s: format version %u; this Lunar knows %u", device->name(),
                       out->version, media::kVersion);
-    if (geometry_is_possible(*out, device->size_bytes())) return 0;
+    if (geometry_is_possible(*out, damage == HeadDamage::kSalvage ? UINT64_MAX : device->size_bytes())) return 0;
     if (out->device_bytes > device->size_bytes())
-      return why->set(-EBADMSG, "key/value store on %s: it was made on %llu bytes, and %llu are there", device->name(),
-                      static_cast<unsigned long long>(out->device_bytes),
+      return why->set(-EBADMSG,
+                      "key/value store on %s: it was made on %llu bytes, and %llu are there; `lunar kv dump --salvage` "
+                      "gives what is in these",
+                      device->name(), static_cast<unsigned long long>(out->device_bytes),
                       static_cast<unsigned long long>(device->size_bytes()));
   }
   const bool found = find_by_roots(device, out);
-  if (found && head_gone == HeadGone::kSalvage) return 0;
+  if (found && damage == HeadDamage::kSalvage) return 0;
   *out = {};
   if (found)
     return why->set(-EBADMSG,

@@ -12,15 +12,15 @@
 
 namespace lunar::kv {
 
-// What a read does where both superblocks are gone and a root tells them: of a store that was saved, so that there is
-// something to lose.
-enum class HeadGone : uint8_t {
+// What a read does where both superblocks are gone and a root tells them (of a store that was saved, so that there is
+// something to lose), or where the device is shorter than they say (a copy that was broken off).
+enum class HeadDamage : uint8_t {
   kRefuse,   // -EBADMSG
   kSalvage,  // *out is what they were
 };
 // The sound one of the two. -ENOENT: there is none; -EPROTONOSUPPORT: of a later version; -EBADMSG; -errno of the
 // device.
-[[nodiscard]] int superblock_read(Device* device, HeadGone head_gone, media::Superblock* out, ErrorText* why);
+[[nodiscard]] int superblock_read(Device* device, HeadDamage damage, media::Superblock* out, ErrorText* why);
 // Whether the copy at `at` is that superblock; else *fault says what is wrong.
 [[nodiscard]] bool superblock_is_copy(Device* device, uint64_t at, const media::Superblock& super, const char** fault);
 

@@ -94,13 +94,17 @@ void AtomicImage::release() {
 
 int AtomicImage::read_slots() {
   const uint64_t side = 2 * spec_.slot_bytes;
+  const auto is_there = [&](uint64_t offset, uint64_t bytes) { return offset + bytes <= raw_->size_bytes(); };
   int status = 0;
   for (unsigned copy = 0; copy < places_.copies && status == 0; ++copy)
-    status = raw_io(raw_, Op::kRead, places_.offset[copy], slots_ + copy * side, side);
+    status = is_there(places_.offset[copy], side)
+                 ? raw_io(raw_, Op::kRead, places_.offset[copy], slots_ + copy * side, side)
+                 : -EIO;
   if (status != -EIO) return status;
   // A place that cannot be read is a damaged one: the others may do.
   for (unsigned i = 0; i < slots(); ++i) {
-    status = raw_io(raw_, Op::kRead, offset_of(i), slot(i), spec_.slot_bytes);
+    status = is_there(offset_of(i), spec_.slot_bytes) ? raw_io(raw_, Op::kRead, offset_of(i), slot(i), spec_.slot_bytes)
+                                                      : -EIO;
     if (status == -EIO)
       memset(slot(i), 0, spec_.slot_bytes);
     else if (status < 0)
