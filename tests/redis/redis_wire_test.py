@@ -60,7 +60,7 @@ class Script:
             ("EVAL", "return redis.call('GET', KEYS[1])", "1", key("s")), ("OBJECT", "ENCODING", key("l")),
             ("EVAL", "return redis.call('LPOP', KEYS[1])", "1", key("s")), ("DUMP", key("h")), ("XLEN", key("x")),
             ("GET",), ("GET", key("s"), "more"), ("NOSUCH", key("s")), ("ECHO", text(pick, 40)), ("", ""),
-            ("SETRANGE", key("s"), "7", "abc"), ("GETDEL", key("s")), ("LINDEX", key("l"), "-1"), ("DBSIZE", "x"),
+            ("SETRANGE", key("s"), "7", "abc"), ("GETDEL", key("s")), ("LINDEX", key("l"), "-1"), ("STRLEN",),
         ]))
 
     def transaction(self):
