@@ -188,7 +188,8 @@ class Twin:
 
 
 class Normal:
-    """Bytes that differ between two servers by design: the modules and the client's number in the reply of HELLO."""
+    """Bytes that differ between two servers by design: the modules and the client's number in the reply of HELLO, and
+    the refusal of a password, which a server drops while replies before it wait to be sent."""
 
     def __init__(self, *servers):
         self.pairs = []
@@ -209,6 +210,7 @@ class Normal:
     def __call__(self, data):
         for plain, tiered in self.pairs:
             data = data.replace(tiered, plain)
+        data = re.sub(rb"-WRONGPASS [^\r]*\r\n", b"", data)
         return re.sub(rb"\$2\r\nid\r\n:\d+", b"$2\r\nid\r\n:0", data)
 
 
