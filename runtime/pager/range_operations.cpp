@@ -24,6 +24,7 @@
 #include "sys/file.h"
 #include "sys/log.h"
 #include "sys/memory_constants.h"
+#include "sys/proc.h"
 
 namespace lunar {
 namespace {
@@ -137,7 +138,8 @@ int bring_in_by_faults(PagerState& state, const lunar_range* ranges, size_t coun
 }
 
 int bring_in_ranges(PagerState& state, const lunar_range* ranges, size_t count, Want want) {
-  if (!descriptors_in_place(state)) return bring_in_by_faults(state, ranges, count, want);
+  // A child of vfork: a ring that it made would be in its own descriptor table, and stay with the parent's thread.
+  if (!descriptors_in_place(state) || sys::memory_is_parents()) return bring_in_by_faults(state, ranges, count, want);
   int error = 0;
   Resolver* r = thread_resolver(state, &error);
   if (r == nullptr) return error;

@@ -422,6 +422,21 @@ void sequential_evicts_behind() {
   CHECK(holds(p, kBytes, 41) && holds(others, kOthers, 43) && munmap(p, kBytes) == 0 && munmap(others, kOthers) == 0);
 }
 
+// The child shares the memory of its parent, but not its descriptors: what it opens for this thread must not stay.
+void advised_by_a_child_of_vfork() {
+  constexpr size_t kBytes = 16 * kMiB;
+  char* p = map(kBytes);
+  fill(p, kBytes, 71);
+  for (int advice : {MADV_WILLNEED, MADV_POPULATE_READ}) {
+    push_out();
+    const pid_t child = vfork();
+    if (child == 0) _exit(madvise(p, 2 * kMiB, advice) == 0 ? 0 : 1);
+    int status = -1;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(madvise(p + 4 * kMiB, 2 * kMiB, MADV_POPULATE_READ) == 0 && holds(p, kBytes, 71));
+  }
+}
+
 // Not active: small, and nothing may activate it but what comes last.
 void guard_pages_before_activation() {
   if (!kernel_has_guards()) return;
@@ -449,6 +464,7 @@ constexpr Section kSections[] = {
     {"reservations", unmapped_reservations_are_emptied},
     {"keys", keys_protect_and_end_with_their_map},
     {"advice", advice_is_known_or_refused},
+    {"vfork", advised_by_a_child_of_vfork},
     {"guards", [] { guard_pages(false); }},
     {"heap-guards", [] { guard_pages(true); }},
     {"locks", locks},
