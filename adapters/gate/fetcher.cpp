@@ -4,6 +4,8 @@
 
 #include <errno.h>
 
+#include <algorithm>
+
 #include "pager/page_view.h"
 #include "pager/pager.h"
 #include "sys/arena.h"
@@ -83,33 +85,31 @@ void Fetcher::flush() {
   if (submitted_ == 0) return;
   const int wanted = submitted_ >= 16 ? 2 : 1;
   submitted_ = 0;
-  look_for_crowd();
-  leave_this_cpu();
+  const uint64_t now = sys::now_ns();
+  look_for_crowd(now);
+  leave_this_cpu(now);
   if (resting_.load(std::memory_order_seq_cst) == 0) return;
   uint64_t none = 0;
-  woken_ns_.compare_exchange_strong(none, sys::now_ns(), std::memory_order_relaxed);
+  woken_ns_.compare_exchange_strong(none, now, std::memory_order_relaxed);
   sys::futex_wake(&pending_, wanted, false);
 }
 
 // Every few wake-ups: whether most were late. The next attempt to keep off comes after a time that doubles as long as
 // attempts fail.
-void Fetcher::look_for_crowd() {
+void Fetcher::look_for_crowd(uint64_t now) {
   const uint32_t wakes = wakes_.load(std::memory_order_relaxed);
   if (wakes < kWakesLookedAt) return;
   const bool late = late_wakes_.load(std::memory_order_relaxed) > wakes / 2;
   wakes_.store(0, std::memory_order_relaxed);
   late_wakes_.store(0, std::memory_order_relaxed);
-  const uint64_t now = sys::now_ns();
-  if (now < crowded_until_ns_) return;
-  if (late) {
-    const bool again = now - crowded_until_ns_ < crowded_for_ns_;
-    crowded_for_ns_ = again ? std::min(2 * crowded_for_ns_, kCrowdedNsMax) : kCrowdedNsMin;
-    crowded_until_ns_ = now + crowded_for_ns_;
-  }
+  if (!late || now < crowded_until_ns_) return;
+  const bool again = now - crowded_until_ns_ < crowded_for_ns_;
+  crowded_for_ns_ = again ? std::min(2 * crowded_for_ns_, kCrowdedNsMax) : kCrowdedNsMin;
+  crowded_until_ns_ = now + crowded_for_ns_;
 }
 
-void Fetcher::leave_this_cpu() {
-  const int cpu = crowded_until_ns_ != 0 && sys::now_ns() < crowded_until_ns_ ? -1 : sys::current_cpu();
+void Fetcher::leave_this_cpu(uint64_t now) {
+  const int cpu = now < crowded_until_ns_ ? -1 : sys::current_cpu();
   if (cpu == left_cpu_) return;
   left_cpu_ = cpu;
   if (const int evictor = pager_evictor_thread(); evictor != 0) (void)sys::set_affinity_but(evictor, cpu);

@@ -61,8 +61,8 @@ class Fetcher {
   Request* take_batch(unsigned* ranges);
   bool fetch_batch();
   void finish(Request* first);
-  void leave_this_cpu();
-  void look_for_crowd();
+  void leave_this_cpu(uint64_t now);
+  void look_for_crowd(uint64_t now);
   void count_wake(uint64_t woken_ns);
 
   int event_fd_ = -1;
