@@ -94,21 +94,19 @@ int Resolver::open(const ResolverOptions& options) {
 
 void Resolver::close() {
   while (ops_in_flight_ != 0) (void)progress(true, 1000000);
-  for (unsigned i = 0; i < kLunIds; ++i) detach(i);
+  detach();
   unmap_private(window_, window_pages_ * state_.page_size);
   state_.account.give_fixed(window_pages_);
 }
 
-void Resolver::forget_parents() {
-  for (unsigned i = 0; i < kLunIds; ++i) detach(i);
-}
-
-// Forgotten first: a child that is forked meanwhile finds a context that is whole, or none.
-void Resolver::detach(unsigned lun) {
-  Context* context = contexts_[lun];
-  contexts_[lun] = nullptr;
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-  if (context != nullptr && state_.devices[lun] != nullptr) state_.devices[lun]->detach(context);
+// Each is forgotten first: a child that is forked meanwhile finds a context that is whole, or none.
+void Resolver::detach() {
+  for (unsigned lun = 0; lun < kLunIds; ++lun) {
+    Context* context = contexts_[lun];
+    contexts_[lun] = nullptr;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (context != nullptr && state_.devices[lun] != nullptr) state_.devices[lun]->detach(context);
+  }
 }
 
 Context* Resolver::context_for(unsigned lun) {

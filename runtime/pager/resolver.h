@@ -41,8 +41,10 @@ class Resolver {
   explicit Resolver(PagerState& state) : state_(state) {}
   // Window and tables; contexts are attached when a LUN is first read. Charged to the account. 0 or -errno.
   [[nodiscard]] int open(const ResolverOptions& options);
-  void close();           // waits for what is in flight
-  void forget_parents();  // in a forked child, before open(): gives back the memory of its parent's contexts
+  void close();  // waits for what is in flight
+  void forget_parents() {
+    detach();
+  }  // in a forked child, before open(): gives back the memory of its parent's contexts
 
   // Starts to make `page` resident, whose word was `seen` a moment ago; reads up to `run` evicted pages after it whose
   // slots are consecutive (read-ahead). `taken`: pages started or resident from `page` on (>= 1 unless
@@ -87,7 +89,7 @@ class Resolver {
   static constexpr unsigned kOpsMax = 128;
 
   Context* context_for(unsigned lun);
-  void detach(unsigned lun);
+  void detach();
   void submit_queued();
   int window_take(unsigned pages);
   void window_give(unsigned first, unsigned pages);
