@@ -219,16 +219,21 @@ static int killed() {
   return 0;
 }
 
-static rlim_t in_use(const char* key) {
+static rlim_t bytes_of_line(const char* path, const char* key) {
   rlim_t kib = 0;
   char line[256];
-  FILE* status = fopen("/proc/self/status", "r");
-  CHECK(status != nullptr);
-  while (fgets(line, sizeof line, status) != nullptr)
+  FILE* file = fopen(path, "r");
+  CHECK(file != nullptr);
+  while (fgets(line, sizeof line, file) != nullptr)
     if (strncmp(line, key, strlen(key)) == 0) kib = strtoul(line + strlen(key), nullptr, 10);
-  fclose(status);
-  CHECK(kib != 0);
+  fclose(file);
   return kib * 1024;
+}
+
+static rlim_t in_use(const char* key) {
+  const rlim_t bytes = bytes_of_line("/proc/self/status", key);
+  CHECK(bytes != 0);
+  return bytes;
 }
 
 // With `limit`, fork makes a child that works, or none. Whether it has made one.
@@ -257,16 +262,7 @@ static int limits() {
   return 0;
 }
 
-static rlim_t machine_has(const char* key) {
-  rlim_t kib = 0;
-  char line[256];
-  FILE* memory = fopen("/proc/meminfo", "r");
-  CHECK(memory != nullptr);
-  while (fgets(line, sizeof line, memory) != nullptr)
-    if (strncmp(line, key, strlen(key)) == 0) kib = strtoul(line + strlen(key), nullptr, 10);
-  fclose(memory);
-  return kib * 1024;
-}
+static rlim_t machine_has(const char* key) { return bytes_of_line("/proc/meminfo", key); }
 
 // A file of this test over the kernel's setting, for it and its children alone. False: not possible here.
 static bool pretend_strict_commits() {
