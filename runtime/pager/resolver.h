@@ -42,9 +42,8 @@ class Resolver {
   // Window and tables; contexts are attached when a LUN is first read. Charged to the account. 0 or -errno.
   [[nodiscard]] int open(const ResolverOptions& options);
   void close();  // waits for what is in flight
-  void forget_parents() {
-    detach();
-  }  // in a forked child, before open(): gives back the memory of its parent's contexts
+  // In a forked child, before open(): gives back the memory of its parent's contexts.
+  void forget_parents() { detach(); }
 
   // Starts to make `page` resident, whose word was `seen` a moment ago; reads up to `run` evicted pages after it whose
   // slots are consecutive (read-ahead). `taken`: pages started or resident from `page` on (>= 1 unless
