@@ -117,13 +117,14 @@ class Script:
 
     def error(self):
         """After most of these the server ends the connection."""
-        pick, key = self.pick, self.key("s").encode()
+        pick, key, name = self.pick, self.key("s").encode(), b"k%d" % self.client
         self.parts.append(pick.choice([
             b'GET "' + key + b"\r\n", b"GET '" + key + b"'x\r\n", b"SET x " + b"y" * 70000, b"*2147483648\r\n",
             b"*1048577\r\n$3\r\nGET\r\n", b"*x\r\n", b"*2\r\n$3\r\nGET\r\n$-5\r\n",
             b"*2\r\n$3\r\nGET\r\n$99999999999\r\n", b"*2\r\n$3\r\nGET\r\n:3\r\n",
-            b"*2\r\n$3\r\nGET\r\n$x\r\n", b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$3\r\nabcdef\r\n",
-            b"*2\r\n$3\r\nGETxx$1\r\nk\r\n", b"\x00\x00\xff\r\n", b"POST / HTTP/1.1\r\n", b"*" + b"1" * 70000,
+            b"*2\r\n$3\r\nGET\r\n$x\r\n", b"*3\r\n$3\r\nSET\r\n$2\r\n" + name + b"\r\n$3\r\nabcdef\r\n",
+            b"*2\r\n$3\r\nGETxx$2\r\n" + name + b"\r\n", b"\x00\x00\xff\r\n", b"POST / HTTP/1.1\r\n",
+            b"*" + b"1" * 70000,
             b"*2\r\n$3\r\nGET\r\n$" + b"0" * 20 + b"4\r\nnone\r\n",
         ]))
 
