@@ -21,6 +21,7 @@
 #include "preload.h"
 #include "sys/file.h"
 #include "sys/log.h"
+#include "sys/memory_copy.h"
 #include "sys/proc.h"
 #include "untiered.h"
 

@@ -101,11 +101,7 @@ void standby_open(PagerState& state, bool child) {
   ErrorText unused;
   const int device = sys::uffd_keep_device(state.options.uffd_device);
   sys::note_own_descriptor(device, true);
-  if (state.uffd >= 0) {  // a parent's
-    if (sys::is_userfaultfd(state.uffd)) sys::close_file(state.uffd);
-    sys::note_own_descriptor(state.uffd, false);
-    state.uffd = -1;
-  }
+  if (state.uffd >= 0) close_uffd(state);  // a parent's
   if (device < 0 && open_uffd(state, &unused) < 0) state.uffd = -1;
   standby_lun(state, child);
 }

@@ -150,14 +150,23 @@ int open_uffd(PagerState& state, ErrorText* why) {
   int fd = sys::uffd_open(&state.features, why);
   if (fd < 0) return fd;
   state.uffd = sys::move_high(fd);
+  state.uffd_identity = sys::file_identity(state.uffd);
   sys::note_own_descriptor(state.uffd, true);
   return 0;
+}
+
+bool uffd_in_place(const PagerState& state) { return sys::is_file(state.uffd, state.uffd_identity); }
+
+void close_uffd(PagerState& state) {
+  sys::note_own_descriptor(state.uffd, false);
+  if (uffd_in_place(state)) sys::close_file(state.uffd);
+  state.uffd = -1;
 }
 
 bool descriptors_in_place(const PagerState& state) {
   for (unsigned lun = 0; lun < kLunIds; ++lun)
     if (!is_in_place(state, lun)) return false;
-  return sys::is_userfaultfd(state.uffd);
+  return uffd_in_place(state);
 }
 
 int fork_descriptors_prepare(PagerState& state, ForkDescriptors* out) {
@@ -194,8 +203,7 @@ void fork_descriptors_parent(const ForkDescriptors& descriptors) {
 
 void fork_descriptors_child(PagerState& state, const ForkDescriptors& descriptors) {
   // First: where the program had closed the userfaultfd, a LUN may have its number now.
-  sys::note_own_descriptor(state.uffd, false);
-  if (sys::is_userfaultfd(state.uffd)) sys::close_file(state.uffd);
+  close_uffd(state);
   for (unsigned lun = 0; lun < kLunIds; ++lun) {
     for (unsigned i = 0; i < kDeviceFdsMax; ++i) {
       const int fd = descriptors.reopened[lun][i];

@@ -21,6 +21,9 @@ void share_device(PagerState& state, unsigned lun, unsigned with);  // number `l
 void forget_device(PagerState& state, unsigned lun);
 // Opens a new userfaultfd as state.uffd. 0 or -errno with *why.
 [[nodiscard]] int open_uffd(PagerState& state, ErrorText* why);
+// Whether that is still what state.uffd is in the calling thread's table.
+[[nodiscard]] bool uffd_in_place(const PagerState& state);
+void close_uffd(PagerState& state);  // unless the program has a descriptor of its own there
 
 // At the start: keeps a handle on the directory of the LUN option, if it is one.
 void keep_lun_directory(PagerState& state);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The three fork handlers. They run on the forking thread; in the child it is the only thread, and libc's and
-// jemalloc's locks may be held by threads that no longer exist: nothing here may allocate from the host.
+// jemalloc's locks may be held by threads that no longer exist: nothing here may allocate from the host. They need more
+// of a stack than a plain fork, which fits into a signal handler's of 8 KiB: so they have one of their own.
 #include "pager/fork.h"
 
 #include <errno.h>
@@ -32,6 +33,8 @@
 #include "sys/log.h"
 #include "sys/mem.h"
 #include "sys/memory_constants.h"
+#include "sys/memory_copy.h"
+#include "sys/own_stack.h"
 #include "sys/proc.h"
 
 // glibc's iteration over open FILEs (exported for gdb and malloc debuggers; GLIBC_2.2).
@@ -59,7 +62,9 @@ struct ForkInHand {
   bool gate = false;                 // there is no room to copy all of it
   ForkDescriptors descriptors;
 };
-ForkInHand g_fork;  // the forking thread's: fork_lock is held from prepare to parent/child
+// The forking thread's: fork_lock is held from prepare to parent/child.
+ForkInHand g_fork;
+constinit sys::OwnStack g_stack;
 
 // What this thread's check of a fork has reserved: in our name until prepare gives it to the child's member.
 struct ForkChecked {
@@ -91,9 +96,9 @@ void touch_around(const PagerState& state, const void* at, size_t below, size_t 
 
 // The forking thread's stack, with its local storage (at its top, if the program gave the memory), and the stack that
 // a child of clone() begins on: a coroutine's, a thread's, or a clone's may be tiered.
-void touch_stack(const PagerState& state, const void* child_stack) {
+void touch_stack(const PagerState& state, const void* here, const void* child_stack) {
   constexpr size_t kDepth = 64 * 1024, kCallers = 16 * 1024;  // of ours and libc's; several times what they use
-  touch_around(state, __builtin_frame_address(0), kDepth, kCallers);
+  touch_around(state, here, kDepth, kCallers);
   touch_around(state, __builtin_thread_pointer(), kCallers, kCallers);
   if (child_stack != nullptr) touch_around(state, static_cast<const char*>(child_stack) - 1, kDepth, 0);
 }
@@ -116,9 +121,9 @@ void touch_files() {
   }
 }
 
-void touch_for_child(const PagerState& state, const void* child_stack) {
+void touch_for_child(const PagerState& state, const void* here, const void* child_stack) {
   touch_files();
-  touch_stack(state, child_stack);
+  touch_stack(state, here, child_stack);
 }
 
 uint64_t committed_pages(PagerState& state) {
@@ -187,9 +192,8 @@ void charge_child(PagerState& state) {
   kept_pages_open(state);
 }
 
-void prepare(PagerState& state, const void* child_stack) {
-  sys::block_signals();  // until parent/child: a handler that forks would wait for this fork
-  state.fork_lock.lock();
+// `here`: the stack of the program's on which the fork is made.
+void prepare_locked(PagerState& state, const void* here, const void* child_stack) {
   g_fork = {};
   if (!pager_active()) {
     state.activation_lock.lock();
@@ -206,7 +210,7 @@ void prepare(PagerState& state, const void* child_stack) {
   g_fork.lun = lun_id_for_child(state);
   state.forking_since_ns.store(sys::now_ns());
   state.forking.store(true, std::memory_order_seq_cst);
-  touch_for_child(state, child_stack);  // while there is eviction to make room
+  touch_for_child(state, here, child_stack);  // while there is eviction to make room
   // Once our id is there nothing more is settled of what raw calls unmapped (unmapped.h); until then that may have
   // begun.
   do {
@@ -217,7 +221,7 @@ void prepare(PagerState& state, const void* child_stack) {
   } while (state.mutators.load(std::memory_order_seq_cst) != 0);
   state.forking_since_ns.store(sys::now_ns());
   state.evictor->pause();
-  touch_for_child(state, child_stack);  // what was evicted again meanwhile
+  touch_for_child(state, here, child_stack);  // what was evicted again meanwhile
   state.regions.lock.lock();
   state.lun_open_lock.lock();
   const uint32_t before = state.fork_epoch.load(std::memory_order_acquire);
@@ -240,6 +244,13 @@ void prepare(PagerState& state, const void* child_stack) {
   uint32_t none = 0;
   state.oldest_child.compare_exchange_strong(none, epoch);
   set_inheritable(state, true);
+}
+
+void prepare(PagerState& state, const void* child_stack) {
+  sys::block_signals();  // until parent/child: a handler that forks would wait for this fork
+  state.fork_lock.lock();
+  const void* here = __builtin_frame_address(0);
+  g_stack.call([&] { prepare_locked(state, here, child_stack); });
 }
 
 void release_parent(PagerState& state) {
@@ -401,7 +412,6 @@ int64_t settle_words(PagerState& state) {
 
 int child_restart(PagerState& state, ErrorText* why) {
   thread_resolver_forget(state);
-  sys::advise_vector_forget();
   fork_descriptors_child(state, g_fork.descriptors);
   program_end_forget();
   merge_written_early(state);
@@ -460,8 +470,6 @@ void enter_plain_child(PagerState& state) {
   standby_open(state, true);
   state.regions.lock.unlock();
   state.activation_lock.unlock();
-  state.fork_lock.unlock();
-  sys::unblock_signals();
 }
 
 // Makes the page table, the LUNs and the counts, which are copies of the parent's, this process' own. Returns the pages
@@ -512,10 +520,10 @@ void charge_difference(PagerState& state, int64_t resident) {
           space_remedy(state, space_bound(state, static_cast<uint64_t>(more))));
 }
 
-void child(PagerState& state, bool of_libc) {
+void child_locked(PagerState& state, bool of_libc, const void* here) {
   t_checked = {};
   sys::note_memory_owner();
-  if (of_libc) sys::threads_unmap_parents();
+  if (of_libc) sys::threads_unmap_parents(here);
   wipe_reset_in_child();
   HostGuard guard;
   if (!g_fork.engaged) return enter_plain_child(state);
@@ -536,7 +544,12 @@ void child(PagerState& state, bool of_libc) {
   if (int rc = child_restart(state, &why); rc < 0) fatal("%s", why.text);
   state.forking_tid.store(0);
   state.forking.store(false);
-  state.fork_lock.unlock();
+}
+
+void child(PagerState& state, bool of_libc) {
+  const void* here = __builtin_frame_address(0);
+  g_stack.call([&] { child_locked(state, of_libc, here); });
+  state.fork_lock.unlock();  // back on the program's stack: the next to fork takes the other one
   sys::unblock_signals();
 }
 
@@ -567,6 +580,7 @@ int fork_handlers_install() {
   static bool installed = false;
   if (installed) return 0;
   HostGuard guard;
+  g_stack.make();
   int rc = pthread_atfork([] { pager_fork_prepare(nullptr); }, pager_fork_parent, pager_fork_child_of_libc);
   installed = rc == 0;
   return -rc;

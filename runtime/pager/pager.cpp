@@ -26,6 +26,7 @@
 #include "sys/file.h"
 #include "sys/kernel.h"
 #include "sys/log.h"
+#include "sys/memory_copy.h"
 #include "sys/numa.h"
 #include "sys/proc.h"
 
@@ -151,7 +152,7 @@ int join_account(PagerState& state, ErrorText* why) {
 int activate_parts(PagerState& state, ErrorText* why) {
   if (!has_room(state)) return no_room(state, why);
   int rc = 0;
-  if (state.uffd < 0 || !sys::is_userfaultfd(state.uffd)) rc = open_uffd(state, why);
+  if (!uffd_in_place(state)) rc = open_uffd(state, why);
   if (rc < 0) return rc;
   // the program has closed them
   if (state.devices[0] != nullptr && !descriptors_in_place(state)) forget_device(state, 0);

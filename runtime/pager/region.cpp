@@ -11,6 +11,7 @@
 #include "base/format.h"
 #include "pager/activation.h"
 #include "pager/commit_charge.h"
+#include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
 #include "pager/pager.h"
@@ -220,7 +221,7 @@ static void unmap_region(const PagerState& state, const Region& region) {
     char* begin = region.address_of(PageIndex(first));
     const uint64_t bytes = (end - first) << state.page_shift;
     // else there would be an event
-    if (pager_active() && sys::is_userfaultfd(state.uffd)) (void)sys::uffd_unregister(state.uffd, begin, bytes);
+    if (pager_active() && uffd_in_place(state)) (void)sys::uffd_unregister(state.uffd, begin, bytes);
     (void)sys::unmap(begin, bytes);
   });
 }

@@ -18,6 +18,7 @@
 #include "pager/watched.h"
 #include "stats/counters.h"
 #include "superpipe/device.h"
+#include "sys/file.h"
 #include "sys/mem.h"
 #include "sys/thread.h"
 #include "sys/uffd.h"
@@ -92,6 +93,7 @@ struct PagerState {
   } space_request;
 
   int uffd = -1;  // same number in the program's and in the service threads' tables
+  sys::FileIdentity uffd_identity;
   sys::UffdFeatures features;
   EventGate event_gate;  // between installs and events
 

@@ -10,6 +10,7 @@
 
 #include "sys/file.h"
 #include "sys/mem.h"
+#include "sys/memory_copy.h"
 #include "sys/thread.h"
 
 namespace lunar {
@@ -21,7 +22,7 @@ struct StatsFile {
 };
 
 StatsFile* g_file = nullptr;
-pid_t g_owner = 0;
+uint32_t g_owner = 0;  // the copy of the memory whose counters the file shows (sys/memory_copy.h)
 
 }  // namespace
 
@@ -41,11 +42,11 @@ int stats_file_open(const char* path) {
   sys::close_file(fd);
   if (rc < 0) return static_cast<int>(rc);
   g_file = static_cast<StatsFile*>(memory);
-  g_owner = getpid();
+  g_owner = sys::memory_copy();
   return 0;
 }
 
-bool stats_file_is_open() { return g_file != nullptr && g_owner == getpid(); }
+bool stats_file_is_open() { return g_file != nullptr && g_owner == sys::memory_copy(); }
 
 // By the kernel: the file may have become shorter, which would be SIGBUS.
 void stats_file_write(const lunar_stats& stats) {

@@ -4,12 +4,12 @@
 // Threading: a context's owner only. May not allocate.
 #pragma once
 #include <errno.h>
-#include <unistd.h>
 
 #include <cstdint>
 
 #include "superpipe/device.h"
 #include "superpipe/wakeups.h"
+#include "sys/memory_copy.h"
 
 namespace lunar {
 
@@ -19,7 +19,7 @@ class OwnedContext : public Context {
  public:
   virtual void release() = 0;
   // False in a forked child.
-  bool mine() const { return getpid() == owner_pid_; }
+  bool mine() const { return sys::memory_copy() == copy_; }
 
  protected:
   // Reaps until nothing is in flight.
@@ -33,7 +33,7 @@ class OwnedContext : public Context {
   }
 
  private:
-  const pid_t owner_pid_ = getpid();
+  const uint32_t copy_ = sys::memory_copy();  // of the memory that it was made in
 };
 
 struct WatchSet {

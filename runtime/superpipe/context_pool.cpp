@@ -4,9 +4,10 @@
 #include "superpipe/context_pool.h"
 
 #include <errno.h>
-#include <unistd.h>
 
 #include <bit>
+
+#include "sys/memory_copy.h"
 
 namespace lunar {
 namespace {
@@ -17,18 +18,18 @@ constexpr uint64_t kBrokenNs = 50'000;  // between two looks at a ring that is o
 
 // In a forked child the first one forgets the parent's contexts; the others wait for it.
 void ContextPool::know_process(Device* device) {
-  const int self = getpid();
-  for (int known = pid_.load(std::memory_order_acquire); known != self; known = pid_.load(std::memory_order_acquire)) {
+  const int self = static_cast<int>(sys::memory_copy());
+  for (int known; (known = copy_.load(std::memory_order_acquire)) != self;) {
     if (known == -self) {
       sys::yield_cpu();
       continue;
     }
-    if (!pid_.compare_exchange_strong(known, -self, std::memory_order_acquire)) continue;
+    if (!copy_.compare_exchange_strong(known, -self, std::memory_order_acquire)) continue;
     lock_.reset_in_child();
     close(device);
     free_.store(0, std::memory_order_relaxed);
     waiting_.store(0, std::memory_order_relaxed);
-    pid_.store(self, std::memory_order_release);
+    copy_.store(self, std::memory_order_release);
   }
 }
 

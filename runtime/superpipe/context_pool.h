@@ -25,8 +25,8 @@ class ContextPool {
   void know_process(Device* device);
   int take_free();
 
-  std::atomic<int> pid_{0};           // the process that owns these contexts; < 0: a child is forgetting its parent's
-  std::atomic<uint32_t> free_{0};     // one bit per context
+  std::atomic<int> copy_{0};       // of the memory that these contexts are of; < 0: a child is forgetting its parent's
+  std::atomic<uint32_t> free_{0};  // one bit per context
   std::atomic<uint32_t> waiting_{0};  // threads that wait for a context,
   std::atomic<uint32_t> word_{0};     //   on this word, which changes when one becomes free
   sys::Mutex lock_;                   // of the members below

@@ -70,8 +70,18 @@ void* map_pages(size_t bytes, bool populate, bool plain = false, int protection 
   return address;
 }
 
+// A kernel without huge pages knows no such advice.
+void refuse_huge_pages(void* address, size_t bytes) {
+  const int saved = errno;
+  (void)sys::advise(address, bytes, MADV_NOHUGEPAGE);
+  errno = saved;
+}
+
 bool unmap_pages(void* address, size_t bytes) {
-  if (sys::unmap(address, bytes) < 0) return false;
+  const int saved = errno;
+  const bool done = sys::unmap(address, bytes) == 0;
+  errno = saved;
+  if (!done) return false;
   g_mapped_bytes.fetch_sub(bytes, std::memory_order_relaxed);
   return true;
 }
@@ -128,7 +138,7 @@ void* map_private(size_t bytes, ForkPolicy fork_policy) {
   void* address = map_pages(bytes, false, fork_policy == ForkPolicy::kWipe);  // what has a file is not wiped
   if (!address) return nullptr;
   // A huge page would charge 2 MiB for the first byte touched; the budget counts what is used. No THP: fine.
-  (void)sys::advise(address, bytes, MADV_NOHUGEPAGE);
+  refuse_huge_pages(address, bytes);
   const int advice = fork_policy == ForkPolicy::kDontFork ? MADV_DONTFORK : kWipeOnFork;
   if (fork_policy != ForkPolicy::kInherit && sys::advise(address, bytes, advice) < 0) {
     unmap_pages(address, bytes);
@@ -159,7 +169,7 @@ void* map_readable(size_t bytes) {
   if (bytes == 0 || bytes > SIZE_MAX / 2) return nullptr;
   bytes = round_up(bytes, sys::page_bytes());
   void* address = map_pages(bytes, false, false, PROT_READ);
-  if (address != nullptr) (void)sys::advise(address, bytes, MADV_NOHUGEPAGE);
+  if (address != nullptr) refuse_huge_pages(address, bytes);
   return address;
 }
 

@@ -48,14 +48,6 @@ constexpr char kProc[] = "/proc/";
 std::atomic<int> g_proc_directory{-1};
 std::atomic<uint64_t> g_proc_device{0};
 
-// readlink below /proc, also from another root directory.
-ssize_t read_proc_link(const char* path, char* target, size_t size) {
-  const ssize_t n = readlink(path, target, size);
-  const int proc = g_proc_directory.load(std::memory_order_relaxed);
-  if (n >= 0 || (errno != ENOENT && errno != EACCES) || proc < 0) return n;
-  return readlinkat(proc, path + sizeof kProc - 1, target, size);
-}
-
 int create_unlinked(const char* directory, int flags) {
   char path[4096];
   static uint32_t sequence = 0;  // names need only differ within a process; O_EXCL settles the rest
@@ -225,13 +217,15 @@ int move_high(int fd) {
   return high;
 }
 
-bool is_userfaultfd(int fd) {
-  char path[48], target[64];
-  format_to(path, sizeof path, "/proc/self/fd/%d", fd);
-  const ssize_t n = read_proc_link(path, target, sizeof target - 1);
-  if (n <= 0) return false;
-  target[n] = 0;
-  return strcmp(target, "anon_inode:[userfaultfd]") == 0;
+FileIdentity file_identity(int fd) {
+  struct stat status;
+  return file_status(fd, &status) < 0 ? FileIdentity{} : FileIdentity{status.st_dev, status.st_ino};
+}
+
+bool is_file(int fd, const FileIdentity& identity) {
+  if (identity.inode == 0) return false;
+  const FileIdentity now = file_identity(fd);
+  return now.device == identity.device && now.inode == identity.inode;
 }
 
 bool is_sealed_memory(int fd) {

@@ -23,8 +23,13 @@ int close_file(int fd);
 // Moves a descriptor of ours out of the low numbers that programs and shells use by name (`exec 3>file`); closes the
 // old number. Returns the new one, or `fd` itself when none is free.
 int move_high(int fd);
-// Whether `fd` is a userfaultfd: the program may have closed ours and use its number for something else.
-bool is_userfaultfd(int fd);
+// Which file a descriptor is of. A number does not tell: the program may have closed ours, and have a file of its own
+// there, also of the same kind. (Rings and userfaultfds have an inode each, from 5.16 on; eventfds and pidfds do not.)
+struct FileIdentity {
+  uint64_t device = 0, inode = 0;
+};
+FileIdentity file_identity(int fd);                  // {}: of none
+bool is_file(int fd, const FileIdentity& identity);  // in the calling thread's table; false for {}
 // Whether `fd` is memory sealed in size (the account of `lunar run`), and not a file that came to have its number.
 bool is_sealed_memory(int fd);
 // Closes every descriptor of the calling thread's table but those listed (sorted or not); for unshared tables.

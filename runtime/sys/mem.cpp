@@ -21,12 +21,10 @@
 #include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/memory_constants.h"
+#include "sys/memory_copy.h"
 
 #ifndef SYS_process_madvise
 #define SYS_process_madvise 440
-#endif
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434
 #endif
 
 namespace lunar::sys {
@@ -34,24 +32,12 @@ namespace {
 
 int result_of(long rc) { return rc < 0 ? -errno : 0; }
 
-// "This process" for process_madvise: the calling thread (PIDFD_SELF_THREAD, 6.14: nothing can close it, and it lives,
-// which the main thread need not), else a pidfd of our own, high up and inherited by no exec. -1: not probed, -2: none
-// works.
+// "This process" for process_madvise: the calling thread (PIDFD_SELF_THREAD, 6.14). It is no descriptor, so nothing can
+// close it, or have its number in another table; and the thread lives, which the main thread need not.
 constexpr int kPidfdSelf = -10000;
-std::atomic<int> g_self{-1};
 
-int open_pidfd() {
-  int fd = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
-  if (fd < 0) return -2;
-  int high = fcntl(fd, F_DUPFD_CLOEXEC, 600);
-  if (high < 0) return fd;
-  syscall(SYS_close, fd);
-  return high;
-}
-
-bool try_self(int self, void* page, int advice) {
-  iovec probe{page, page_bytes()};
-  return syscall(SYS_process_madvise, self, &probe, 1UL, advice, 0U) == static_cast<long>(page_bytes());
+long advise_self(const iovec* ranges, unsigned count, int advice) {
+  return syscall(SYS_process_madvise, kPidfdSelf, ranges, static_cast<unsigned long>(count), advice, 0U);
 }
 
 // 0 unknown, 1 native, 2 not, per advice; indexed by advice value (all are < 32).
@@ -62,7 +48,7 @@ std::atomic<uint8_t> g_vector_support[32];
 struct KeptFile {
   const char* path;
   std::atomic<int> fd{-1};
-  std::atomic<int> pid{0};
+  std::atomic<uint32_t> copy{0};  // of the memory that it tells of (memory_copy.h)
   std::atomic<uint64_t> device{0}, inode{0};
 };
 constinit KeptFile g_kept_files[] = {{"/proc/self/pagemap"}, {"/proc/self/mem"}};
@@ -77,7 +63,7 @@ bool is_kept(const KeptFile& file, int fd) {
 int kept_number(OwnFile which) {
   const KeptFile& file = kept_file(which);
   const int fd = file.fd.load();
-  return fd >= 0 && file.pid.load() == getpid() && is_kept(file, fd) ? fd : -1;
+  return fd >= 0 && file.copy.load() == memory_copy() && is_kept(file, fd) ? fd : -1;
 }
 
 // Where pagemap may not be opened (a process that has dropped root). mincore does not tell what the kernel has swapped
@@ -159,25 +145,16 @@ int remap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void
   return 0;
 }
 
-void advise_vector_forget() {
-  int self = g_self.exchange(-1);
-  if (self >= 0) syscall(SYS_close, self);
-  for (auto& support : g_vector_support) support.store(0);
-}
-
 bool advise_vector_is_native(int advice) {
   auto& support = g_vector_support[advice & 31];
   uint8_t known = support.load(std::memory_order_relaxed);
   if (known == 0) {
-    // A page of our own is advised, to find out how this kernel names "this process" and whether it takes the advice.
+    // A page of our own is advised, to find out whether this kernel knows the name, and takes the advice.
     void* page = nullptr;
     known = 2;
     if (map(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0, &page) == 0) {
-      int self = g_self.load(std::memory_order_relaxed);
-      if (self == -1 && try_self(kPidfdSelf, page, advice)) self = kPidfdSelf;
-      if (self == -1) self = open_pidfd();
-      g_self.store(self, std::memory_order_relaxed);
-      if (self != -2 && try_self(self, page, advice)) known = 1;
+      const iovec probe{page, page_bytes()};
+      if (advise_self(&probe, 1, advice) == static_cast<long>(page_bytes())) known = 1;
       (void)unmap(page, page_bytes());
     }
     support.store(known, std::memory_order_relaxed);
@@ -187,13 +164,11 @@ bool advise_vector_is_native(int advice) {
 
 int64_t advise_vector(const iovec* ranges, unsigned count, int advice) {
   if (!advise_vector_is_native(advice)) return advise_runs(ranges, count, advice);
-  long rc = syscall(SYS_process_madvise, g_self.load(std::memory_order_relaxed), ranges,
-                    static_cast<unsigned long>(count), advice, 0U);
+  long rc = advise_self(ranges, count, advice);
   if (rc >= 0) return rc;
   rc = -errno;
-  if (!is_refusal(rc) && rc != -ESRCH && rc != -EBADF) return rc;
-  // A filter that came after the probe, memory that may not be advised (mseal), or a pidfd of a main thread that has
-  // ended: the other call tells.
+  if (!is_refusal(rc)) return rc;
+  // A filter that came after the probe, or memory that may not be advised (mseal): the other call tells.
   const int64_t done = advise_runs(ranges, count, advice);
   if (done > 0) g_vector_support[advice & 31].store(2, std::memory_order_relaxed);
   return done;
@@ -269,7 +244,7 @@ bool is_own_file(int fd) {
 int keep_own_file(OwnFile which) {
   KeptFile& file = kept_file(which);
   const int before = file.fd.load();
-  const bool inherited = before >= 0 && file.pid.load() != getpid();
+  const bool inherited = before >= 0 && file.copy.load() != memory_copy();
   if (before >= 0 && !inherited && kept_number(which) == before) return before;
   if (inherited && is_kept(file, before)) close_file(before);  // the parent's: it would tell of the parent's memory
   file.fd.store(-1);
@@ -280,7 +255,7 @@ int keep_own_file(OwnFile which) {
   if (file_status(fd, &status) < 0) return -1;
   file.device.store(status.st_dev);
   file.inode.store(status.st_ino);
-  file.pid.store(getpid());
+  file.copy.store(memory_copy());
   file.fd.store(fd);
   return fd;
 }
@@ -371,6 +346,11 @@ bool has_limit(decltype(RLIMIT_AS) which) {
   return getrlimit(which, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
 }
 }  // namespace
+
+uint64_t address_space_most() {
+  rlimit limit{};
+  return getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : UINT64_MAX;
+}
 
 bool commits_are_counted() {
   char mode[8];

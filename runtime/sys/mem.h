@@ -17,7 +17,8 @@ size_t page_bytes();  // sysconf(_SC_PAGESIZE), cached
 [[nodiscard]] int unmap(void* address, size_t bytes);
 // The limit that stands in the way when memory is refused: "ulimit -d" where that is set and -v is not, ...
 const char* memory_limit();
-bool memory_is_limited();  // by one of these
+bool memory_is_limited();       // by one of these
+uint64_t address_space_most();  // RLIMIT_AS; UINT64_MAX: no limit
 // vm.overcommit_memory=2: writable private memory counts against a limit of the whole machine, whatever its flags.
 bool commits_are_counted();
 // By that, or against RLIMIT_DATA: only what is writable.
@@ -33,12 +34,11 @@ bool writable_is_counted();
 // msync: [address, address + bytes) of a file mapping is on stable storage when it returns. Pages are rounded outward.
 [[nodiscard]] int sync_range(void* address, size_t bytes);
 
-// process_madvise on this process: whole vector in one call where the kernel can (6.13+ for DONTNEED), else one madvise
+// process_madvise on this process: whole vector in one call where the kernel can (6.14), else one madvise
 // a run of adjacent entries. Returns bytes advised (a prefix of the vector), or -errno when none were. Entries behind
 // the prefix may be advised as well, and the one that failed in part.
 [[nodiscard]] int64_t advise_vector(const iovec* ranges, unsigned count, int advice);
 bool advise_vector_is_native(int advice);  // probed once a process
-void advise_vector_forget();               // in a forked child: a pidfd of the parent would advise the parent
 
 // Drops pages (MADV_DONTNEED), one an entry. dropped[i]: nothing maps it any more; else it is mapped as before (locked,
 // sealed). One call where nothing is in the way; what is, is got around page by page. Returns how many were dropped.

@@ -23,6 +23,7 @@
 #include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/mem.h"
+#include "sys/memory_copy.h"
 #include "sys/thread.h"
 
 namespace lunar::sys {
@@ -30,9 +31,10 @@ namespace {
 
 std::atomic<uint64_t> g_own[65536 / 64];
 std::atomic<uint32_t> g_own_files[65536];  // file_id; as few pages of it as there are such numbers
-// Of which process: a forked child has nothing pinned.
+// In which copy of the memory: a forked child has nothing pinned.
 struct OwnPinned {
-  int32_t pid, kib;
+  uint32_t copy;
+  int32_t kib;
 };
 std::atomic<OwnPinned> g_pinned{};
 std::atomic<uint32_t> g_making{0}, g_made{0};  // descriptors begun, and done with
@@ -131,8 +133,6 @@ uint64_t hexadecimal(const char** at) {
     value = value * 16 + static_cast<unsigned>(digit);
   }
 }
-std::atomic<int> g_owner{0};
-std::atomic<uint32_t>* g_unforked = nullptr;  // zero in a forked child (MADV_WIPEONFORK)
 
 }  // namespace
 
@@ -317,22 +317,22 @@ int64_t commit_bytes_left() {
   return limit - committed - admin - (mapped >= 0 && mapped / 32 < user ? mapped / 32 : user);
 }
 
+uint64_t pid_namespace() {
+  struct stat status;
+  return status_of("/proc/self/ns/pid", &status) ? status.st_ino : 0;
+}
+
+bool proc_has_own_ids() {
+  char target[16];
+  uint64_t id = 0;
+  const ssize_t n = read_link("/proc/self", target, sizeof target - 1);
+  if (n <= 0) return false;
+  target[n] = 0;
+  return parse_digits(target, &id) != nullptr && id == static_cast<uint64_t>(getpid());
+}
+
 bool process_lives(int pid) { return syscall(SYS_kill, pid, 0) == 0 || errno != ESRCH; }
 bool thread_lives(int thread_id) { return syscall(SYS_tgkill, getpid(), thread_id, 0) == 0 || errno != ESRCH; }
-
-void note_memory_owner() {
-  if (g_unforked == nullptr)
-    g_unforked = static_cast<std::atomic<uint32_t>*>(map_private(page_bytes(), ForkPolicy::kWipe));
-  if (g_unforked != nullptr) g_unforked->store(1, std::memory_order_relaxed);
-  g_owner.store(static_cast<int>(getpid()), std::memory_order_release);
-}
-
-bool memory_is_parents() {
-  if (getpid() == g_owner.load(std::memory_order_acquire)) return false;
-  if (g_unforked == nullptr || g_unforked->load(std::memory_order_relaxed) != 0) return true;
-  note_memory_owner();  // a copy: forked behind our back
-  return false;
-}
 
 void note_own_descriptor(int fd, bool add) {
   if (fd < 0 || fd >= 65536) return;
@@ -360,15 +360,16 @@ int next_own_descriptor(int from) {
 }
 
 void note_own_pinned(int64_t bytes) {
-  const auto pid = static_cast<int32_t>(getpid()), kib = static_cast<int32_t>(bytes / static_cast<int64_t>(kKiB));
+  const uint32_t copy = memory_copy();
+  const auto kib = static_cast<int32_t>(bytes / static_cast<int64_t>(kKiB));
   OwnPinned seen = g_pinned.load(std::memory_order_relaxed);
-  while (!g_pinned.compare_exchange_weak(seen, {pid, (seen.pid == pid ? seen.kib : 0) + kib},
+  while (!g_pinned.compare_exchange_weak(seen, {copy, (seen.copy == copy ? seen.kib : 0) + kib},
                                          std::memory_order_relaxed)) {}
 }
 
 uint64_t own_pinned_bytes() {
   const OwnPinned now = g_pinned.load(std::memory_order_relaxed);
-  return now.pid == static_cast<int32_t>(getpid()) ? static_cast<uint64_t>(now.kib) * kKiB : 0;
+  return now.copy == memory_copy() ? static_cast<uint64_t>(now.kib) * kKiB : 0;
 }
 
 }  // namespace lunar::sys

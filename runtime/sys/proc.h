@@ -31,6 +31,8 @@ bool this_thread_is_named(const char* prefix);
 // /proc.
 int other_live_threads();
 bool process_lives(int pid);  // also a zombie
+uint64_t pid_namespace();     // a number for that of this process; 0: /proc does not tell
+bool proc_has_own_ids();      // whether /proc shows process ids of that namespace, and not of one around it
 // Whether a thread of this process with that id is there.
 bool thread_lives(int thread_id);
 // Ends the process with the status of its first thread, as the kernel does when the first thread ended before the
@@ -42,11 +44,6 @@ bool thread_lives(int thread_id);
 // With vm.overcommit_memory=2: what the machine's commit limit leaves for this process; or -errno, where /proc does not
 // tell.
 [[nodiscard]] int64_t commit_bytes_left();
-// The calling process is the one that this memory lives and ends with: at start, and in a forked child.
-void note_memory_owner();
-// The calling process only runs in its parent's memory (vfork, clone with CLONE_VM). What it starts there ends with it,
-// and the memory lives on. Not for processes that make such a child and end before it.
-bool memory_is_parents();
 // Number of entries where the kernel tells it cheaply (st_size, 6.2+), else a value that changes at every call.
 uint64_t directory_size(const char* path);
 // Whether a descriptor is io_uring, AIO, RDMA, or a file opened with O_DIRECT; sets *which. Our own are not counted;

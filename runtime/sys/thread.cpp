@@ -30,6 +30,7 @@
 #include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/mem.h"
+#include "sys/memory_copy.h"
 
 namespace lunar::sys {
 namespace {
@@ -60,16 +61,17 @@ struct ThreadStart {
 };
 
 thread_local bool t_service __attribute__((tls_model("initial-exec"))) = false;
-// How many there are, of which process: a forked child has none of its parent's.
+// How many there are, in which copy of the memory: a forked child has none of its parent's.
 struct ServiceThreads {
-  int32_t pid, count;
+  uint32_t copy;
+  int32_t count;
 };
 std::atomic<ServiceThreads> g_service_threads{};
 
 void count_service_thread(int more) {
-  const auto pid = static_cast<int32_t>(getpid());
+  const uint32_t copy = memory_copy();
   ServiceThreads seen = g_service_threads.load(std::memory_order_relaxed);
-  while (!g_service_threads.compare_exchange_weak(seen, {pid, (seen.pid == pid ? seen.count : 0) + more},
+  while (!g_service_threads.compare_exchange_weak(seen, {copy, (seen.copy == copy ? seen.count : 0) + more},
                                                   std::memory_order_acq_rel)) {}
 }
 
@@ -77,12 +79,12 @@ thread_local bool t_own_files __attribute__((tls_model("initial-exec"))) = false
 cpu_set_t g_allowed;
 std::atomic<bool> g_allowed_known{false};
 
-// Service threads whose descriptor table is not the program's: process id in the upper half (a forked child has none of
-// its parent's), thread id in the lower. They end with their process only, so entries are not taken back.
+// Service threads whose descriptor table is not the program's: the copy of the memory in the upper half (a forked child
+// has none of its parent's), thread id in the lower. They end with their process only, so entries are not taken back.
 constexpr unsigned kOwnFilesMax = 128;
 std::atomic<uint64_t> g_own_files[kOwnFilesMax];
 
-uint64_t own_files_entry(int tid) { return static_cast<uint64_t>(getpid()) << 32 | static_cast<uint32_t>(tid); }
+uint64_t own_files_entry(int tid) { return uint64_t{memory_copy()} << 32 | static_cast<uint32_t>(tid); }
 
 void note_own_files() {
   const uint64_t mine = own_files_entry(thread_id());
@@ -210,12 +212,12 @@ void thread_end(pthread_t thread) {
   if (stack) unmap_stack(static_cast<char*>(stack) - page_bytes(), bytes + page_bytes());
 }
 
-void threads_unmap_parents() {
-  const auto here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+void threads_unmap_parents(const void* here) {
+  const auto at = reinterpret_cast<uintptr_t>(here);
   for (ThreadStack& stack : g_stacks) {
     char* base = stack.base.load();
     const size_t bytes = stack.bytes.load();
-    if (base == nullptr || here - reinterpret_cast<uintptr_t>(base) < bytes) continue;
+    if (base == nullptr || at - reinterpret_cast<uintptr_t>(base) < bytes) continue;
     stack.bytes.store(0);
     stack.base.store(nullptr);
     if (bytes != 0) unmap_private(base, bytes);  // 0: its thread was just being made
@@ -241,7 +243,7 @@ bool in_service_thread() { return t_service; }
 
 int service_threads() {
   const ServiceThreads now = g_service_threads.load(std::memory_order_acquire);
-  return now.pid == static_cast<int32_t>(getpid()) ? now.count : 0;
+  return now.copy == memory_copy() ? now.count : 0;
 }
 
 bool in_program_files() { return !t_own_files; }
@@ -426,7 +428,13 @@ void block_signals() {
 }
 
 void unblock_signals() {
-  if (--t_signal_blocks == 0) syscall(SYS_rt_sigprocmask, SIG_SETMASK, &t_before, nullptr, sizeof(uint64_t));
+  if (--t_signal_blocks != 0) return;
+  uint64_t held = 0;
+  syscall(SYS_rt_sigprocmask, SIG_SETMASK, &t_before, &held, sizeof held);
+  // What a fork handler of the program's has unblocked meanwhile. (What it has blocked looks like our own.)
+  if ((t_before & ~held) == 0) return;
+  const uint64_t mask = t_before & held;
+  syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, nullptr, sizeof mask);
 }
 
 void Mutex::lock() {

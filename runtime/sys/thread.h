@@ -30,9 +30,9 @@ struct ThreadSpec {
 template <class Begun>
 void wait_for_start(const char* what, Begun begun);
 void thread_end(pthread_t thread);  // joins, and gives back the stack that thread_start mapped
-// In a child of libc's fork(), from a handler: gives back the stacks of its parent's threads. (Children of _Fork and
-// clone keep them: libc still has them in its list of threads.)
-void threads_unmap_parents();
+// In a child of libc's fork(), from a handler: gives back the stacks of its parent's threads, but the one that `here`
+// lies in. (Children of _Fork and clone keep them: libc still has them in its list of threads.)
+void threads_unmap_parents(const void* here);
 // Asks the dynamic linker what thread_start will need. Once, where no other thread can be inside the linker for long.
 void threads_prepare();
 // calling service thread: SIGSEGV and SIGBUS go to the program's handlers

@@ -12,6 +12,7 @@
 // (liburing issues its system calls itself).
 #include "sys/uring.h"
 
+#include "sys/memory_copy.h"
 #include "sys/nvme.h"
 #include "sys/proc.h"
 #include "sys/thread.h"
@@ -27,8 +28,6 @@
 #include <unistd.h>
 
 #include <atomic>
-
-#include "base/format.h"
 
 namespace lunar::sys {
 namespace {
@@ -71,13 +70,6 @@ bool knows_fixed_vectors(io_uring* ring) {
   return answer != 0;
 }
 
-// The program may have closed our number and opened something else under it: that one is not ours to close.
-bool is_ring(int fd) {
-  char path[64], target[64] = {};
-  format_to(path, sizeof path, "/proc/thread-self/fd/%d", fd);
-  return readlink(path, target, sizeof target - 1) > 0 && strstr(target, "[io_uring]") != nullptr;
-}
-
 }  // namespace
 
 int Uring::init(const UringSetup& setup) {
@@ -107,7 +99,8 @@ int Uring::init(const UringSetup& setup) {
   // Best effort: 5.18 and newer, and at most 16 rings a thread. Without it the descriptor is used as it is.
   if (!setup.shared) (void)io_uring_register_ring_fd(&ring_);
   ready_ = true;
-  owner_pid_ = getpid();
+  identity_ = file_identity(ring_.ring_fd);
+  copy_ = memory_copy();
   if (in_program_files()) note_own_descriptor(descriptor_ = ring_.ring_fd, true);
   return 0;
 }
@@ -119,14 +112,16 @@ void Uring::destroy() {
   const bool in_table_of_program = descriptor_ >= 0;
   if (in_table_of_program) note_own_descriptor(descriptor_, false);
   descriptor_ = -1;
-  // In a forked child: its memory is not mapped there, and may be something else by now. The descriptor of a service
-  // thread's ring is not there, and its number may be a ring of the program's.
-  if (getpid() != owner_pid_) {
+  // The program may have closed our number, and have a file of its own under it, a ring too: not ours to close.
+  const bool in_place = is_file(ring_.ring_fd, identity_);
+  // In a forked child: its memory is not mapped there, and may be something else by now. (The descriptor of a service
+  // thread's ring is not there at all.)
+  if (copy_ != memory_copy()) {
     pinned_bytes_ = 0;
-    if (in_table_of_program && is_ring(ring_.ring_fd)) close(ring_.ring_fd);
+    if (in_place) close_file(ring_.ring_fd);
     return;
   }
-  if (is_ring(ring_.ring_fd)) {
+  if (in_place) {
     unregister_buffers();
     // The kernel ends a ring some milliseconds later, in the background; its files, and the locks on them, go now.
     (void)io_uring_unregister_files(&ring_);

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "sys/file.h"
+
 namespace lunar::sys {
 
 struct Cqe {
@@ -75,12 +77,13 @@ class Uring {
   void unregister_buffers();
 
   io_uring ring_{};
+  FileIdentity identity_;
   bool ready_ = false;
   int descriptor_ = -1;       // of the ring, when it lies in the program's table (sys/proc.h: not the program's own)
   int64_t pinned_bytes_ = 0;  // registered buffers
   bool deferred_ = false;
   bool fixed_vectors_ = false;
-  pid_t owner_pid_ = 0;
+  uint32_t copy_ = 0;  // of the memory that it was made in (sys/memory_copy.h)
 };
 
 // Whether this host lets us make a ring; 0 or -errno.

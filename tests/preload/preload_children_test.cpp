@@ -270,6 +270,24 @@ void many_fork_handlers() {
   for (char* block : g_blocks) free(block);
 }
 
+// A fork handler of the program's, in the child. Signals are held while Lunar's own run.
+void unblock_usr1() {
+  sigset_t one;
+  CHECK(sigemptyset(&one) == 0 && sigaddset(&one, SIGUSR1) == 0 && sigprocmask(SIG_UNBLOCK, &one, nullptr) == 0);
+}
+
+void what_a_handler_unblocks_is_unblocked() {
+  sigset_t both, now;
+  CHECK(sigemptyset(&both) == 0 && sigaddset(&both, SIGUSR1) == 0 && sigaddset(&both, SIGUSR2) == 0);
+  CHECK(pthread_atfork(nullptr, nullptr, unblock_usr1) == 0 && sigprocmask(SIG_BLOCK, &both, nullptr) == 0);
+  const pid_t pid = fork();
+  CHECK(sigprocmask(SIG_BLOCK, nullptr, &now) == 0);
+  if (pid == 0) _exit(sigismember(&now, SIGUSR1) == 0 && sigismember(&now, SIGUSR2) == 1 ? 7 : 1);
+  CHECK(sigismember(&now, SIGUSR1) == 1 && sigismember(&now, SIGUSR2) == 1 && sigismember(&now, SIGTERM) == 0);
+  ends_well(pid, "with a fork handler that unblocks a signal");
+  CHECK(sigprocmask(SIG_UNBLOCK, &both, nullptr) == 0);
+}
+
 int body() {
   // Not tiered: a child begins on it before it is served.
   g_stack =
@@ -281,6 +299,7 @@ int body() {
   other_threads_keys_are_evicted();
   the_locale_is_evicted();
   many_fork_handlers();
+  what_a_handler_unblocks_is_unblocked();
   return 0;
 }
 

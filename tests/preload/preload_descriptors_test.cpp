@@ -9,8 +9,16 @@
 //     discards              closes them all, and discards memory that other threads touch
 //     reads                 closes them all while threads read, by faults and by mlock
 //     pins                  has a file that devices write from under one of them: that is seen, and before 6.8 ends it
+//     none-left             leaves itself no descriptor number, and locks memory
+//     own-ring              has command rings of its own under the numbers of Lunar's
+//     own-userfaultfd       likewise a userfaultfd
+//     many                  has descriptors from 600 on, and process_madvise is refused, as containers do
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
 
@@ -27,6 +35,8 @@ namespace {
 constexpr size_t kMiB = 1 << 20;
 constexpr size_t kHeap = 64 * kMiB;   // four times the budget
 constexpr size_t kMore = 192 * kMiB;  // more than the LUN's file is grown ahead
+
+constexpr char kRing[] = "anon_inode:[io_uring]", kUserfaultfd[] = "anon_inode:[userfaultfd]";
 
 char* map_private(size_t bytes) {
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -198,8 +208,9 @@ int closed_beside_reads() {
   return 0;
 }
 
-int own_number(const char* of) {
-  for (int number = 3; number < 65536; ++number) {
+// The first descriptor of such a file, from `number` on; -1: none.
+int own_number(const char* of, int number = 3) {
+  for (; number < 65536; ++number) {
     char path[64], target[64] = {};
     snprintf(path, sizeof path, "/proc/self/fd/%d", number);
     if (readlink(path, target, sizeof target - 1) > 0 && strcmp(target, of) == 0) return number;
@@ -214,7 +225,7 @@ void read_beside_direct_io() {
   usleep(300000);  // its evictions are over
   const auto fd = static_cast<int>(raw(SYS_openat, AT_FDCWD, "/var/tmp", O_TMPFILE | O_RDWR | O_DIRECT, 0600));
   CHECK(fd >= 0);
-  CHECK(raw(SYS_dup2, fd, own_number("anon_inode:[userfaultfd]")) >= 0 && raw(SYS_close, fd) == 0);
+  CHECK(raw(SYS_dup2, fd, own_number(kUserfaultfd)) >= 0 && raw(SYS_close, fd) == 0);
   for (int turn = 0; turn < 4; ++turn) CHECK(holds(p, kHeap, 1));
 }
 
@@ -245,6 +256,121 @@ int take_numbers_for_direct_io() {
   return 0;
 }
 
+// `fd` comes to stand under each number that is such a file of Lunar's, and nowhere else.
+std::vector<int> take_numbers_of(const char* kind, int fd) {
+  std::vector<int> taken;
+  for (int number = 2; (number = own_number(kind, number + 1)) >= 0;) {
+    if (number == fd) continue;
+    CHECK(raw(SYS_dup2, fd, number) == number);
+    taken.push_back(number);
+  }
+  CHECK(!taken.empty() && raw(SYS_close, fd) == 0);
+  return taken;
+}
+
+// The files at these numbers are still one, and that of before.
+bool are_still(const std::vector<int>& numbers, const struct stat& before) {
+  struct stat now;
+  return all_are(numbers, numbers[0]) && fstat(numbers[0], &now) == 0 && now.st_ino == before.st_ino;
+}
+
+// A file of the program's own of the same kind as Lunar's is not closed with these, neither by a forked child nor by a
+// thread that ends.
+void keep_own(const char* kind, int fd) {
+  char* p = map_private(kHeap);
+  fill(p, kHeap, 1);
+  std::atomic<int> step{0};
+  std::thread user([&] {
+    CHECK(mlock(p, kMiB) == 0 && munlock(p, kMiB) == 0);  // makes a ring
+    step = 1;
+    while (step != 2) sched_yield();
+  });
+  CHECK(mlock(p, kMiB) == 0 && munlock(p, kMiB) == 0);
+  while (step != 1) sched_yield();
+  const std::vector<int> taken = take_numbers_of(kind, fd);
+  struct stat file;
+  CHECK(fstat(taken[0], &file) == 0);
+  for (int turn = 0; turn < 2; ++turn) {
+    const pid_t child = fork();
+    if (child == 0) {
+      CHECK(are_still(taken, file) && holds(p, kHeap, 1) && are_still(taken, file));
+      _exit(0);
+    }
+    CHECK(ends_well(child) && are_still(taken, file) && holds(p, kHeap, 1));
+    CHECK(mlock(p + kHeap - kMiB, kMiB) == 0 && munlock(p + kHeap - kMiB, kMiB) == 0);
+    step = 2;
+    if (user.joinable()) user.join();
+    CHECK(are_still(taken, file));
+  }
+}
+
+int keep_own_ring() {
+  unsigned char parameters[120] = {};  // struct io_uring_params
+  const auto fd = static_cast<int>(raw(SYS_io_uring_setup, 8, parameters));
+  if (fd < 0) {
+    printf("skip: io_uring: this process may make no ring (%s)\n", strerror(errno));
+    return 77;
+  }
+  keep_own(kRing, fd);
+  return 0;
+}
+
+int keep_own_userfaultfd() {
+  constexpr long kUserModeOnly = 1;
+  const auto fd = static_cast<int>(raw(SYS_userfaultfd, O_CLOEXEC | kUserModeOnly));
+  CHECK(fd >= 0);
+  keep_own(kUserfaultfd, fd);
+  return 0;
+}
+
+void refuse_process_madvise() {
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_madvise, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  sock_fprog program{sizeof filter / sizeof filter[0], filter};
+  CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+// A child has all descriptors that its parent had.
+int keep_many() {
+  refuse_process_madvise();
+  char* p = map_private(kHeap);
+  fill(p, kHeap, 1);
+  const int fd = own_file();
+  std::vector<int> own;
+  for (int i = 0; i < 200; ++i) {
+    own.push_back(fcntl(fd, F_DUPFD, 600));
+    CHECK(own.back() >= 0);
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    CHECK(holds(p, kHeap, 1));
+    fill(p, kHeap, 2);
+    CHECK(holds(p, kHeap, 2) && all_are(own, fd));
+    _exit(0);
+  }
+  CHECK(ends_well(child) && holds(p, kHeap, 1) && all_are(own, fd));
+  return 0;
+}
+
+// No ring can be made for a thread that locks memory for the first time.
+int lock_without_number() {
+  char* p = map_private(kHeap);
+  fill(p, kHeap, 1);
+  const rlimit none{0, 0};
+  CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  CHECK(mlock(p, kMiB) == 0 && holds(p, kMiB, 1) && munlock(p, kMiB) == 0);
+  std::thread([p] {
+    CHECK(madvise(p + kMiB, kMiB, MADV_WILLNEED) == 0 && madvise(p + kMiB, kMiB, MADV_POPULATE_READ) == 0);
+    CHECK(holds(p + kMiB, kMiB, 1, kMiB / sizeof(long)));
+  }).join();
+  CHECK(holds(p, kHeap, 1));
+  return 0;
+}
+
 int by_call() { return take_numbers(false); }
 int by_raw_call() { return take_numbers(true); }
 int early_by_call() { return take_numbers_early(false); }
@@ -255,6 +381,13 @@ int early_by_raw_call() { return take_numbers_early(true); }
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
   if (strcmp(argv[2], "ring") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, take_ring);
+  if (strcmp(argv[2], "own-ring") == 0)
+    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, keep_own_ring);
+  if (strcmp(argv[2], "own-userfaultfd") == 0)
+    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, keep_own_userfaultfd);
+  if (strcmp(argv[2], "none-left") == 0)
+    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, lock_without_number);
+  if (strcmp(argv[2], "many") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, keep_many);
   if (strcmp(argv[2], "discards") == 0)
     return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, discard_after_close);
   if (strcmp(argv[2], "reads") == 0)

@@ -137,7 +137,7 @@ Finding check_discard_vector() {
     return {"process_madvise", Health::kWarn, "refused (EPERM)", "one madvise a run of pages",
             "start the container with `--cap-add SYS_PTRACE` (engines' filters allow process_madvise then)"};
   return {"process_madvise", Health::kInfo,
-          "no DONTNEED on this process (kernels before 6.13): one madvise a run of pages", "", ""};
+          "no DONTNEED on this process (kernels before 6.14): one madvise a run of pages", "", ""};
 }
 
 // ---- privileges and limits ---------------------------------------------------------------------------------------

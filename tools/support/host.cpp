@@ -29,9 +29,6 @@
 #ifndef SYS_process_madvise
 #define SYS_process_madvise 440
 #endif
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434
-#endif
 #ifndef SYS_io_uring_setup
 #define SYS_io_uring_setup 425
 #endif
@@ -167,15 +164,9 @@ int probe_discard_vector() {
   void* memory = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return -errno;
   iovec range{memory, page};
-  // PIDFD_SELF_THREAD and PIDFD_SELF_THREAD_GROUP (6.14), else a descriptor of our own (6.13 takes it for any advice).
-  int own = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
-  int result = -EINVAL;
-  for (int pidfd : {-10000, -10001, own}) {
-    if (result == 0) break;
-    result =
-        syscall(SYS_process_madvise, pidfd, &range, 1UL, MADV_DONTNEED, 0U) == static_cast<long>(page) ? 0 : -errno;
-  }
-  if (own >= 0) close(own);
+  constexpr int kSelf = -10000;  // PIDFD_SELF_THREAD (6.14)
+  const int result =
+      syscall(SYS_process_madvise, kSelf, &range, 1UL, MADV_DONTNEED, 0U) == static_cast<long>(page) ? 0 : -errno;
   munmap(memory, page);
   return result;
 }

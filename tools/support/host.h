@@ -34,7 +34,7 @@ std::string memlock_remedy();  // for RLIMIT_MEMLOCK
 // none is.
 std::string refused_calls();
 int probe_io_uring();  // 0 or -errno
-// process_madvise(DONTNEED) on this process (6.13+): 0 or -errno (-EPERM: a filter).
+// process_madvise(DONTNEED) on this process (6.14+): 0 or -errno (-EPERM: a filter).
 int probe_discard_vector();
 
 struct MemoryState {

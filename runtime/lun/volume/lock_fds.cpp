@@ -19,14 +19,24 @@ namespace {
 
 // Places stay in the list, and are used again: a child may be forked at any moment.
 struct Place {
-  std::atomic<int> held{0};  // descriptor + 1; 0: free
+  std::atomic<int> held{0};    // descriptor + 1; 0: free; kTaken: about to be one
+  sys::FileIdentity identity;  // the program may close the descriptor, and have its own file there
   Place* next = nullptr;
 };
+constexpr int kTaken = -1;
 std::atomic<Place*> g_places;
 
+void hold(Place* place, int fd) {
+  place->identity = sys::file_identity(fd);
+  place->held.store(fd + 1, std::memory_order_release);
+}
+
 bool take_free_place(int fd) {
-  for (Place* place = g_places.load(); place != nullptr; place = place->next)
-    if (int none = 0; place->held.compare_exchange_strong(none, fd + 1)) return true;
+  for (Place* place = g_places.load(); place != nullptr; place = place->next) {
+    if (int none = 0; !place->held.compare_exchange_strong(none, kTaken)) continue;
+    hold(place, fd);
+    return true;
+  }
   return false;
 }
 
@@ -35,7 +45,7 @@ void close_copies_in_child() {
     const int fd = place->held.exchange(0) - 1;
     if (fd < 0) continue;
     sys::note_own_descriptor(fd, false);
-    sys::close_file(fd);
+    if (sys::is_file(fd, place->identity)) sys::close_file(fd);
   }
 }
 
@@ -55,7 +65,7 @@ int register_lock_fd(int fd) {
     sys::note_own_descriptor(fd, false);
     return -ENOMEM;
   }
-  place->held.store(fd + 1);
+  hold(place, fd);
   place->next = g_places.load();
   while (!g_places.compare_exchange_weak(place->next, place)) {}
   return 0;

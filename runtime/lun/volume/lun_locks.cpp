@@ -4,12 +4,12 @@
 #include "lun/volume/lun_locks.h"
 
 #include <errno.h>
-#include <unistd.h>
 
 #include "lun/volume/lock_fds.h"
 #include "lun/volume/physical_lun.h"
 #include "superpipe/device_files.h"
 #include "sys/file.h"
+#include "sys/memory_copy.h"
 #include "sys/proc.h"
 #include "sys/thread.h"
 
@@ -29,7 +29,7 @@ static_assert(owner_byte(kVirtualLunsMax) <= kUsers);
 
 void LunLocks::init(Device* device) {
   device_ = device;
-  opener_ = getpid();
+  opener_ = sys::memory_copy();
 }
 
 // New descriptions of everything the locks lie on.
@@ -65,7 +65,7 @@ void LunLocks::close_metadata() {
 int LunLocks::lock_metadata(bool shared, ErrorText* why) {
   if (none()) return 0;
   if (const int opened = open_metadata(); opened < 0) {
-    if (getpid() != opener_)
+    if (sys::memory_copy() != opener_)
       return why->set(-EACCES, "LUN %s: a forked child can change it only where /proc/self/fd can be opened (%s)",
                       device_->name(), errno_name(opened));
     for (; metadata_count_ < device_->lock_count(); ++metadata_count_)
@@ -125,7 +125,7 @@ int LunLocks::owned_by_any(unsigned index) {
 }
 
 int LunLocks::join(unsigned index) {
-  if (none() || (user_fd_ >= 0 && user_ == getpid())) return 0;
+  if (none() || (user_fd_ >= 0 && user_ == sys::memory_copy())) return 0;
   const sys::MakingDescriptor making;
   const int opened = sys::open_again(device_->fd(0));
   if (opened < 0) return opened;
@@ -138,12 +138,12 @@ int LunLocks::join(unsigned index) {
     return status;
   }
   user_fd_ = fd;
-  user_ = getpid();
+  user_ = sys::memory_copy();
   return 0;
 }
 
 void LunLocks::part() {
-  if (user_fd_ < 0 || user_ != getpid()) return;
+  if (user_fd_ < 0 || user_ != sys::memory_copy()) return;
   const sys::MakingDescriptor ending;
   unregister_lock_fd(user_fd_);
   sys::close_file(user_fd_);
@@ -152,7 +152,7 @@ void LunLocks::part() {
 
 int LunLocks::used(unsigned index) {
   if (none()) return 0;
-  const bool joined = user_fd_ >= 0 && user_ == getpid();
+  const bool joined = user_fd_ >= 0 && user_ == sys::memory_copy();
   return sys::range_locked(joined ? user_fd_ : device_->fd(0), user_byte(index), 1);
 }
 

@@ -66,9 +66,9 @@ class LunLocks {
   int metadata_fd_[kLockFilesMax] = {-1, -1};  // while the lock is held
   unsigned metadata_count_ = 0;
   bool own_files_ = false;  // these are separate descriptions
-  int opener_ = 0;          // pid
-  int user_fd_ = -1;        // of process user_, whose children have closed their copies
-  int user_ = 0;            // pid
+  uint32_t opener_ = 0;     // sys::memory_copy() of the process that opened
+  int user_fd_ = -1;        // of the process with memory copy user_; its children have closed theirs
+  uint32_t user_ = 0;
 };
 
 }  // namespace lunar

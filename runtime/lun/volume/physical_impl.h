@@ -132,7 +132,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   LunLocks locks_;
   MetadataStore store_;
   sys::Mutex mutex_;
-  std::atomic<int> pid_{0};
+  std::atomic<uint32_t> copy_{0};  // of the memory in which the lock is (sys/memory_copy.h)
   uint32_t* order_ = nullptr;
   size_t mapping_bytes_ = 0, order_bytes_ = 0;
   uint64_t created_s_ = 0;

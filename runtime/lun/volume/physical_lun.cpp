@@ -3,7 +3,6 @@
 // Threading: any, under the session's locks. May not be used on the fault path.
 #include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <bit>
 
@@ -11,12 +10,13 @@
 #include "base/units.h"
 #include "lun/volume/physical_impl.h"
 #include "sys/arena.h"
+#include "sys/memory_copy.h"
 
 namespace lunar {
 
 PhysicalLunImpl::Session::Session(PhysicalLunImpl* lun, Repair repair, ErrorText* why) : lun_(lun) {
-  const int pid = getpid();
-  if (lun->pid_.exchange(pid) != pid) lun->mutex_.reset_in_child();  // a thread of the parent's may have held it
+  const uint32_t copy = sys::memory_copy();
+  if (lun->copy_.exchange(copy) != copy) lun->mutex_.reset_in_child();  // a thread of the parent's may have held it
   lun->mutex_.lock();
   ErrorText unsaid;
   if (!why) why = &unsaid;

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <bit>
 #include <new>
@@ -19,6 +18,7 @@
 #include "lun/volume/physical_impl.h"
 #include "sys/arena.h"
 #include "sys/file.h"
+#include "sys/memory_copy.h"
 
 namespace lunar {
 namespace {
@@ -77,7 +77,7 @@ int PhysicalLunImpl::make(Device* raw, Format format, PhysicalLunImpl** out, Err
   auto* lun = new (memory) PhysicalLunImpl;
   lun->mapping_bytes_ = sizeof(PhysicalLunImpl);
   lun->raw_ = raw;
-  lun->pid_.store(getpid());
+  lun->copy_.store(sys::memory_copy());
   lun->locks_.init(raw);
   lun->looks_ = only_looks(format);
   int status;

@@ -61,7 +61,7 @@ class VirtualLunImpl final : public VirtualLun {
   // ExtentMap::kSharedCounts counts; zeros in a forked child, because present readers are the parent's
   sys::PhaseCount* shared_ = nullptr;
   sys::Mutex sizes_, list_;
-  std::atomic<int> pid_{0};
+  std::atomic<uint32_t> copy_{0};  // of the memory in which the locks are (sys/memory_copy.h)
   VirtualContext* contexts_ = nullptr;
   std::atomic<int> context_count_{0};
   std::atomic<uint32_t>* places_ = nullptr;

@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <new>
 
@@ -13,6 +12,7 @@
 #include "lun/volume/virtual_impl.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
+#include "sys/memory_copy.h"
 
 namespace lunar {
 namespace {
@@ -39,8 +39,8 @@ class VirtualLunImpl::SizeLock {
 
 // A forked child may find the locks held by a thread that it does not have.
 void VirtualLunImpl::know_process() {
-  const int pid = getpid();
-  if (pid_.exchange(pid) == pid) return;
+  const uint32_t copy = sys::memory_copy();
+  if (copy_.exchange(copy) == copy) return;
   sizes_.reset_in_child();
   list_.reset_in_child();
 }
@@ -70,7 +70,7 @@ int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& option
   lun->places_ = reinterpret_cast<std::atomic<uint32_t>*>(memory + head);
   lun->places_bytes_ = bytes;
   lun->shared_ = static_cast<sys::PhaseCount*>(counts);  // zeros are what they begin with
-  lun->pid_.store(getpid());
+  lun->copy_.store(sys::memory_copy());
   lun->lun_.map = lun->places_;
   const Geometry& geometry = physical->geometry();
   lun->map_.init(lun->places_, geometry.data_offset, geometry.extent_bytes);

@@ -6,7 +6,6 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/host_guard.h"
 #include "superpipe/capi/capi_context.h"
@@ -16,6 +15,7 @@
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/memory_copy.h"
 #include "sys/scsi.h"
 
 namespace lunar {
@@ -26,9 +26,7 @@ constexpr size_t kBlocksMax = 4096;  // 16 MiB
 constexpr int kNoThreads = 4;        // CBLK_OPN_NO_INTRP_THREADS: we ask for results ourselves
 constexpr int kOwnRequests = 64;     // of the device's own chunk
 
-uint64_t held_by_this_process(int chunk) {
-  return static_cast<uint64_t>(getpid()) << 32 | static_cast<uint32_t>(chunk);
-}
+uint64_t held_by_this_process(int chunk) { return uint64_t{sys::memory_copy()} << 32 | static_cast<uint32_t>(chunk); }
 
 }  // namespace
 
@@ -143,7 +141,7 @@ int CapiDevice::take_as_scratch(const char* path, ErrorText* why) {
 void CapiDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
   const uint64_t held = chunk_.exchange(0, std::memory_order_acq_rel);
-  if (held >> 32 == static_cast<uint64_t>(getpid())) (void)library_.close(static_cast<int>(held), 0);
+  if (held >> 32 == sys::memory_copy()) (void)library_.close(static_cast<int>(held), 0);
   files_.close();
   device_free(this);
 }
@@ -151,7 +149,7 @@ void CapiDevice::close() {
 int CapiDevice::chunk() {
   for (;;) {
     uint64_t held = chunk_.load(std::memory_order_acquire);
-    if (held >> 32 == static_cast<uint64_t>(getpid())) return static_cast<int>(held);
+    if (held >> 32 == sys::memory_copy()) return static_cast<int>(held);
     const HostGuard guard;
     errno = 0;
     const int own = library_.open(path_, kOwnRequests, read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);

@@ -492,6 +492,15 @@ TEST_CASE("physical: the locks' descriptors are not taken for the program's") {
   int how = 0;
   REQUIRE(waitpid(child, &how, 0) == child);
   CHECK(how == 0);
+  const int kept = dup(held), other = open("/dev/null", O_RDONLY);
+  REQUIRE(dup2(other, held) == held);  // the program takes the number
+  const pid_t second = fork();
+  if (second == 0) _exit(fcntl(held, F_GETFD) < 0 ? 1 : 0);  // its own file is there
+  REQUIRE(waitpid(second, &how, 0) == second);
+  CHECK(how == 0);
+  REQUIRE(dup2(kept, held) == held);
+  close(kept);
+  close(other);
   locks.unlock_metadata();
   CHECK_FALSE(sys::is_own_descriptor(held));
   const int before = raw->fd(0);

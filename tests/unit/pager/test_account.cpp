@@ -3,8 +3,10 @@
 // file, as the processes of a tree are. (That the dead give back, and that reaping can be interrupted:
 // tests/fault/account_*.) LUNAR_SEED=N replays a run.
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -438,6 +440,53 @@ TEST_CASE("a process that is killed gives back what it had, also its LUN space a
   CHECK(account.carve(kCarvePieces) == 0);
   close(said[0]);
   close(said[1]);
+}
+
+TEST_CASE("a child that has not begun yet is alive for a member in another pid namespace, which cannot look") {
+  Tree tree;
+  Account& account = tree.member();
+  uint64_t ticket = 0;
+  const int index = account.reserve_child(2, &ticket);
+  REQUIRE(index >= 0);
+  int said[2], told[2];
+  REQUIRE((pipe(said) == 0 && pipe(told) == 0));
+  const pid_t pid = fork();
+  if (pid == 0) {
+    close(told[1]);
+    Account child;
+    const bool good = child.open(tree.fd(), 1, 1) == 0 && child.adopt(static_cast<unsigned>(index), ticket) == 0;
+    child.take_fixed(20);
+    (void)!write(said[1], good ? "y" : "n", 1);
+    (void)!read(told[0], &ticket, 1);  // until the end
+    _exit(0);
+  }
+  char answer = 0;
+  REQUIRE((pid > 0 && read(said[0], &answer, 1) == 1 && answer == 'y'));
+  const pid_t elsewhere = fork();
+  if (elsewhere == 0) {
+    if (unshare(CLONE_NEWPID | CLONE_NEWNS) != 0) _exit(77);
+    const pid_t first = fork();
+    if (first == 0) {
+      if (mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) _exit(77);
+      if (mount("proc", "/proc", "proc", 0, nullptr) != 0) _exit(77);
+      Account other;
+      uint32_t oldest = 0;
+      _exit(other.open(tree.fd(), 1, 1) == 0 && other.join() == 0 && other.sweep(&oldest) && taken(other) == 20 ? 0
+                                                                                                                : 1);
+    }
+    int status = 0;
+    _exit(waitpid(first, &status, 0) == first && WIFEXITED(status) ? WEXITSTATUS(status) : 2);
+  }
+  int status = 0;
+  REQUIRE(waitpid(elsewhere, &status, 0) == elsewhere);
+  close(told[1]);
+  REQUIRE(waitpid(pid, nullptr, 0) == pid);
+  for (const int fd : {said[0], said[1], told[0]}) close(fd);
+  if (status == 77 << 8) LUNAR_SKIP("root", "a pid namespace cannot be made");
+  CHECK(status == 0);
+  uint32_t oldest = 0;
+  for (int i = 0; i < 200 && !(account.sweep(&oldest) && taken(account) == 0); ++i) usleep(10000);
+  CHECK(taken(account) == 0);
 }
 
 TEST_CASE(

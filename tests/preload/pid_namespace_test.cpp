@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// pid_namespace_test LIBRARY: process 1 of a pid namespace forks children that are process 1 of another one, so that
+// their ids are the same, while its threads have pages read and evicted. A child has the memory as it was, and closes
+// nothing of its parent's.
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "preload_test.h"
+
+namespace {
+
+constexpr size_t kMiB = 1 << 20, kHeap = 48 * kMiB, kPart = kMiB;
+constexpr int kChildren = 12;
+
+// In a pid namespace of its own, where it is process 1.
+pid_t fork_first() { return static_cast<pid_t>(syscall(SYS_clone, CLONE_NEWPID | SIGCHLD, 0, 0, 0, 0)); }
+
+bool ends_well(pid_t child) {
+  int status = 0;
+  return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
+bool part_holds(const char* p, size_t part) { return holds(p + part * kPart, kPart, 1, part * kPart / sizeof(long)); }
+
+void be_child(char* p) {
+  CHECK(getpid() == 1);
+  CHECK(holds(p, kHeap, 1));
+  std::thread([p] { CHECK(mlock(p, kPart) == 0 && munlock(p, kPart) == 0); }).join();
+  fill(p, kHeap, 2);
+  CHECK(holds(p, kHeap, 2));
+  _exit(0);
+}
+
+int fork_among_readers() {
+  CHECK(getpid() == 1);
+  auto* p = static_cast<char*>(mmap(nullptr, kHeap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  CHECK(p != MAP_FAILED && tiered(p));
+  fill(p, kHeap, 1);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> readers;
+  for (unsigned t = 0; t < 3; ++t)
+    readers.emplace_back([&, t] {
+      for (unsigned long i = 0; !stop; ++i) {
+        const size_t part = stamp(t, i) % (kHeap / kPart);
+        if (t == 0) CHECK(mlock(p + part * kPart, kPart) == 0 && munlock(p + part * kPart, kPart) == 0);
+        CHECK(part_holds(p, part));
+      }
+    });
+  for (int i = 0; i < kChildren; ++i) {
+    const pid_t child = fork_first();
+    if (child == 0) be_child(p);
+    CHECK(ends_well(child));
+  }
+  stop = true;
+  for (std::thread& reader : readers) reader.join();
+  CHECK(holds(p, kHeap, 1));
+  return 0;
+}
+
+int in_namespace() {
+  const pid_t first = fork_first();
+  if (first < 0) {
+    printf("skip: root: a pid namespace cannot be made (%s)\n", strerror(errno));
+    return 77;
+  }
+  if (first == 0) _exit(fork_among_readers());
+  return ends_well(first) ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, in_namespace); }
