@@ -24,13 +24,14 @@ namespace {
 // thread has ended, and others still run. kGone: its memory is gone, too.
 enum class Process { kGone, kEnding, kFirstThreadGone, kThere };
 
-Process look_at(int pid) {
+Process look_at(int pid, bool proc_has_own_ids) {
   // PF_EXITING; SIGKILL is pending: another thread has ended the process
   constexpr uint64_t kExiting = 4, kKilled = 1u << 8;
   char path[32], text[512];
   format_to(path, sizeof path, "/proc/%d/stat", pid);
   // hidepid=2
-  if (sys::read_text(path, text, sizeof text) < 0) return sys::process_lives(pid) ? Process::kThere : Process::kGone;
+  if (!proc_has_own_ids || sys::read_text(path, text, sizeof text) < 0)
+    return sys::process_lives(pid) ? Process::kThere : Process::kGone;
   const char* p = strrchr(text, ')');
   if (p == nullptr || p[1] != ' ') return Process::kThere;
   const char state = p[2];
@@ -132,6 +133,7 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
       const uint64_t now = sys::now_ns(), before = m.created_ns.load();
       *ticket = now > before ? now : before + 1;
       m.pid.store(pid);
+      m.pid_namespace.store(namespace_);
       m.created_ns.store(*ticket);
       m.pages.reset();
       m.fixed.store(0);
@@ -155,7 +157,13 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
   return -EAGAIN;
 }
 
+void Account::know_namespace() {
+  namespace_ = sys::pid_namespace();
+  proc_has_own_ids_ = sys::proc_has_own_ids();
+}
+
 int Account::join() {
+  know_namespace();
   uint64_t ticket;
   int index = reserve(kWeight, 0, 0, getpid(), &ticket);
   if (index < 0) return index;
@@ -174,11 +182,13 @@ static bool waits_for_child(const AccountMember& m, uint64_t ticket) {
 }
 
 int Account::adopt(unsigned index, uint64_t ticket) {
+  know_namespace();
   lock();
   AccountMember& m = shared_->members[index];
   const bool ours = waits_for_child(m, ticket);
   if (ours) {
     member_ = index;
+    m.pid_namespace.store(namespace_);
     m.pid.store(getpid());
   }
   unlock();
@@ -480,14 +490,17 @@ void Account::lun_give(int64_t bytes) {
 // process that ends and in one that execs another program.
 Account::Life Account::life_of(AccountMember& m) {
   const int pid = m.pid.load();
+  // Ids of another pid namespace mean other processes here, or none: locks and clocks alone tell then.
+  const uint64_t of = m.pid_namespace.load();
+  const bool known_here = of == namespace_ || of == 0 || namespace_ == 0;
   const uint32_t state = m.state.load(std::memory_order_acquire);
   if (state == kMemberJoining) {
     if (pid <= 0 && sys::now_ns() - m.created_ns.load() > kAdoptWithinNs) return Life::kDead;
-    const Process now = pid == 0 ? Process::kThere : look_at(pid < 0 ? -pid : pid);
+    const Process now = pid == 0 || !known_here ? Process::kThere : look_at(pid < 0 ? -pid : pid, proc_has_own_ids_);
     return now == Process::kGone ? Life::kDead : now == Process::kEnding ? Life::kEnding : Life::kAlive;
   }
   if (!no_owner(state == kMemberPlain ? m.starter : m.alive)) return Life::kAlive;
-  switch (look_at(pid)) {
+  switch (known_here ? look_at(pid, proc_has_own_ids_) : Process::kThere) {
     case Process::kGone:
       return Life::kDead;
     case Process::kEnding:
@@ -504,7 +517,7 @@ Account::Life Account::life_of(AccountMember& m) {
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& one = shared_->members[i];
     if (one.state.load(std::memory_order_acquire) != kMemberFree && one.pid.load() == pid &&
-        one.created_ns.load() > m.created_ns.load())
+        one.pid_namespace.load() == of && one.created_ns.load() > m.created_ns.load())
       return Life::kDead;
   }
   const uint64_t now = sys::now_ns();

@@ -97,12 +97,13 @@ struct AccountMember {
   std::atomic<uint32_t> state;  // MemberState
   // below 0: of a child that its parent has named but that has not adopted this yet
   std::atomic<int32_t> pid;
-  MemberPages pages;                 // DRAM taken; also marked as changing while lun_bytes changes
-  std::atomic<int64_t> fixed;        // of these, what eviction cannot free: frames, windows, tables
-  std::atomic<int64_t> lun_bytes;    // LUN space promised
-  std::atomic<uint32_t> weight;      // of its share of the budget: kForkedWeight or kWeight
-  std::atomic<uint32_t> parent;      // member index + 1; 0: none
-  std::atomic<uint32_t> fork_epoch;  // the parent's fork epoch that made it
+  std::atomic<uint64_t> pid_namespace;  // in which that is its id: sys::pid_namespace() of the process that wrote it
+  MemberPages pages;                    // DRAM taken; also marked as changing while lun_bytes changes
+  std::atomic<int64_t> fixed;           // of these, what eviction cannot free: frames, windows, tables
+  std::atomic<int64_t> lun_bytes;       // LUN space promised
+  std::atomic<uint32_t> weight;         // of its share of the budget: kForkedWeight or kWeight
+  std::atomic<uint32_t> parent;         // member index + 1; 0: none
+  std::atomic<uint32_t> fork_epoch;     // the parent's fork epoch that made it
   // member index + 1 of the living member that owns the pieces it inherited; 0: none
   std::atomic<uint32_t> inherits_from;
   std::atomic<uint64_t> created_ns;
@@ -259,6 +260,7 @@ class Account {
   int reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid, uint64_t* ticket);
   enum class Life { kAlive, kEnding, kDead };
   Life life_of(AccountMember& member);
+  void know_namespace();  // of the calling process, which has just become a member
   void reap(unsigned index);
   void hand_up_children(unsigned index);
   void settle_sums();
@@ -270,6 +272,8 @@ class Account {
   AccountShared* shared_ = nullptr;
   unsigned member_ = 0;
   int64_t reserved_ = 0;  // of our fixed pages, not used yet
+  uint64_t namespace_ = 0;
+  bool proc_has_own_ids_ = true;
 };
 
 }  // namespace lunar
