@@ -24,6 +24,7 @@
 #include "sys/file.h"
 #include "sys/log.h"
 #include "sys/memory_constants.h"
+#include "sys/memory_copy.h"
 #include "sys/proc.h"
 
 namespace lunar {
@@ -41,13 +42,58 @@ struct ResolverPool {
 };
 constinit ResolverPool g_pool;
 
+// Those of program threads. A resolver in a thread's hand, neither spare nor t_resolver, would be spare in a child that
+// a signal handler forks, and the thread's too: signals stay blocked from taking to giving.
+Resolver* take_spare(PagerState& state) {
+  {
+    sys::Locked<sys::SpinLock> lock(g_pool.lock);
+    if (g_pool.count != 0) return g_pool.spare[--g_pool.count];
+  }
+  auto* r = arena_new<Resolver>(state);
+  if (r == nullptr) return nullptr;
+  sys::Locked<sys::SpinLock> lock(g_pool.lock);
+  r->made_before = g_pool.made_last;
+  g_pool.made_last = r;
+  return r;
+}
+
+void give_spare(Resolver* r) {
+  sys::Locked<sys::SpinLock> lock(g_pool.lock);
+  if (g_pool.count < kSpareMax) g_pool.spare[g_pool.count++] = r;
+}
+
 void resolver_end_of_thread(void* resolver) {
+  const sys::ScopedSignalBlock signals;
   auto* r = static_cast<Resolver*>(resolver);
   t_resolver = nullptr;
   HostGuard guard;
   r->close();
-  sys::Locked<sys::SpinLock> lock(g_pool.lock);
-  if (g_pool.count < kSpareMax) g_pool.spare[g_pool.count++] = r;
+  give_spare(r);
+}
+
+// The calling program thread's resolver (made at first use; closed when the thread ends). Pre: signals are blocked, and
+// stay so while it is used: a handler may fork, and the child needs another one. nullptr with *error; -EAGAIN: there is
+// no DRAM for its window just now; -ENOMEM: the kernel gives it no memory.
+Resolver* thread_resolver(PagerState& state, int* error) {
+  if (t_resolver != nullptr && t_generation == state.generation) return t_resolver;
+  HostGuard guard;
+  {
+    sys::Locked<sys::SpinLock> lock(g_pool.lock);
+    if (!state.resolver_key_made)
+      state.resolver_key_made = pthread_key_create(&state.resolver_key, resolver_end_of_thread) == 0;
+  }
+  Resolver* r = take_spare(state);
+  *error = -ENOMEM;
+  if (r == nullptr) return nullptr;
+  *error = r->open({kReadRunMax, kKeepFreePages, false});
+  if (*error < 0) {
+    give_spare(r);
+    return nullptr;
+  }
+  t_resolver = r;
+  t_generation = state.generation;
+  pthread_setspecific(state.resolver_key, r);
+  return r;
 }
 
 }  // namespace
@@ -67,14 +113,39 @@ namespace {
 
 enum class Want { kRead, kTouch };
 
-// One pass over a range. *busy: a page was in another thread's hand. *left_out: no room, given up. A thread with reads
-// in flight has their pages busy, and only it can finish them: no signal handler may run meanwhile, as it could touch
-// such a page, or wait for a thread that does.
-int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, sys::ScopedSignalBlock& signals,
-             bool* busy, unsigned* begun) {
+// Waits for what others do, and looks the less often the longer that takes: a quarter of the time that it has lasted so
+// far lies between two looks.
+class Patience {
+ public:
+  void wait() {
+    const uint64_t now = sys::now_ns();
+    if (since_ == 0) since_ = now;
+    const uint64_t pause = (now - since_) / 4;
+    sys::sleep_ns(pause < kLeastNs ? kLeastNs : pause > kMostNs ? kMostNs : pause);
+  }
+  uint64_t lasted_ns() const { return since_ == 0 ? 0 : sys::now_ns() - since_; }
+  void renew() { since_ = 0; }
+
+ private:
+  static constexpr uint64_t kLeastNs = 20000, kMostNs = 2000000;
+  uint64_t since_ = 0;
+};
+
+// How far a pass over ranges has come.
+struct Pass {
+  size_t range = 0;   // the one that is next,
+  uint64_t page = 0;  //   and from where on in it: a page of its region
+  unsigned begun = 0;
+  bool busy = false;     // a page was in another thread's hand
+  bool no_room = false;  // and so it has stopped: there is no DRAM, with no read in flight that would end
+  bool no_ring = false;  // likewise, as no command ring can be made (no descriptor, no address space left)
+};
+
+// A thread with reads in flight has their pages busy, and only it can finish them: no signal handler may run meanwhile,
+// as it could touch such a page, or wait for a thread that does.
+int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, Pass* pass) {
   int rc = 0;
-  unsigned waits = 0;
-  for (uint64_t page = range.first; page < range.end;) {
+  for (uint64_t page = pass->page > range.first ? pass->page : range.first; page < range.end;) {
     const PageWord seen = range.region->words[page].load(std::memory_order_acquire);
     const PageState there = seen.state();
     if (there == PageState::kResident ||
@@ -91,24 +162,21 @@ int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, 
       case Outcome::kResident:
       case Outcome::kStarted:
         page += taken != 0 ? taken : 1;
-        waits = 0;
-        if (++*begun % 16 == 0) (void)r.progress(false, 0);
+        if (++pass->begun % 16 == 0) (void)r.progress(false, 0);
         break;
       case Outcome::kBusy:
-        *busy = true;
+        pass->busy = true;
         ++page;
         break;
       case Outcome::kNoRoom:
-        if (!descriptors_in_place(state)) return -EBADF;
         state.evictor->wake();
-        if (r.in_flight() != 0) {
-          (void)r.progress(true, 1000000);
-        } else {
-          signals.unblock();
-          sys::sleep_ns(20000);
-          signals.block();
+        if (r.in_flight() == 0) {
+          pass->page = page;
+          pass->no_ring = r.no_ring();
+          pass->no_room = true;
+          return rc;
         }
-        if (++waits > 5000 && want == Want::kRead) return rc;  // a prefetch leaves out what does not fit
+        (void)r.progress(true, 1000000);
         break;
       case Outcome::kPoisoned:
         rc = -EIO;
@@ -123,7 +191,35 @@ int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, 
   return rc;
 }
 
-// The program has closed our descriptors (a daemon closes all): the handlers, which have their own table, do the work.
+// Goes on with a pass, to its end or until there is no room (the resolver's window is DRAM, too). 0 or the first error.
+int bring_in_some(PagerState& state, const lunar_range* ranges, size_t count, Want want, Pass* pass) {
+  const sys::ScopedSignalBlock signals;
+  int rc = 0;
+  Resolver* r = thread_resolver(state, &rc);
+  pass->no_room = r == nullptr && rc == -EAGAIN;
+  if (pass->no_room) state.evictor->wake();
+  pass->no_ring = r == nullptr && !pass->no_room;
+  if (r == nullptr) return 0;
+  while (pass->range < count && !pass->no_room) {
+    PageRange range;
+    int one = pages_of(state, ranges[pass->range].address, ranges[pass->range].bytes, false, &range);
+    if (one == 0) one = bring_in(state, *r, range, want, pass);
+    if (one < 0 && rc == 0) rc = one;
+    if (pass->no_room) break;
+    ++pass->range;
+    pass->page = 0;
+  }
+  while (r->in_flight() != 0) (void)r->progress(true, 10000000);
+  state.evictor->wake_if_low();
+  if (r->failed()) {
+    r->clear_failed();
+    rc = -EIO;
+  }
+  return rc;
+}
+
+// The program has closed our descriptors (a daemon closes all), or leaves no room for one more: the handlers, which have
+// their own table, do the work.
 int bring_in_by_faults(PagerState& state, const lunar_range* ranges, size_t count, Want want) {
   if (want == Want::kRead) return 0;  // a hint
   for (size_t i = 0; i < count; ++i) {
@@ -138,33 +234,28 @@ int bring_in_by_faults(PagerState& state, const lunar_range* ranges, size_t coun
 }
 
 int bring_in_ranges(PagerState& state, const lunar_range* ranges, size_t count, Want want) {
+  constexpr unsigned kYields = 64;
+  constexpr uint64_t kHintNs = 200000000;  // a prefetch leaves out what does not fit
   // A child of vfork: a ring that it made would be in its own descriptor table, and stay with the parent's thread.
   if (!descriptors_in_place(state) || sys::memory_is_parents()) return bring_in_by_faults(state, ranges, count, want);
-  int error = 0;
-  Resolver* r = thread_resolver(state, &error);
-  if (r == nullptr) return error;
   int rc = 0;
-  for (unsigned round = 0;; ++round) {
-    sys::ScopedSignalBlock signals;
-    bool busy = false;
-    unsigned begun = 0;
-    for (size_t i = 0; i < count; ++i) {
-      PageRange range;
-      int one = pages_of(state, ranges[i].address, ranges[i].bytes, false, &range);
-      if (one == 0) one = bring_in(state, *r, range, want, signals, &busy, &begun);
-      if (one < 0 && rc == 0) rc = one;
+  Pass pass;
+  Patience patience;
+  for (unsigned busy_rounds = 0;;) {
+    const int one = bring_in_some(state, ranges, count, want, &pass);
+    if (one < 0 && rc == 0) rc = one;
+    if (pass.begun != 0) patience.renew();
+    pass.begun = 0;
+    if (pass.no_ring || ((pass.no_room || rc < 0) && !descriptors_in_place(state)))
+      return bring_in_by_faults(state, ranges, count, want);
+    if (pass.no_room) {
+      if (want == Want::kRead && patience.lasted_ns() > kHintNs) return rc;
+      patience.wait();
+      continue;
     }
-    while (r->in_flight() != 0) (void)r->progress(true, 10000000);
-    state.evictor->wake_if_low();
-    if (r->failed()) {
-      r->clear_failed();
-      rc = -EIO;
-    }
-    if (rc < 0 && !descriptors_in_place(state)) return bring_in_by_faults(state, ranges, count, want);
-    if (!busy || want == Want::kRead || rc < 0) return rc;
-    signals.unblock();
-    round < 64 ? sys::yield_cpu() : sys::sleep_ns(20000);
-    signals.block();
+    if (!pass.busy || want == Want::kRead || rc < 0) return rc;
+    pass = {};
+    ++busy_rounds < kYields ? sys::yield_cpu() : patience.wait();
   }
 }
 
@@ -205,20 +296,29 @@ bool present_state(PageWord word) {
 // meanwhile. Marks in `stays` what cannot be dropped. 0, or the first error.
 int drop_present(PagerState& state, Region& region, uint64_t first, uint64_t end, const PageWord* was, Discard what,
                  bool* stays) {
-  iovec runs[kChunkPages / 2];
+  constexpr unsigned kRunsMax = 32;
+  iovec runs[kRunsMax];
   unsigned n = 0;
   int64_t bytes = 0;
+  bool all = true;
+  const auto drop = [&] {
+    if (n != 0) all &= sys::advise_vector(runs, n, MADV_DONTNEED) == bytes;
+    n = 0;
+    bytes = 0;
+  };
   for (uint64_t p = first; p < end;) {
     uint64_t from = p;
     while (p < end && present_state(was[p - first])) ++p;
-    if (p > from) {
-      runs[n] = {region.address_of(PageIndex(from)), (p - from) << state.page_shift};
-      bytes += static_cast<int64_t>(runs[n++].iov_len);
-    } else {
+    if (p == from) {
       ++p;
+      continue;
     }
+    runs[n] = {region.address_of(PageIndex(from)), (p - from) << state.page_shift};
+    bytes += static_cast<int64_t>(runs[n].iov_len);
+    if (++n == kRunsMax) drop();
   }
-  if (n == 0 || sys::advise_vector(runs, n, MADV_DONTNEED) == bytes) return 0;
+  drop();
+  if (all) return 0;
   // A raw system call has locked some pages, or the range is sealed: page by page.
   int rc = 0;
   for (uint64_t p = first; p < end; ++p) {
@@ -232,9 +332,12 @@ int drop_present(PagerState& state, Region& region, uint64_t first, uint64_t end
   return rc;
 }
 
-int discard_chunk(PagerState& state, Region& region, uint64_t first, uint64_t end, Discard what) {
-  PageWord was[kChunkPages];
-  bool stays[kChunkPages] = {};
+// At once: threads with the smallest stacks (16 KiB) free memory, too.
+constexpr uint64_t kDiscardPages = kChunkPages / 2;
+
+int discard_piece(PagerState& state, Region& region, uint64_t first, uint64_t end, Discard what) {
+  PageWord was[kDiscardPages];
+  bool stays[kDiscardPages] = {};
   int rc = 0;
   for (uint64_t p = first; p < end; ++p) {
     PageWord w = was[p - first] = seize(region, p);
@@ -268,38 +371,6 @@ int discard_chunk(PagerState& state, Region& region, uint64_t first, uint64_t en
 }
 
 }  // namespace
-
-Resolver* thread_resolver(PagerState& state, int* error) {
-  if (t_resolver != nullptr && t_generation == state.generation) return t_resolver;
-  HostGuard guard;
-  Resolver* r = nullptr;
-  {
-    sys::Locked<sys::SpinLock> lock(g_pool.lock);
-    if (!state.resolver_key_made)
-      state.resolver_key_made = pthread_key_create(&state.resolver_key, resolver_end_of_thread) == 0;
-    if (g_pool.count != 0) r = g_pool.spare[--g_pool.count];
-  }
-  if (r == nullptr && (r = arena_new<Resolver>(state)) != nullptr) {
-    sys::Locked<sys::SpinLock> lock(g_pool.lock);
-    r->made_before = g_pool.made_last;
-    g_pool.made_last = r;
-  }
-  *error = r == nullptr ? -ENOMEM : -EAGAIN;
-  for (int i = 0; r != nullptr && *error == -EAGAIN && i < 1000; ++i) {
-    int rc = r->open({kReadRunMax, kKeepFreePages, false});
-    if (rc == 0) {
-      *error = 0;
-      break;
-    }
-    state.evictor->wake();
-    sys::sleep_ns(1000000);  // its window is DRAM too: wait for room
-  }
-  if (r == nullptr || *error != 0) return nullptr;
-  t_resolver = r;
-  t_generation = state.generation;
-  pthread_setspecific(state.resolver_key, r);
-  return r;
-}
 
 void thread_resolver_forget(const PagerState& state) {
   if (t_resolver != nullptr) pthread_setspecific(state.resolver_key, nullptr);
@@ -381,15 +452,17 @@ int discard(PagerState& state, void* address, size_t bytes, Discard what, bool w
   uint64_t limit = range.region->table_pages.load(std::memory_order_acquire);
   if (range.end > limit) range.end = limit;
   for (uint64_t p = range.first; p < range.end;) {
-    uint64_t next = (p / kChunkPages + 1) * kChunkPages;
+    const bool used = range.region->chunk_used[p / kChunkPages].load(std::memory_order_acquire) != 0;
+    const uint64_t step = used ? kDiscardPages : kChunkPages;
+    uint64_t next = (p / step + 1) * step;
     if (next > range.end) next = range.end;
-    if (range.region->chunk_used[p / kChunkPages].load(std::memory_order_acquire) == 0) {
+    if (!used) {
       p = next;
       continue;
     }
     MutatorScope scope(state, wait);
     if (!scope.entered()) return -EAGAIN;
-    int one = discard_chunk(state, *range.region, p, next, what);
+    int one = discard_piece(state, *range.region, p, next, what);
     if (one < 0 && what == Discard::kContents) return one;
     if (one < 0 && rc == 0) rc = one;
     p = next;

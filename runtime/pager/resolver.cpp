@@ -75,10 +75,11 @@ int Resolver::open(const ResolverOptions& options) {
   if (options.required)
     state_.account.take_fixed(window_pages_);
   else if (!state_.account.take_fixed_within(window_pages_, options.keep_free))
-    return -ENOMEM;
+    return -EAGAIN;
   window_ = static_cast<char*>(map_private(window_pages_ * state_.page_size, ForkPolicy::kDontFork));
   if (ops_ == nullptr) ops_ = static_cast<ReadOp*>(arena_alloc(kOpsMax * sizeof(ReadOp)));
   if (window_ == nullptr || ops_ == nullptr || zero_run() == nullptr) {
+    unmap_private(window_, window_pages_ * state_.page_size);
     state_.account.give_fixed(window_pages_);
     return -ENOMEM;
   }
@@ -88,6 +89,7 @@ int Resolver::open(const ResolverOptions& options) {
   free_op_count_ = 0;
   for (unsigned i = 0; i < kOpsMax; ++i) free_ops_[free_op_count_++] = static_cast<uint16_t>(i);
   ops_in_flight_ = queued_count_ = 0;
+  no_ring_ = false;
   for (Context*& context : contexts_) context = nullptr;
   return 0;
 }
@@ -117,7 +119,8 @@ Context* Resolver::context_for(unsigned lun) {
     options.buffer_bytes = window_pages_ * state_.page_size;
     options.spin = state_.options.spin;
     options.sqpoll = state_.options.sqpoll;
-    if (state_.devices[lun]->attach(options, &contexts_[lun]) < 0) contexts_[lun] = nullptr;
+    no_ring_ = state_.devices[lun]->attach(options, &contexts_[lun]) < 0;
+    if (no_ring_) contexts_[lun] = nullptr;
   }
   return contexts_[lun];
 }

@@ -39,7 +39,8 @@ const char* zero_run();
 class Resolver {
  public:
   explicit Resolver(PagerState& state) : state_(state) {}
-  // Window and tables; contexts are attached when a LUN is first read. Charged to the account. 0 or -errno.
+  // Window and tables; contexts are attached when a LUN is first read. Charged to the account. 0 or -errno; -EAGAIN: the
+  // account has no room now.
   [[nodiscard]] int open(const ResolverOptions& options);
   void close();  // waits for what is in flight
   // In a forked child, before open(): gives back the memory of its parent's contexts.
@@ -66,11 +67,12 @@ class Resolver {
     return w;
   }  // mask of tags (0..63) that fired
   bool attach_own();  // attaches the context of the own LUN now (handlers: watches need one). False: not possible
+  bool no_ring() const { return no_ring_; }  // the last attempt to attach a context has failed
   bool failed() const { return failed_reads_ != 0; }
   void clear_failed() { failed_reads_ = 0; }
   void set_keep_free(int64_t pages) { options_.keep_free = pages; }
 
-  Resolver* made_before = nullptr;  // the list of those of program threads (thread_resolver)
+  Resolver* made_before = nullptr;  // the list of those of program threads (range_operations.cpp)
 
  private:
   struct ReadOp {
@@ -120,12 +122,10 @@ class Resolver {
   unsigned queued_count_ = 0;
   uint64_t watched_ = 0;
   unsigned watch_lun_ = 0;
-  bool watching_ = false;
+  bool watching_ = false, no_ring_ = false;
   unsigned failed_reads_ = 0;
 };
 
-// The calling program thread's resolver (made at first use; closed when the thread ends). nullptr with *error.
-Resolver* thread_resolver(PagerState& state, int* error);
 void thread_resolver_forget(const PagerState& state);  // in a forked child: the rings belong to the parent
 
 }  // namespace lunar
