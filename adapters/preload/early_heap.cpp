@@ -24,9 +24,10 @@
 namespace lunar::preload {
 namespace {
 
-// The space: a program with thousands of threads, each with tens of KiB of thread-local variables. Less where the
-// address space is limited.
+// The space: a program with thousands of threads, each with tens of KiB of thread-local variables. Where the address
+// space is limited, a 512th of that, as each thread takes 8 MiB for its stack.
 constexpr size_t kBytesMax = kGiB, kBytesLeast = 4 * kMiB, kStep = 256 * kKiB;
+constexpr uint64_t kPartOfLimit = 512;
 struct Header {
   uint32_t room, bytes;  // of the block: what may be used, what was asked for
 };
@@ -52,10 +53,17 @@ bool make_writable(Space* space, size_t from, size_t to) {
   return done;
 }
 
+size_t bytes_wanted() {
+  const int saved = errno;
+  const uint64_t part = sys::address_space_most() / kPartOfLimit;
+  errno = saved;
+  return part >= kBytesMax ? kBytesMax : part <= kBytesLeast ? kBytesLeast : std::bit_floor(static_cast<size_t>(part));
+}
+
 // Of two threads that make it at the same moment, both get that of one.
 Space* make_space() {
   Space* made = nullptr;
-  size_t bytes = kBytesMax;
+  size_t bytes = bytes_wanted();
   while ((made = static_cast<Space*>(map_readable(bytes))) == nullptr && bytes > kBytesLeast) bytes /= 2;
   if (made == nullptr) return nullptr;
   const bool usable = make_writable(made, 0, kStep);

@@ -9,8 +9,9 @@
 
 namespace lunar::preload {
 
-void* early_alloc(size_t alignment, size_t bytes);  // zeroed; nullptr: the kernel gives no more, or 1 GiB is used up
-void early_free(void* pointer);                     // pre: early_owns(pointer)
+void* early_alloc(size_t alignment,
+                  size_t bytes);  // zeroed; nullptr: the kernel gives no more, or its space is used up
+void early_free(void* pointer);   // pre: early_owns(pointer)
 bool early_owns(const void* pointer);
 size_t early_size(const void* pointer);
 
