@@ -218,8 +218,8 @@ int bring_in_some(PagerState& state, const lunar_range* ranges, size_t count, Wa
   return rc;
 }
 
-// The program has closed our descriptors (a daemon closes all), or leaves no room for one more: the handlers, which have
-// their own table, do the work.
+// The program has closed our descriptors (a daemon closes all), or leaves no room for one more: the handlers, which
+// have their own table, do the work.
 int bring_in_by_faults(PagerState& state, const lunar_range* ranges, size_t count, Want want) {
   if (want == Want::kRead) return 0;  // a hint
   for (size_t i = 0; i < count; ++i) {

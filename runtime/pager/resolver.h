@@ -39,8 +39,8 @@ const char* zero_run();
 class Resolver {
  public:
   explicit Resolver(PagerState& state) : state_(state) {}
-  // Window and tables; contexts are attached when a LUN is first read. Charged to the account. 0 or -errno; -EAGAIN: the
-  // account has no room now.
+  // Window and tables; contexts are attached when a LUN is first read. Charged to the account. 0 or -errno; -EAGAIN:
+  // the account has no room now.
   [[nodiscard]] int open(const ResolverOptions& options);
   void close();  // waits for what is in flight
   // In a forked child, before open(): gives back the memory of its parent's contexts.
