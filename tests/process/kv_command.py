@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lunar kv`, as its tests call it: what it answers, how it refuses, pairs and streams of them. The test's arguments
+begin with LUNAR and LIBARKDB."""
+import base64
+import ctypes
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+
+from checks import check
+
+LUNAR, LIBARKDB = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+MIB = 1 << 20
+SEGMENT = 64 << 10
+
+
+def run(*words, given=b"", environment=None, as_nobody=False):
+    extra = {"user": 65534, "group": 65534, "extra_groups": []} if as_nobody else {}
+    return subprocess.run([LUNAR, "kv", *words], input=given, capture_output=True, check=False, env=environment,
+                          **extra)
+
+
+def loading_into(place):
+    """A load that reads what is written to its standard input."""
+    return subprocess.Popen([LUNAR, "kv", "load", place], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)
+
+
+def done(*words, code=0, given=b""):
+    """Does what it is told; its output."""
+    result = run(*words, given=given)
+    check(result.returncode == code, f"{words}: exit {result.returncode}, not {code}: {result.stderr[:300]!r}")
+    return result.stdout
+
+
+def as_json(*words, code=0, given=b""):
+    out = done(*words, "--json", code=code, given=given)
+    try:
+        return json.loads(out)
+    except ValueError as error:
+        check(False, f"{words} --json: no JSON: {error}: {out[:200]!r}")
+        return {}
+
+
+def digest(path):
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def refused(words, parts, place=None, code=2, given=b"", as_nobody=False):
+    """One line with all of `parts` in it; the place is what it was."""
+    before = digest(place) if place else None
+    result = run(*words, given=given, as_nobody=as_nobody)
+    what = f"{words}: {result.stderr!r}"
+    check(result.returncode == code, f"{what}: exit {result.returncode}, not {code}")
+    check(result.stdout == b"" and result.stderr.count(b"\n") == 1,
+          f"{what}: not one line (and {result.stdout[:100]!r})")
+    check(result.stderr.startswith(b"lunar kv"), what)
+    for part in parts:
+        check(part.encode() in result.stderr, f"{what}: lacks {part!r}")
+    if place:
+        check(digest(place) == before, f"{what}: the place was changed")
+
+
+def text_of(pair, name):
+    return base64.b64decode(pair[name + "_base64"]) if name + "_base64" in pair else pair[name].encode()
+
+
+def pairs_of(place):
+    """All pairs of a store, from the lines of its dump."""
+    lines = done("dump", place, "--json").splitlines()
+    return {text_of(pair, "key"): text_of(pair, "value") for pair in map(json.loads, lines)}
+
+
+def base64_of(data):
+    return base64.b64encode(data).decode()
+
+
+def stream_of(pairs):
+    """As tools/kv/stream.h has it, but for the checksum, which only a dump can give: as lines."""
+    lines = ({"key_base64": base64_of(key), "value_base64": base64_of(value)} for key, value in pairs.items())
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def some_pairs(count, large=0):
+    chance = random.Random(7)
+    pairs = {b"key %d" % number: chance.randbytes(chance.randrange(200)) for number in range(count)}
+    pairs.update({b"": b"no key", b"empty": b"", bytes(range(256)): bytes(range(255, -1, -1))})
+    pairs["gr\u00fc\u00df \U0001f600".encode()] = b"text\n\t\"\\"
+    for number in range(large):
+        pairs[b"large %d" % number] = chance.randbytes(100_000 + number)
+    return pairs
+
+
+def make(directory, name, size="16m", pairs=None):
+    place = os.path.join(directory, name)
+    done("create", place, "--size", size, "--segment", "64k")
+    if pairs is not None:
+        done("load", place, given=stream_of(pairs))
+    return place
+
+
+def write_durably(place, pairs):
+    """A process that sets them, each durable, and is gone before it closes the store: they are in its log."""
+    os.environ["LUNAR_KV_DURABILITY"], os.environ["LUNAR_KV_DRAM"] = "each", "24m"
+    library = ctypes.CDLL(LIBARKDB)
+    ark, length = ctypes.c_void_p(), ctypes.c_int64()
+    if library.ark_create(place.encode(), ctypes.byref(ark), ctypes.c_uint64(2)) != 0:
+        os._exit(1)
+    for key, value in pairs.items():
+        sizes = ctypes.c_uint64(len(key)), ctypes.c_uint64(len(value))
+        if library.ark_set(ark, sizes[0], key, sizes[1], value, ctypes.byref(length)) != 0:
+            os._exit(1)
+    os._exit(0)
