@@ -3,6 +3,7 @@
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <cstdio>
 #include <cstring>
+#include <new>
 
 #include "tools/kv/kv_tool.h"
 #include "tools/subcommands.h"
@@ -46,6 +47,19 @@ std::string kv_help() {
   return out;
 }
 
+// A value may be larger than the memory that there is for it. The store ends as by a kill.
+int run_verb(const Subcommand& verb, int argc, char** argv) {
+  try {
+    return verb.run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    fprintf(stderr,
+            "lunar kv %s: no memory is left for a value or for what it lists; what was durable is kept. Give it more "
+            "(ulimit -v, the memory of its cgroup)\n",
+            verb.name);
+    return kKvFailed;
+  }
+}
+
 }  // namespace
 
 int cmd_kv(int argc, char** argv) {
@@ -59,7 +73,7 @@ int cmd_kv(int argc, char** argv) {
   }
   std::vector<std::string> known = {"--help"};
   for (const Subcommand& verb : kVerbs) {
-    if (strcmp(argv[1], verb.name) == 0) return verb.run(argc - 1, argv + 1);
+    if (strcmp(argv[1], verb.name) == 0) return run_verb(verb, argc - 1, argv + 1);
     known.push_back(verb.name);
   }
   say_unknown("lunar kv", "verb", argv[1], known);

@@ -41,7 +41,7 @@ int read_file(const std::string& path, std::string* out) {
   if (!file) return -errno;
   char buffer[64 * 1024];
   for (size_t n; (n = fread(buffer, 1, sizeof buffer, file)) > 0;) out->append(buffer, n);
-  const int status = ferror(file) ? -EIO : 0;
+  const int status = ferror(file) ? -errno : 0;
   if (file != stdin) (void)fclose(file);
   return status;
 }

@@ -154,7 +154,8 @@ bool PairReader::next_binary(std::string* key, std::string* value) {
 bool PairReader::next_line(std::string* key, std::string* value) {
   for (;;) {
     const ssize_t length = getline(&text_, &text_room_, file_);
-    if (length < 0) return ferror(file_) ? cut_off() : (over_ = true, false);
+    if (length < 0 && !feof(file_)) return fail(text_of("cannot be read: %s", strerror(errno)));  // or: no memory
+    if (length < 0) return over_ = true, false;
     ++line_;
     const std::string_view text(text_, static_cast<size_t>(length));
     if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) continue;
