@@ -17,14 +17,53 @@
 #include "lun/raw_io.h"
 #include "sys/file.h"
 #include "sys/proc.h"
+#include "sys/thread.h"
 
 namespace lunar::kv {
 namespace {
 
 constexpr uint64_t kDramLeast = 64 * kMiB, kEndBytes = kMiB;
+constexpr uint64_t kSizeWaitNs = 1'000'000'000, kSizePauseNs = 5'000'000;  // for another process that sizes the file
 
 // What a file was before its place was opened: what was made of it is undone when the store cannot be opened.
 enum class FileBefore : uint8_t { kAsItIs, kEmpty, kMissing };
+
+// A file that this process sizes, or takes its size from. With its lock, as long as the descriptor is open, nobody else
+// has the file (superpipe/ownership.h).
+class SizedFile {
+ public:
+  explicit SizedFile(int fd = -1) : fd_(fd) {}
+  ~SizedFile() {
+    if (fd_ >= 0) sys::close_file(fd_);
+  }
+  SizedFile(const SizedFile&) = delete;
+  SizedFile& operator=(const SizedFile&) = delete;
+  int fd() const { return fd_; }
+  // Locks it, unless another process has it. False: that one, or there are no locks here, as opening will say.
+  bool lock() const { return fd_ >= 0 && sys::lock_range(fd_, sys::RangeLock::kExclusive, 0, 0) == 0; }
+  int64_t bytes() const {
+    struct stat status;
+    const int error = sys::file_status(fd_, &status);
+    return error < 0 ? error : status.st_size;
+  }
+  // Nothing was ever written to it.
+  bool is_blank() const {
+    struct stat status;
+    return sys::file_status(fd_, &status) == 0 && status.st_blocks == 0;
+  }
+  bool lies_at(const char* path) const {
+    struct stat own, there;
+    return sys::file_status(fd_, &own) == 0 && sys::path_status(path, &there) == 0 && own.st_ino == there.st_ino &&
+           own.st_dev == there.st_dev;
+  }
+  // Shares the claim that the device has, which closing the device then does not end. Pre: not open.
+  void hold(const Device* device) {
+    if (device->fd_count() != 0) fd_ = sys::control_file(device->fd(0), F_DUPFD_CLOEXEC, nullptr);
+  }
+
+ private:
+  int fd_;
+};
 
 // PATH#NAME or URI#NAME, as scratch LUNs are named; not a file that has one in its name, there or to be made.
 bool names_virtual_lun(const char* path) {
@@ -38,43 +77,61 @@ bool names_virtual_lun(const char* path) {
   return scheme_length(path) != 0 || (sys::path_status(before, &status) == 0 && !S_ISDIR(status.st_mode));
 }
 
-int make_large(const KeptPlace& place, int flags, ErrorText* why) {
-  const int fd = sys::open_file(place.path, O_RDWR | flags, 0600);
-  const int status = fd < 0 ? fd : sys::set_file_size(fd, place.bytes_if_empty);
-  if (fd >= 0) sys::close_file(fd);
+// Gives a file its size if it is empty. Only alone with it: what another process makes of it at this moment would be
+// cut off. That one gives it its size, or has it, as opening will find.
+int size_if_empty(const KeptPlace& place, const SizedFile& file, FileBefore* before, ErrorText* why) {
+  for (const uint64_t start = sys::now_ns(); !file.lock(); sys::sleep_ns(kSizePauseNs))
+    if (file.bytes() != 0 || sys::now_ns() - start > kSizeWaitNs) return 0;
+  if (file.bytes() != 0) return 0;
+  if (*before == FileBefore::kAsItIs) *before = FileBefore::kEmpty;
+  const int status = sys::set_file_size(file.fd(), place.bytes_if_empty);
   return status < 0 ? why->set(status, "%s: %s: cannot be made %s large: %s", place.caller, place.path,
                                format_size(place.bytes_if_empty).text, errno_text(status))
                     : 0;
 }
 
+// Pre: nobody else has the file.
+void undo_made(const KeptPlace& place, const SizedFile& file, FileBefore before) {
+  if (before == FileBefore::kMissing && file.lies_at(place.path)) (void)::unlink(place.path);
+  if (before == FileBefore::kEmpty) (void)sys::set_file_size(file.fd(), 0);
+}
+
+// held: has the claim of the device, or is not open. Then another process may have the file, or have had it.
+void undo(const KeptPlace& place, const SizedFile& held, FileBefore before) {
+  if (before == FileBefore::kAsItIs) return;
+  if (held.fd() >= 0) return undo_made(place, held, before);
+  const SizedFile file(sys::open_file(place.path, O_RDWR));
+  if (!file.lock() || !file.is_blank()) return;
+  if (before == FileBefore::kMissing || static_cast<uint64_t>(file.bytes()) == place.bytes_if_empty)
+    undo_made(place, file, before);
+}
+
 // A file that is wanted, or empty, gets its size.
 int prepare_file(const KeptPlace& place, FileBefore* before, ErrorText* why) {
   struct stat status_of;
-  const int status = sys::path_status(place.path, &status_of);
+  int status = sys::path_status(place.path, &status_of);
   const bool makes = place.take == Take::kMake || place.take == Take::kReplaceAll;
   if (status == -ENOENT && makes && scheme_length(place.path) == 0) {
-    const int done = make_large(place, O_CREAT | O_EXCL, why);
-    if (done == -EEXIST)  // nothing is where the path leads, and something at the path
-      return why->set(done, "%s: %s: is a symbolic link that leads to nothing; make the store where it leads",
+    const SizedFile file(sys::open_file(place.path, O_RDWR | O_CREAT | O_EXCL, 0600));
+    if (file.fd() >= 0) {
+      *before = FileBefore::kMissing;
+      return size_if_empty(place, file, before, why);
+    }
+    if (file.fd() != -EEXIST)
+      return why->set(file.fd(), "%s: %s: cannot be made: %s", place.caller, place.path, errno_text(file.fd()));
+    status = sys::path_status(place.path, &status_of);
+    if (status == -ENOENT)  // nothing is where the path leads, and something at the path
+      return why->set(-EEXIST, "%s: %s: is a symbolic link that leads to nothing; make the store where it leads",
                       place.caller, place.path);
-    *before = FileBefore::kMissing;
-    return done;
   }
   if (status < 0) return 0;  // a URI, or opening says it
   if (S_ISDIR(status_of.st_mode))
     return why->set(-EINVAL, "%s: %s: is a directory; a store that is kept wants a file in it", place.caller,
                     place.path);
   const bool may_grow = place.take != Take::kLook && place.take != Take::kLoad;
-  if (S_ISREG(status_of.st_mode) && status_of.st_size == 0 && may_grow) {
-    *before = FileBefore::kEmpty;
-    return make_large(place, 0, why);
-  }
-  return 0;
-}
-
-void undo(const KeptPlace& place, FileBefore before) {
-  if (before == FileBefore::kMissing) (void)::unlink(place.path);
-  if (before == FileBefore::kEmpty) (void)::truncate(place.path, 0);
+  if (!S_ISREG(status_of.st_mode) || status_of.st_size != 0 || !may_grow) return 0;
+  const SizedFile file(sys::open_file(place.path, O_RDWR));
+  return file.fd() < 0 ? 0 : size_if_empty(place, file, before, why);
 }
 
 int check_size(const KeptPlace& place, const Device* device, ErrorText* why) {
@@ -136,8 +193,8 @@ int choose(const KeptPlace& place, HeadDamage damage, Device* device, Contents* 
   return check_size(place, device, why);
 }
 
-// *contents is what to open the store with.
-int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before, ErrorText* why) {
+// options->contents is what to open the store with. held: has the claim of a file that this has made, or sized.
+int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before, SizedFile* held, ErrorText* why) {
   Device** device = &options->device;
   *device = nullptr;
   *before = FileBefore::kAsItIs;
@@ -147,7 +204,7 @@ int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before
                     "file of its own, without #NAME",
                     place.caller, place.path);
   if (const int status = prepare_file(place, before, why); status < 0) {
-    undo(place, *before);
+    undo(place, *held, *before);
     return status;
   }
   DeviceOptions how;
@@ -157,11 +214,13 @@ int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before
   how.claim = how.read_only ? Claim::kWhole : Claim::kAlone;
   int status = raw_open(place.path, how, how.read_only ? Format::kNever : Format::kIfBlank, device, why);
   const HeadDamage damage = how.read_only && options->salvage ? HeadDamage::kSalvage : HeadDamage::kRefuse;
+  if (status == 0 && *before != FileBefore::kAsItIs) held->hold(*device);
+  if (held->fd() >= 0 && !held->is_blank()) *before = FileBefore::kAsItIs;  // another process was quicker
   if (status == 0) status = choose(place, damage, *device, &options->contents, why);
   if (status == 0) return 0;
   device_close(*device);
   *device = nullptr;
-  undo(place, *before);
+  undo(place, *held, *before);
   return status;
 }
 
@@ -169,9 +228,10 @@ int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before
 
 int kept_store_open(const KeptPlace& place, StoreOptions* options, Store** out, ErrorText* why) {
   FileBefore before;
-  if (const int status = open_place(place, options, &before, why); status < 0) return status;
+  SizedFile held;
+  if (const int status = open_place(place, options, &before, &held, why); status < 0) return status;
   const int status = Store::open(*options, out, why);
-  if (status < 0) undo(place, before);
+  if (status < 0) undo(place, held, before);
   return status;
 }
 

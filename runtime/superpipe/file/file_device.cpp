@@ -213,12 +213,10 @@ int FileDevice::open_raw(const char* path, const struct stat& seen, const Device
   if (err < 0) return err;
   err = learn_alignment(path, why);
   if (err < 0) return err;
-  if (block_) {
-    err = sys::block_device_size(fd(), &size_bytes_);
-    if (err < 0) return explain_open(err, path, "ask its size", why);
-  } else {
-    size_bytes_ = round_down(static_cast<uint64_t>(status.st_size), io_align_);
-  }
+  // Only now: while this waited for its claim, the owner before may have given the file another size.
+  err = block_ ? sys::block_device_size(fd(), &size_bytes_) : sys::file_status(opened, &status);
+  if (err < 0) return explain_open(err, path, "ask its size", why);
+  if (!block_) size_bytes_ = round_down(static_cast<uint64_t>(status.st_size), io_align_);
   return check_size(options.want_bytes, why);
 }
 

@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`kv_places_test.py LUNAR LIBARKDB`: places of stores that several processes want at the same time, or that the user
+may not use: each process either does what it is told or says why not, in one line, and nothing is lost."""
+import contextlib
+import fcntl
+import os
+import resource
+import struct
+import subprocess
+import sys
+import time
+
+from checks import check, run_checks
+from kv_command import LUNAR, MIB, as_json, digest, done, loading_into, make, pairs_of, refused, run, stream_of, \
+    write_durably
+
+PAIRS = {b"a": b"1", b"b": b"2"}
+
+
+def started(*words, given=b""):
+    child = subprocess.Popen([LUNAR, "kv", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE)
+    with contextlib.suppress(BrokenPipeError):   # it is refused before it reads
+        child.stdin.write(given)
+        child.stdin.close()
+    return child
+
+
+def ends(children):
+    """(exit code, standard error) of each."""
+    found = []
+    for child in children:
+        child.stdin = None
+        _, err = child.communicate()
+        found.append((child.returncode, err))
+    return found
+
+
+def one_line(code, err, parts, what):
+    check(code == 2 and err.count(b"\n") == 1 and any(part in err for part in parts), f"{what}: exit {code}: {err!r}")
+
+
+def creators_at_one_time(directory):
+    """One makes the store; nobody takes the file away from it."""
+    for number in range(8):
+        place = os.path.join(directory, f"new{number}")
+        found = ends([started("create", place, "--size", "8m", "--segment", "64k") for _ in range(4)])
+        check([code for code, _ in found].count(0) == 1, f"four creators: {found}")
+        for code, err in found:
+            if code != 0:
+                one_line(code, err, [b"in use", b"holds a key/value store"], "four creators")
+        check(as_json("check", place)["verdict"] == "clean" and os.stat(place).st_size == 8 * MIB, "what they made")
+
+
+def loads_at_one_time(directory):
+    """An empty file becomes one store, with the pairs of each load that was done."""
+    for number in range(8):
+        place = os.path.join(directory, f"empty{number}")
+        open(place, "wb").close()
+        os.environ["LUNAR_KV_SIZE"] = "8m"
+        found = ends([started("load", place, given=stream_of({b"load %d" % i: b"x" * 1000})) for i in range(4)])
+        del os.environ["LUNAR_KV_SIZE"]
+        wanted = {b"load %d" % i for i, (code, _) in enumerate(found) if code == 0}
+        for code, err in found:
+            if code != 0:
+                one_line(code, err, [b"in use"], "four loads")
+        check(wanted and set(pairs_of(place)) == wanted, f"four loads: {found}: {sorted(pairs_of(place))}")
+
+
+def lock_alone(file):
+    """As an open store has it (superpipe/ownership.h): the description, shared, the whole file."""
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+
+
+def an_empty_file_in_use(directory):
+    """What another process has and fills at this moment is not cut off."""
+    for verb, given in (("create", b""), ("load", stream_of(PAIRS))):
+        place = os.path.join(directory, f"filling-{verb}")
+        with open(place, "w+b") as file:
+            lock_alone(file)
+            child = started(verb, place, given=given)
+            time.sleep(0.3)
+            file.write(b"mine" * (MIB // 4))
+            file.flush()
+            (code, err), = ends([child])
+            one_line(code, err, [b"in use"], verb)
+        with open(place, "rb") as file:
+            check(file.read() == b"mine" * (MIB // 4), f"{verb} changed a file that was in use")
+
+
+def readers_of_a_damaged_store(directory):
+    """Two salvages at the same time give the same; a writer is refused meanwhile, and a salvage while there is one."""
+    place = os.path.join(directory, "logged")
+    with open(place, "wb") as file:
+        file.truncate(64 * MIB)
+    pairs = {b"key %d" % number: os.urandom(30_000) for number in range(60)}
+    child = os.fork()
+    if child == 0:
+        write_durably(place, pairs)
+    check(os.waitpid(child, 0)[1] == 0, "a process that sets")
+    with open(place, "r+b") as file:
+        file.seek(file.read().index(pairs[b"key 50"]) + 100)
+        file.write(b"damaged!")
+    before = digest(place)
+    with subprocess.Popen([LUNAR, "kv", "dump", "--salvage", place], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          pipesize=4096, bufsize=0) as first:
+        head = first.stdout.read(1)   # more than its buffers take: it has the store open until this is read
+        second = run("dump", "--salvage", place)
+        refused(["set", place, "a", "b"], ["in use"], place)
+        refused(["create", place, "--force"], ["in use"], place)
+        out, err = first.communicate()
+    check((first.returncode, head + out, err) == (second.returncode, second.stdout, second.stderr) and len(out) > MIB,
+          f"two salvages: {first.returncode}, {err!r}; {second.returncode}, {second.stderr!r}")
+    check(second.returncode == 3 and second.stderr.count(b"\n") == 1, f"salvage: {second.stderr!r}")
+    check(digest(place) == before, "salvage writes")
+    place = make(directory, "sound", pairs=PAIRS)
+    with loading_into(place) as loading:
+        loading.stdin.write(stream_of({b"%d" % number: b"x" * 200 for number in range(20_000)})[: 2 * MIB])
+        loading.stdin.flush()   # more than pipe and buffers take: it is open by now
+        refused(["dump", "--salvage", place], ["in use"])
+        loading.kill()
+        loading.communicate()
+    check(pairs_of(place).items() >= PAIRS.items(), "what was there before a load that was killed")
+
+
+def rights_of_users(directory):
+    """As a user who may not read, may not write, or may not make a file."""
+    reach = subprocess.run(["/usr/bin/test", "-x", LUNAR], user=65534, group=65534, extra_groups=[], check=False)
+    if reach.returncode != 0:
+        print("skipped in part: the user `nobody` cannot reach the binary")
+        return
+    os.chmod(directory, 0o755)
+    stream = os.path.join(directory, "stream")
+    with open(stream, "wb") as file:
+        file.write(stream_of(PAIRS))
+    os.chmod(stream, 0o600)
+    place = make(directory, "rights", pairs=PAIRS)
+    readers = (["info"], ["check"], ["scan"], ["dump"], ["dump", "--salvage"], ["get", "a"])
+    writers = (["set", "a", "3"], ["del", "a"], ["load"], ["compact"], ["create", "--force"])
+    for mode, verbs in ((0o600, readers + writers), (0o644, writers)):
+        os.chmod(place, mode)
+        for verb, *words in verbs:
+            refused([verb, place, *words], [place, "permission"], place, given=stream_of(PAIRS), as_nobody=True)
+    for verb, *words in readers:
+        result = run(verb, place, *words, as_nobody=True)
+        check(result.returncode == 0 and result.stderr == b"", f"{verb} of what may only be read: {result.stderr!r}")
+    os.chmod(place, 0o666)
+    refused(["load", place, stream], [stream, "Permission denied"], place, as_nobody=True)
+    refused(["set", place, "a", "--file", stream], [stream, "Permission denied"], place, as_nobody=True)
+    empty = os.path.join(directory, "empty")
+    open(empty, "wb").close()
+    for mode in (0o600, 0o644):
+        os.chmod(empty, mode)
+        refused(["load", empty], [empty, "permission"], empty, given=stream_of(PAIRS), as_nobody=True)
+    new = os.path.join(directory, "new")
+    refused(["create", new, "--size", "8m"], [new, "ermission denied"], as_nobody=True)
+    check(not os.path.exists(new), "a file in a directory that may not be written")
+    os.chmod(directory, 0o700)
+    refused(["create", new, "--size", "8m"], [new, "ermission"], as_nobody=True)
+    refused(["info", place], [place, "permission"], place, as_nobody=True)
+    check(pairs_of(place) == PAIRS, "the pairs after all that was refused")
+
+
+def what_does_not_fit_into_memory(directory):
+    """A value or a line that is larger than the memory there is: refused, and no stream seems to end before it."""
+    place = make(directory, "limited", pairs=PAIRS)
+    long = os.path.join(directory, "long")
+    with open(long, "wb") as file:
+        file.truncate(400 * MIB)
+    behind = os.path.join(directory, "behind")
+    with open(behind, "wb") as file:
+        file.write(stream_of({b"c": b"3"}))
+        file.truncate(400 * MIB)
+    limits = (300 * MIB, 300 * MIB)
+    for words, code in ((["set", place, "a", "--file", long], 4), (["load", place, long], 2),
+                        (["load", place, behind], 4)):
+        result = subprocess.run([LUNAR, "kv", *words, "--dram", "16m"], capture_output=True, check=False,
+                                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits))
+        check(result.returncode == code and result.stderr.count(b"\n") == 1 and b"memory" in result.stderr,
+              f"{words}: exit {result.returncode}: {result.stderr!r}")
+    refused(["set", place, "a", "--file", directory], [directory, "directory"], place)
+    check(pairs_of(place) == PAIRS, "the pairs after values that did not fit")
+
+
+@contextlib.contextmanager
+def loop_device(backing, *options):
+    result = subprocess.run(["losetup", *options, "-f", "--show", backing], capture_output=True, text=True, check=False)
+    device = result.stdout.strip() if result.returncode == 0 else None
+    if not device:
+        print(f"skipped in part: no loop device: {result.stderr.strip()}")
+    try:
+        yield device
+    finally:
+        if device:
+            subprocess.run(["losetup", "-d", device], check=False)
+
+
+def a_device_that_cannot_be_written(directory):
+    place = make(directory, "read-only", pairs=PAIRS)
+    blank = os.path.join(directory, "blank")
+    with open(blank, "wb") as file:
+        file.truncate(8 * MIB)
+    with loop_device(place, "-r") as device:
+        if not device:
+            return
+        for verb, *words in (["info"], ["check"], ["scan"], ["dump"], ["dump", "--salvage"], ["get", "a"]):
+            done(verb, device, *words)
+        for verb, *words in (["set", "a", "3"], ["del", "a"], ["load"], ["compact"], ["create", "--force"]):
+            refused([verb, device, *words], [device, "read-only"], place, given=stream_of(PAIRS))
+    with loop_device(blank, "-r") as device:
+        if device:
+            refused(["create", device], [device, "read-only"], blank)
+            refused(["load", device], [device, "read-only"], blank, given=stream_of(PAIRS))
+
+
+def main():
+    checks = [creators_at_one_time, loads_at_one_time, an_empty_file_in_use, readers_of_a_damaged_store,
+              what_does_not_fit_into_memory]
+    if os.geteuid() == 0:
+        checks += [rights_of_users, a_device_that_cannot_be_written]
+    return run_checks(*checks)
+
+
+sys.exit(main())
