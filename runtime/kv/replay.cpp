@@ -142,13 +142,16 @@ int Store::replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* lif
 }
 
 // Batches from the number of `end` on: looks where the first would be, in the rest of that segment, and in those that
-// come after it. visit(batch, segment, memory, at): false: no more. 0 or -errno of the device.
+// come after it. visit(batch, segment, memory, at): false: no more. 0 or -errno of the device; salvage goes on behind
+// what cannot be read.
 template <class Visit>
 int Store::visit_later(uint64_t log, const LogEnd& end, Visit visit) {
+  int unread = 0;
   char* memory;
   uint64_t segment = end.segment + 1, next[2] = {end.next[0], end.next[1]};
   for (uint64_t visited = 0; segment != 0 && segment <= log_.segments() && visited < log_.segments(); ++visited) {
     const int status = log_.read_to_replay(segment - 1, &memory);
+    if (status < 0) unread = status;
     if (status < 0 && !salvage_) return status;
     const bool first = visited == 0;
     for (uint64_t block = first ? end.at : 0; block < log_.segment_bytes();
@@ -164,7 +167,7 @@ int Store::visit_later(uint64_t log, const LogEnd& end, Visit visit) {
     next[0] = next[1];
     next[1] = 0;
   }
-  return 0;
+  return unread;
 }
 
 // Whether a batch says that the one at the end of the log was durable: -EBADMSG.
@@ -174,8 +177,12 @@ int Store::find_later(uint64_t log, const LogEnd& end, ErrorText* why) {
     if (batch->durable >= end.number) later = batch->number;
     return later == 0;
   });
+  if (status < 0 && salvage_) return -EBADMSG;  // it may go on there
   if (status < 0)
-    return why->set(status, "key/value store on %s: its log cannot be read: %s", device_->name(), errno_text(status));
+    return why->set(status,
+                    "key/value store on %s: its log cannot be read to its end: %s; `lunar kv dump --salvage` gives "
+                    "what is sound",
+                    device_->name(), errno_text(status));
   if (later == 0) return 0;
   return why->set(-EBADMSG,
                   "key/value store on %s: its log is damaged: batch %llu, of byte %llu on, is not what was written, "
@@ -201,7 +208,8 @@ int Store::visit_lost(void* context, OnLost on_lost) {
     }
     return true;
   };
-  return visit_later(lost_log_, lost_, visit);
+  (void)visit_later(lost_log_, lost_, visit);  // what cannot be read is what on_lost was told of
+  return 0;
 }
 
 int Store::replay(const media::Root& root, ErrorText* why) {

@@ -24,17 +24,6 @@ namespace {
 
 constexpr uint64_t kBlock = 4096;
 
-// Reads of one block end with -EIO.
-struct RefusingDevice final : lunar_test::MemoryDevice {
-  RefusingDevice(char* memory, uint64_t bytes, uint64_t block) : MemoryDevice(memory, bytes), refused(block) {}
-  const uint64_t refused;  // 0: none
-  int64_t transfer(const Command& command) override {
-    const uint64_t begin = command.offset.value;
-    const bool covers = command.op == Op::kRead && refused < begin + command.iov[0].iov_len && begin < refused + kBlock;
-    return refused != 0 && covers ? -EIO : MemoryDevice::transfer(command);
-  }
-};
-
 // A store with a past: several opens, overwritten values, deleted pairs, large ones, cleaned segments. Of what is
 // durable by itself, some lies in the log behind the state.
 struct Past {
@@ -44,14 +33,15 @@ struct Past {
   Durability durability;
   unsigned opens = 3, sets = 300, keys = 200, large_in = 40;
   uint64_t longest = 2000, dram = 8 * kMiB;
-  uint64_t refused = 0;
+  uint64_t unreadable = 0;     // as MemoryDevice's
   uint64_t expected = 80'000;  // keys: the more, the larger is a state
 
   Past(uint64_t bytes, Durability level) : memory(bytes), durability(level) {}
 
   int look_at(bool salvage, Store** store, ErrorText* why) { return open(Contents::kKept, true, salvage, store, why); }
   int open(Contents contents, bool read_only, bool salvage, Store** store, ErrorText* why) {
-    device_ = std::make_unique<RefusingDevice>(memory.data(), memory.size(), refused);
+    device_ = std::make_unique<lunar_test::MemoryDevice>(memory.data(), memory.size());
+    device_->unreadable = unreadable;
     StoreOptions options;
     options.device = device_.get();
     options.contents = contents;
@@ -94,7 +84,7 @@ struct Past {
   }
 
  private:
-  std::unique_ptr<RefusingDevice> device_;
+  std::unique_ptr<lunar_test::MemoryDevice> device_;
 };
 
 struct Found {
@@ -296,7 +286,7 @@ TEST_CASE("kv-rebuild: a state of which a block cannot be read") {
   past.write(11);
   const std::vector<uint64_t> state = blocks_of_state(past);
   for (const uint64_t block : state) {
-    past.refused = block;
+    past.unreadable = block;
     Found found;
     bool opens = true;
     REQUIRE(salvage(past, &found, &opens));

@@ -29,9 +29,11 @@ struct History {
   std::vector<char> memory = std::vector<char>(kBytes);
   std::vector<Model> after;        // each operation
   std::vector<std::string> names;  // of the key of each; "": a delete
+  uint64_t unreadable = 0;         // as MemoryDevice's
 
   int open(Contents contents, bool salvage, Store** store, ErrorText* why) {
     device_ = std::make_unique<lunar_test::MemoryDevice>(memory.data(), kBytes);
+    device_->unreadable = unreadable;
     StoreOptions options;
     options.device = device_.get();
     options.contents = contents;
@@ -113,6 +115,13 @@ bool is_after(const History& history, uint64_t count, const Found& found) {
   return missing <= found.unnamed;
 }
 
+// After how many operations it is what the store held; 0: none.
+uint64_t prefix_of(const History& history, const Found& found) {
+  uint64_t count = history.names.size();
+  while (count > 0 && !is_after(history, count, found)) --count;
+  return count;
+}
+
 // How many of the operations from `count` on are not told of.
 uint64_t untold(const History& history, uint64_t count, const Found& found) {
   uint64_t keys = 0, deletes = 0;
@@ -152,8 +161,7 @@ TEST_CASE("kv-salvage: wherever the log is damaged, what was before it comes out
     const Found found = look(store);
     store->close();
     CHECK(history.memory == damaged);  // nothing is repaired
-    uint64_t prefix = history.names.size();
-    while (prefix > 0 && !is_after(history, prefix, found)) --prefix;
+    const uint64_t prefix = prefix_of(history, found);
     CHECK(is_after(history, prefix, found));
     if (plain == 0) {
       CHECK(prefix + 1 >= history.names.size());  // the last commit cannot be told from a torn one
@@ -197,11 +205,60 @@ TEST_CASE("kv-salvage: several damages, and a store that a writer may not open s
     if (status < 0) continue;  // its saved state
     const Found found = look(store);
     store->close();
-    uint64_t prefix = history.names.size();
-    while (prefix > 0 && !is_after(history, prefix, found)) --prefix;
+    const uint64_t prefix = prefix_of(history, found);
     CHECK(is_after(history, prefix, found));
     if (found.batches != 0) CHECK(untold(history, prefix, found) <= 20);
     several += found.batches > 1 ? 1 : 0;
   }
   CHECK(several > 20);
+}
+
+TEST_CASE("kv-salvage: wherever a block cannot be read, the rest comes out, and nothing is written") {
+  History history;
+  history.write(220);
+  const std::vector<char> sound = history.memory;
+  unsigned opened = 0, salvaged = 0, rebuilt = 0;
+  for (uint64_t block = 4096; block < kBytes; block += 2 * 4096) {
+    history.memory = sound;
+    history.unreadable = block;
+    ErrorText why, why_not;
+    Store* store = nullptr;
+    const int plain = history.open(Contents::kKept, false, &store, &why);
+    if (plain == 0) store->close();
+    INFO("block at " << block << ": " << why.text);
+    if (plain < 0) {
+      CHECK(history.memory == sound);
+      CHECK((plain == -EIO || plain == -EBADMSG));
+      CHECK(std::string(why.text).find("--salvage") != std::string::npos);
+    }
+    history.memory = sound;
+    REQUIRE(history.open(Contents::kKept, true, &store, &why_not) == 0);
+    const Found found = look(store);
+    store->close();
+    CHECK(history.memory == sound);
+    if (plain < 0 && std::string(why.text).find("saved state") != std::string::npos) {  // kv-rebuild
+      ++rebuilt;
+      continue;
+    }
+    const uint64_t prefix = prefix_of(history, found);
+    CHECK(is_after(history, prefix, found));
+    if (plain == 0) {
+      CHECK(prefix == history.names.size());
+      ++opened;
+      continue;
+    }
+    CHECK(found.batches >= 1);
+    CHECK(untold(history, prefix, found) <= 1);
+    ++salvaged;
+  }
+  CHECK(opened > 100);
+  CHECK(salvaged > 100);
+  CHECK(rebuilt >= 1);
+  history.memory = sound;
+  history.unreadable = 0;  // the device reads again
+  ErrorText why;
+  Store* store = nullptr;
+  REQUIRE(history.open(Contents::kKept, true, &store, &why) == 0);
+  CHECK(look(store).pairs == history.after.back());
+  store->close();
 }

@@ -34,7 +34,9 @@ class MemoryDevice : public lunar::Device {
   std::vector<DeviceEvent>* record = nullptr;
   std::vector<DeviceEvent>* undo = nullptr;  // what was there before each write and discard
   int64_t fail_after = -1;                   // so many writes and flushes succeed, then they end with -EIO
+  uint64_t unreadable = 0;                   // a block: reads of it end with -EIO. 0: none
   bool closed = false;
+  static constexpr uint64_t kBlockBytes = 4096;
 
   int attach(const lunar::ContextOptions&, lunar::Context**) override { return -EOPNOTSUPP; }
   void detach(lunar::Context*) override {}
@@ -113,6 +115,8 @@ inline int64_t MemoryDevice::transfer(const lunar::Command& command) {
     fail_after = 0;
     return -EIO;
   }
+  const bool touches = unreadable < at + length && at < unreadable + kBlockBytes;
+  if (command.op == lunar::Op::kRead && unreadable != 0 && touches) return -EIO;
   uint64_t place = at;
   if (undo && (command.op == lunar::Op::kWrite || command.op == lunar::Op::kDiscard))
     undo->push_back({DeviceEvent::Kind::kWrite, at, length, std::vector<char>(memory_ + at, memory_ + at + length), 0});
