@@ -73,6 +73,8 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
 
 int Store::start(const StoreOptions& options, ErrorText* why) {
   const bool kept = options.contents == Contents::kKept;
+  // A program may close all that it does not know; files that it opens then must not get these numbers, and the writes.
+  for (unsigned i = 0; device_ && i < device_->fd_count(); ++i) device_->reopen(i, sys::move_high(device_->fd(i)));
   const uint64_t around = options.contents == Contents::kScratch ? 0 : media::kHeadBytes + media::kTailBytes;
   uint64_t bytes = options.log_bytes;
   if (device_) {

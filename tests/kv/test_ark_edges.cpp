@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // libarkdb, where programs go wrong: what refused calls leave behind, places and their rights, threads that cannot
 // start.
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "ark_support.h"
@@ -135,4 +137,30 @@ TEST_CASE("ark-edges: a connection takes memory for the calls that it has under 
   REQUIRE(ark_connect_verbose(&connection, store.ark, 1 << 20) == 0);
   CHECK(resident() < before + (16ul << 20));
   CHECK(ark_disconnect(connection) == 0);
+}
+
+TEST_CASE("ark-edges: a store whose descriptors the program closed fails, and writes nothing to the program's files") {
+  setenv("LUNAR_KV_DRAM", "6m", 1);
+  for (const uint64_t flags : {uint64_t{0}, uint64_t{ARK_KV_PERSIST_STORE}}) {
+    const File file(16 << 20), own(0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+      const Store store(file.path, 2, 0, 0, flags);
+      if (store.status != 0 || store.set("a", "b") != 0) _exit(2);
+      for (int fd = 3; fd < 4096; ++fd) close(fd);
+      for (int i = 0; i < 20; ++i)
+        if (open(own.path, O_RDWR) < 0) _exit(3);
+      int refused = 0;
+      for (int i = 0; i < 6000; ++i) refused += store.set(std::to_string(i % 2000), std::string(2000, 'v')) != 0;
+      const bool flushed = ark_flush(store.ark) == 0;
+      _exit(refused == 0 || (flags != 0 && flushed) ? 4 : 0);
+    }
+    int ended = -1;
+    REQUIRE((waitpid(pid, &ended, 0) == pid && WIFEXITED(ended)));
+    CHECK(WEXITSTATUS(ended) == 0);
+    struct stat status;
+    REQUIRE(stat(own.path, &status) == 0);
+    CHECK(status.st_size == 0);
+  }
+  unsetenv("LUNAR_KV_DRAM");
 }

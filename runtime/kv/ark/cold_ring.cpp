@@ -28,7 +28,7 @@ bool ColdRing::prepare() {
   if (context_ || refused_) return context_ != nullptr;
   refused_ = true;
   auto* memory = static_cast<Entry*>(map_private(kDepth * sizeof(Entry), ForkPolicy::kInherit));
-  const int event = memory ? sys::make_eventfd() : -1;
+  const int event = memory ? sys::move_high(sys::make_eventfd()) : -1;  // as Store::start
   ContextOptions options;
   options.depth = kDepth;
   options.spin = false;
