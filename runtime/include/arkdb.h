@@ -91,9 +91,10 @@ typedef struct
  *   LUNAR_KV_DURABILITY  with ARK_KV_PERSIST_STORE, when a change is durable. flush: with the next ark_flush or
  *                        ark_delete; group: when the call returns, threads share writes; each: the same, without
  *                        waiting for others
- * EINVAL: also if nthreads <= 0, for a stripe with ARK_KV_VIRTUAL_LUN, and for ARK_KV_PERSIST_... with memory, a
- * directory, a=b or a virtual LUN. ENOMEM, ENOSPC. EEXIST: the device contains data. EBADMSG: the stored content is
- * damaged. EBUSY: the device is in use. ENOENT, EACCES, ... A line on standard error says why. */
+ * EINVAL: also if nthreads <= 0, if a variable has a value of another kind, for a stripe with ARK_KV_VIRTUAL_LUN, and
+ * for ARK_KV_PERSIST_... with memory, a directory, a=b or a virtual LUN. ENOMEM, ENOSPC. EEXIST: the device contains
+ * data. EBADMSG: the stored content is damaged. EBUSY: the device is in use. ENOENT, EACCES, ... A line on standard
+ * error says why. While one thread is in this call or in ark_delete, a fork() by another waits. */
 int ark_create(char *path, ARK **ark, uint64_t flags);
 int ark_create_verbose(char *path, ARK **ark, uint64_t size, uint64_t bsize, uint64_t hcount, int nthreads, int nqueue,
                        int basyncs, uint64_t flags);

@@ -2,6 +2,7 @@
 // libarkdb across fork.
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,6 +26,15 @@ namespace {
   do {                                           \
     if (!(condition)) _exit(__LINE__ % 200 + 1); \
   } while (0)
+
+// Whether a descriptor of this process leads to the file.
+bool has_open(const char* path) {
+  struct stat wanted, own;
+  if (stat(path, &wanted) != 0) return false;
+  for (int fd = 3; fd < 2048; ++fd)
+    if (fstat(fd, &own) == 0 && own.st_ino == wanted.st_ino && own.st_dev == wanted.st_dev) return true;
+  return false;
+}
 
 int status_of(pid_t pid) {
   int status = -1;
@@ -262,5 +272,34 @@ TEST_CASE("ark-fork: a child of a plain fork keeps no store's place in use") {
     unlink(right);
   }
   unsetenv("LUNAR_KV_SIZE");
+  unsetenv("LUNAR_KV_DRAM");
+}
+
+TEST_CASE("ark-fork: a child that is forked while another thread opens or closes a store keeps nothing of it") {
+  setenv("LUNAR_KV_DRAM", "6m", 1);
+  const File file(16 << 20);
+  constexpr uint64_t kKept = ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD;
+  std::atomic<bool> stop{false};
+  std::atomic<int> refused{0};
+  std::thread thread([&] {
+    while (!stop) {
+      const Store store(file.path, 1, 0, 0, kKept);
+      refused += store.status != 0 || store.set("a", "b") != 0;
+    }
+  });
+  int kept = 0, failed = 0;
+  for (int i = 0; i < 200; ++i) {
+    for (int tries = 0; tries < 200 && !has_open(file.path); ++tries) usleep(50);
+    const pid_t pid = fork();
+    if (pid == 0) _exit(has_open(file.path) ? 1 : 0);
+    const int status = status_of(pid);
+    kept += status == 1;
+    failed += status > 1 || status < 0;
+  }
+  stop = true;
+  thread.join();
+  CHECK(kept == 0);
+  CHECK(failed == 0);
+  CHECK(refused == 0);
   unsetenv("LUNAR_KV_DRAM");
 }

@@ -164,6 +164,7 @@ int create_store(const CreateOptions& options, uint64_t* handle) {
   for (unsigned i = 0; i < Pool::kLanes; ++i) new (&lanes[i]) Pool::Lane(0);
   store->pool.open(queues, lanes, threads, clamp(options.queue_depth, kDepthDefault, kDepthMin, kDepthMax));
   Connection* main = make_connection(store, kMain, options.asyncs);
+  const EngineChange change;
   ErrorText why;
   int status = main ? open_engine(options, &store->engine, &store->in_memory, &why) : -ENOMEM;
   if (status < 0 && why.text[0]) log_warning("%s", why.text);
@@ -201,6 +202,7 @@ int delete_store(const void* handle) {
   wait_until_idle(store);
   store->pool.stop();  // connections that a callback closed are gone from the list by now
   const int status = store->flush_at_end ? store->engine->flush() : 0;
+  const EngineChange change;
   while (Object* one = store->objects) {  // late: what a child forked meanwhile closes, it finds by its objects
     store->objects = one->next;
     if (one->kind == kIterator) {

@@ -25,9 +25,14 @@ sys::Mutex table_lock;
 std::atomic<Leaf*> leaves[kLeaves];
 uint32_t slots_made = 0;  // under the lock
 Slot* free_slots = nullptr;
+unsigned engine_changes = 0;  // in progress; under the lock
+bool fork_waits = false;      // for these; under the lock
+
+constexpr uint64_t kPauseNs = 100'000;
 
 std::atomic<unsigned> hints{0};
 thread_local unsigned count_hint = 0;
+thread_local unsigned own_changes = 0;  // of engine_changes: a signal handler that forks in one does not wait for it
 
 unsigned my_count() {
   if (count_hint == 0) count_hint = hints.fetch_add(1, std::memory_order_relaxed) % Slot::kCounts + 1;
@@ -85,7 +90,7 @@ Object* table_acquire(const void* handle, unsigned kinds) {
       if (paused.load(std::memory_order_seq_cst) == 0) return object;
       // The store cannot go while it is counted on; the word lies in the store, so it is waited on in small steps.
       count.fetch_sub(1, std::memory_order_release);
-      sys::sleep_ns(100'000);
+      sys::sleep_ns(kPauseNs);
       continue;
     }
     break;
@@ -102,7 +107,7 @@ void table_use(Object* object) {
     count.fetch_add(1, std::memory_order_seq_cst);
     if (object->store->paused.load(std::memory_order_seq_cst) == 0) return;
     count.fetch_sub(1, std::memory_order_release);
-    sys::sleep_ns(100'000);
+    sys::sleep_ns(kPauseNs);
   }
 }
 
@@ -116,7 +121,7 @@ bool table_idle(const Object* object) {
 }
 
 void table_drain(const Object* object) {
-  for (unsigned round = 0; !table_idle(object); ++round) round < 50 ? sys::yield_cpu() : sys::sleep_ns(100'000);
+  for (unsigned round = 0; !table_idle(object); ++round) round < 50 ? sys::yield_cpu() : sys::sleep_ns(kPauseNs);
 }
 
 void table_free(Slot* slot) {
@@ -126,9 +131,32 @@ void table_free(Slot* slot) {
   free_slots = slot;
 }
 
+EngineChange::EngineChange() {
+  for (;; sys::sleep_ns(kPauseNs)) {
+    sys::Locked<sys::Mutex> guard(table_lock);
+    if (fork_waits) continue;
+    ++engine_changes;
+    ++own_changes;
+    return;
+  }
+}
+
+EngineChange::~EngineChange() {
+  sys::Locked<sys::Mutex> guard(table_lock);
+  --engine_changes;
+  --own_changes;
+}
+
 void table_before_fork() {
   sys::block_signals();  // a handler of the program's may want the table
   table_lock.lock();
+  while (engine_changes != own_changes) {
+    fork_waits = true;
+    table_lock.unlock();
+    sys::sleep_ns(kPauseNs);
+    table_lock.lock();
+  }
+  fork_waits = false;
 }
 
 void table_after_fork_in_parent() {
@@ -138,6 +166,8 @@ void table_after_fork_in_parent() {
 
 void table_after_fork_in_child(const ArkStore* kept) {
   table_lock.reset_in_child();
+  engine_changes = own_changes;
+  fork_waits = false;
   count_hint = 0;
   for (uint32_t i = 0; i < slots_made; ++i) {
     Slot& slot = leaves[i / kLeafSlots].load(std::memory_order_relaxed)->slots[i % kLeafSlots];

@@ -59,7 +59,17 @@ void table_drain(const Object* object);  // waits for table_idle(). Not with the
 // Frees the slot. Pre: shut and drained.
 void table_free(Slot* slot);
 
-// Called around fork by the forking thread: no other thread changes the table meanwhile.
+// While an engine is opened or closed. Its device has descriptors then that no object leads to, so no process is forked:
+// the child could not close them. Waits for a fork that waits.
+class EngineChange {
+ public:
+  EngineChange();
+  ~EngineChange();
+  EngineChange(const EngineChange&) = delete;
+  EngineChange& operator=(const EngineChange&) = delete;
+};
+
+// Called around fork by the forking thread: no other thread changes the table meanwhile, nor opens or closes an engine.
 void table_before_fork();
 void table_after_fork_in_parent();
 // Closes the handles of all stores except `kept`, and the descriptors of their devices; no thread uses any of them.
