@@ -189,6 +189,19 @@ def check_json(directory):
         shutil.rmtree(plots)
 
 
+def check_short_runs(_):
+    """A run lasts until an operation counts, however late its threads begin on a busy machine."""
+    words = [LUNAR, "bench", "kv-child", "--system", "lunar", "--library", LYING, "--dram", "67108864", "--keys", "1000",
+             "--keys-max", "1000", "--value-bytes", "24", "--memory", "67108864"]
+    orders = [f"run get uniform {how} {seed}\n" for seed in range(10)
+              for how in ("sync 1 1 0 0 0", "async 1 2 0 0 0", "async 1 2 0 0 1000")]
+    child = subprocess.run(words, input="load 1\n" + "".join(orders), capture_output=True, text=True, check=False)
+    results = [line for line in child.stdout.splitlines() if line.startswith("result ")][1:]
+    check(len(results) == len(orders), f"short runs: exit code {child.returncode}: {child.stdout[-500:]}")
+    for order, result in zip(orders, results):
+        check(float(result.split(" ops=")[1].split()[0]) > 0, f"{order.strip()}: {result}")
+
+
 def check_wrong_values(directory):
     """A library that changes a bit of some values: synchronous and asynchronous reads notice."""
     code, report, _ = report_of(directory, *TINY, "--experiments", "memory", "--library", LYING)
@@ -228,7 +241,7 @@ def main():
     if os.geteuid() != 0:
         print("skip: root: memory cgroups need it")
         return 77
-    return run_checks(check_refusals, check_json, check_wrong_values, check_interrupted)
+    return run_checks(check_refusals, check_short_runs, check_json, check_wrong_values, check_interrupted)
 
 
 sys.exit(main())

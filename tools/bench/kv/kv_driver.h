@@ -94,6 +94,7 @@ class KvDriver {
   std::unique_ptr<KvSystem> system_;
   std::unique_ptr<ZipfGenerator> zipf_;
   std::atomic<int> phase_{kWarm};
+  std::atomic<bool> measured_{false};      // an operation of this run counts
   KvPace pace_;                            // of the asynchronous operations of a run
   std::atomic<uint32_t> chains_alive_{0};  // that go on; the last one that ends wakes its waiters
   std::mutex lock_;                        // tallies_, error_
