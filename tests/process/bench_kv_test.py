@@ -191,8 +191,8 @@ def check_json(directory):
 
 def check_short_runs(_):
     """A run lasts until an operation counts, however late its threads begin on a busy machine."""
-    words = [LUNAR, "bench", "kv-child", "--system", "lunar", "--library", LYING, "--dram", "67108864", "--keys", "1000",
-             "--keys-max", "1000", "--value-bytes", "24", "--memory", "67108864"]
+    words = [LUNAR, "bench", "kv-child", "--system", "lunar", "--library", LYING, "--dram", "67108864",
+             "--keys", "1000", "--keys-max", "1000", "--value-bytes", "24", "--memory", "67108864"]
     orders = [f"run get uniform {how} {seed}\n" for seed in range(10)
               for how in ("sync 1 1 0 0 0", "async 1 2 0 0 0", "async 1 2 0 0 1000")]
     child = subprocess.run(words, input="load 1\n" + "".join(orders), capture_output=True, text=True, check=False)

@@ -59,8 +59,8 @@ void table_drain(const Object* object);  // waits for table_idle(). Not with the
 // Frees the slot. Pre: shut and drained.
 void table_free(Slot* slot);
 
-// While an engine is opened or closed. Its device has descriptors then that no object leads to, so no process is forked:
-// the child could not close them. Waits for a fork that waits.
+// While an engine is opened or closed. Its device has descriptors then that no object leads to, and that a child could
+// not close: forks wait. Waits for a fork that waits.
 class EngineChange {
  public:
   EngineChange();
