@@ -15,6 +15,7 @@
 #include "server_config.h"
 #include "server_cron.h"
 #include "server_limits.h"
+#include "slow_replicas.h"
 #include "space.h"
 #include "sys/thread.h"
 #include "tier.h"
@@ -197,8 +198,7 @@ void on_command(CommandFilterContext* command) {
 }
 
 // Data is not evicted for the stream of replicas that do not take it: the server counts that for no maxmemory, but it
-// lies in the LUN. They are ended, as by a lower client-output-buffer-limit. Not inside of a command, which may be such
-// a replica's.
+// lies in the LUN. Not inside of a command, which may be such a replica's.
 void end_slow_replicas(Context* context) {
   if (g_state < State::kHeld) return;
   const Space space = space_now(true);
@@ -206,12 +206,7 @@ void end_slow_replicas(Context* context) {
   char policy[32];
   if (!server_config_text(context, "maxmemory-policy", policy, sizeof(policy)) || strcmp(policy, "noeviction") == 0)
     return;
-  g_api.Log(context, "warning",
-            "LUN space runs short and replicas have not taken %s: they are ended, so that no data is evicted for it; "
-            "give a larger size, or lower client-output-buffer-limit replica",
-            format_size(space.streams).text);
-  Reply* reply = g_api.Call(context, "CLIENT", "ccc", "KILL", "TYPE", "replica");
-  if (reply != nullptr) g_api.FreeCallReply(reply);
+  slow_replicas_end(context, space);
 }
 
 void on_cron(Context* context) {
