@@ -14,8 +14,6 @@
 namespace lunar::redis {
 namespace {
 
-constexpr unsigned kWakesLookedAt = 16;
-constexpr uint64_t kLateNs = 1'000'000;  // from the wake-up to the first request taken; 20 to 100 us on an idle CPU
 constexpr uint64_t kCrowdedNsMin = 1'000'000'000, kCrowdedNsMax = 64'000'000'000;
 
 // A prefetch skips pages that another thread has in hand: those are waited for.
@@ -89,20 +87,16 @@ void Fetcher::flush() {
   look_for_crowd(now);
   leave_this_cpu(now);
   if (resting_.load(std::memory_order_seq_cst) == 0) return;
-  uint64_t none = 0;
-  woken_ns_.compare_exchange_strong(none, now, std::memory_order_relaxed);
+  const uint32_t pending = pending_.load(std::memory_order_seq_cst);
+  if (pending == 0) return;  // threads that are awake have taken all
+  wake_times_.woken(now, pending);
   sys::futex_wake(&pending_, wanted, false);
 }
 
 // Every few wake-ups: whether most were late. The next attempt to keep off comes after a time that doubles as long as
 // attempts fail.
 void Fetcher::look_for_crowd(uint64_t now) {
-  const uint32_t wakes = wakes_.load(std::memory_order_relaxed);
-  if (wakes < kWakesLookedAt) return;
-  const bool late = late_wakes_.load(std::memory_order_relaxed) > wakes / 2;
-  wakes_.store(0, std::memory_order_relaxed);
-  late_wakes_.store(0, std::memory_order_relaxed);
-  if (!late || now < crowded_until_ns_) return;
+  if (!wake_times_.late() || now < crowded_until_ns_) return;
   const bool again = now - crowded_until_ns_ < crowded_for_ns_;
   crowded_for_ns_ = again ? std::min(2 * crowded_for_ns_, kCrowdedNsMax) : kCrowdedNsMin;
   crowded_until_ns_ = now + crowded_for_ns_;
@@ -163,19 +157,17 @@ bool Fetcher::fetch_batch() {
   lunar_range ranges[kBatchRanges + kRangesMax];
   unsigned count = 0;
   Request* batch = take_batch(&count);
-  if (batch == nullptr) return false;
+  if (batch == nullptr) {
+    wake_times_.nothing_there();
+    return false;
+  }
   count = 0;
   for (Request* r = batch; r != nullptr; r = r->next)
     for (unsigned i = 0; i < r->pages.count; ++i) ranges[count++] = r->pages.range[i];
-  if (const uint64_t woken = woken_ns_.exchange(0, std::memory_order_relaxed); woken != 0) count_wake(woken);
+  if (wake_times_.waited_for()) wake_times_.taken(sys::now_ns());
   bring_in(ranges, count);
   finish(batch);
   return true;
-}
-
-void Fetcher::count_wake(uint64_t woken_ns) {
-  wakes_.fetch_add(1, std::memory_order_relaxed);
-  if (sys::now_ns() - woken_ns > kLateNs) late_wakes_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void Fetcher::help() {

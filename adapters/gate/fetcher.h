@@ -18,6 +18,7 @@
 #include "key_lookup.h"
 #include "sys/thread.h"
 #include "user_share.h"
+#include "wake_times.h"
 
 namespace lunar::redis {
 
@@ -63,7 +64,6 @@ class Fetcher {
   void finish(Request* first);
   void leave_this_cpu(uint64_t now);
   void look_for_crowd(uint64_t now);
-  void count_wake(uint64_t woken_ns);
 
   int event_fd_ = -1;
   Request* spare_ = nullptr;
@@ -77,9 +77,7 @@ class Fetcher {
   int left_cpu_ = -1;                                   // the threads keep off it; -1: of none
   unsigned submitted_ = 0;                              // since the last wake-up
   uint64_t crowded_until_ns_ = 0, crowded_for_ns_ = 0;  // until then they run on any CPU
-  // Of the last wake-ups:
-  std::atomic<uint64_t> woken_ns_{0};  // when, of one that no thread has followed yet; 0: none
-  std::atomic<uint32_t> wakes_{0}, late_wakes_{0};
+  WakeTimes wake_times_;
   alignas(64) std::atomic<uint32_t> pending_{0};   // futex: requests in waiting_
   std::atomic<uint32_t> resting_{0};               // threads asleep
   alignas(64) std::atomic<uint32_t> sleeping_{0};  // main waits in epoll_wait
