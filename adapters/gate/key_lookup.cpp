@@ -53,8 +53,12 @@ bool KeyLookup::have(const void* address, size_t bytes) {
     }
   }
   if (resident(address, bytes)) return true;
+  if (skipped != nullptr && skipped->has(page_view(address))) return false;
   complete = false;
-  if (skipped == nullptr || !skipped->has(page_view(address))) missing->add(address, bytes);
+  if (skipped == nullptr)
+    missing->add(address, bytes);
+  else
+    missing->add_new(address, bytes);
   return false;
 }
 
@@ -353,6 +357,18 @@ void NonresidentRanges::add(const void* address, size_t bytes) {
   range[count++] = {address, bytes};
   const uint64_t page = page_bytes(), first = reinterpret_cast<uintptr_t>(address) / page;
   this->bytes += ((reinterpret_cast<uintptr_t>(address) + bytes - 1) / page - first + 1) * page;
+}
+
+void NonresidentRanges::add_new(const void* address, size_t bytes) {
+  constexpr unsigned kLast = 8;
+  const uint64_t page = page_bytes(), first = reinterpret_cast<uintptr_t>(address) / page;
+  if (first == (reinterpret_cast<uintptr_t>(address) + bytes - 1) / page) {
+    for (unsigned i = count > kLast ? count - kLast : 0; i < count; ++i) {
+      const auto at = reinterpret_cast<uintptr_t>(range[i].address);
+      if (first >= at / page && first <= (at + range[i].bytes - 1) / page) return;
+    }
+  }
+  add(address, bytes);
 }
 
 namespace {

@@ -89,7 +89,7 @@ struct KeyLookup {
   const ServerLayout& layout;
   NonresidentRanges* missing;
   bool complete = true;
-  const SkippedPages* skipped = nullptr;  // not recorded as missing
+  const SkippedPages* skipped = nullptr;  // what is in them is not missing, though it cannot be read now
   // skips tables that are being rehashed: a search of another thread may be moving entries
   bool settled_only = false;
   PagesSeen* seen = nullptr;  // value_lookup.h

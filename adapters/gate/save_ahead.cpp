@@ -3,7 +3,7 @@
 #include "save_ahead.h"
 
 #include "base/units.h"
-#include "lookup_steps.h"
+#include "bucket_walk.h"
 #include "lunar/lunar.h"
 #include "pager/pager.h"
 #include "sys/thread.h"
@@ -15,14 +15,13 @@ constexpr unsigned kGroup = 256;      // buckets of one key or so
 constexpr unsigned kTableGroup = 32;  // buckets of up to 7 keys
 constexpr unsigned kRoundsMax = 24;
 constexpr unsigned kMarkersMax = SkippedPages::kMax / 2;
-constexpr unsigned kBigMax = 64;         // large objects of a group that are gone through
-constexpr unsigned kListNodesMax = 256;  // of a list, looked at in one round
+constexpr unsigned kSpansMax = 16;         // small tables that are gone through at once
+constexpr uint64_t kSpansMembers = 1024;   // of these, members together
+constexpr unsigned kCollectionsMax = 128;  // that are noted before they are gone through
+constexpr unsigned kNodesGroup = 48;       // nodes of a list
 constexpr uint64_t kLookNs = 300000, kLookSlowlyNs = 5000000, kLookSlowlyAfterNs = 1000000000;
 constexpr uint64_t kPatienceNs = 4000000000;                       // for the saver to get to a marker
 constexpr uint64_t kPaceNs = 20000, kPacePatienceNs = 1000000000;  // of the saver, for a marker to be set
-
-// what the values of a dictionary are; what a table has
-enum class Holds { kObjects, kFields, kScores, kKeyedObjects };
 
 // The last marker, as the saver sees it: as long as its page is what it was, the saver is behind the reader.
 struct LastMarker {
@@ -104,9 +103,13 @@ class Lead {
   uint64_t total_ = 0, reached_ = 0, max_ = 0;
 };
 
-struct Big {
-  DictView* dict;
-  Holds holds;
+// Buckets that are gone through together.
+struct Span {
+  const char* first = nullptr;
+  unsigned count = 0;
+  Holds holds = Holds::kObjects;
+  uint64_t done[kGroup / 64] = {};
+  bool is_done(unsigned i) const { return (done[i / 64] >> (i % 64) & 1) != 0; }
 };
 
 struct SaveAhead {
@@ -121,15 +124,11 @@ struct SaveAhead {
 
   void databases();
   void database(const DatabaseView& database);
-  void dictionary(DictView* dict, Holds holds, const DatabaseView* database);
-  void buckets(const char* first, uint64_t count, Holds holds, const DatabaseView* database);
-  void group(const char* first, unsigned count, Holds holds, const DatabaseView* database);
-  void note_big(EntryView* const* first, unsigned count, Big* big, unsigned* big_count);
-  bool bucket(const char* slot, Holds holds, const DatabaseView* database, bool* at_value);
-  void entries(KeyLookup& lookup, EntryView* const* slot, Holds holds, const DatabaseView* database, bool* at_value);
-  void keyed_objects(KeyLookup& lookup, const BucketView* bucket, const DatabaseView& database, bool* at_value);
-  void object(KeyLookup& lookup, const ObjectView* object);
-  void list(KeyLookup& lookup, QuicklistNodeView* node);
+  void table(const char* first, uint64_t count, Holds holds, const DatabaseView* database);
+  void group(Span* spans, unsigned count, const DatabaseView* database);
+  void collections_in(const Span& span);
+  void collections(const Collection* some, unsigned count);
+  void list(const QuicklistView* list);
   void fetch();
 };
 
@@ -139,168 +138,144 @@ void SaveAhead::fetch() {
   if (missing.count == 0) return;
   (void)pager_prefetch(missing.range, missing.count);
   for (unsigned i = 0; i < missing.count; ++i) lead.brought_in(missing.range[i].bytes / page_bytes() + 1);
-  missing.count = 0;
+  missing.clear();
 }
 
-void SaveAhead::list(KeyLookup& lookup, QuicklistNodeView* node) {
-  for (unsigned n = 0; node != nullptr && n < kListNodesMax && !missing.full() && !stopped(); ++n) {
-    lookup.list_end(node);
-    if (!lookup.have(node, sizeof *node)) return;
-    node = node->next;
-  }
-}
-
-void SaveAhead::object(KeyLookup& lookup, const ObjectView* object) {
-  const char* at = object->pointer;
-  if (at == nullptr || lookup.compact(*object)) return;
-  if (object->encoding() == kHashTable) {
-    (void)lookup.have(at, sizeof(DictView));
-  } else if (object->encoding() == kSkiplist) {
-    const auto* zset = reinterpret_cast<const ZsetView*>(at);
-    if (lookup.have(zset, sizeof *zset) && lookup.have(zset->skiplist, kSkiplistBytes))
-      (void)lookup.have(zset->members, sizeof(DictView));
-  } else if (object->encoding() == kQuicklist) {
-    const auto* quicklist = reinterpret_cast<const QuicklistView*>(at);
-    if (lookup.have(quicklist, 40)) list(lookup, quicklist->head);
-  } else if (object->encoding() == kStream) {
-    (void)lookup.have(at, kStreamBytes);
-  }
-}
-
-// The key is resident as far as have_text() looks; of a child that does other things than save, it may be no text any
-// more.
-void look_up_expiry(KeyLookup& lookup, const DatabaseView& database, const char* key) {
-  if (const uint64_t bytes = sds_length(key); bytes <= kValueBytesMax)
-    (void)lookup.look_up(database.expires, {key, bytes});
-}
-
-void SaveAhead::entries(KeyLookup& lookup, EntryView* const* slot, Holds holds, const DatabaseView* database,
-                        bool* at_value) {
-  if (!lookup.have(slot, sizeof *slot)) return;
-  unsigned n = 0;
-  for (EntryView* entry = *slot; entry != nullptr && n < kChainMax && !missing.full(); ++n, entry = entry->next) {
-    if (!lookup.have(entry, sizeof *entry)) break;
-    if (lookup.have_text(entry->key) && database != nullptr) look_up_expiry(lookup, *database, entry->key);
-    const char* value = static_cast<const char*>(entry->value);
-    if (value == nullptr) continue;
-    const unsigned at = missing.count;
-    if (holds == Holds::kFields) (void)lookup.have_text(value);
-    // the skip list's node: its member, score and links
-    if (holds == Holds::kScores) (void)lookup.have(value - 8, 40);
-    if (holds == Holds::kObjects && lookup.have(value, sizeof(ObjectView))) {
-      object(lookup, reinterpret_cast<const ObjectView*>(value));
-      *at_value = missing.count > at;
-    }
-  }
-}
-
-void SaveAhead::keyed_objects(KeyLookup& lookup, const BucketView* bucket, const DatabaseView& database,
-                              bool* at_value) {
-  for (unsigned n = 0; bucket != nullptr && n < kChainMax && !missing.full(); ++n) {
-    if (!lookup.have(bucket, sizeof *bucket)) return;
-    for (unsigned i = 0; i < bucket->places() && !missing.full(); ++i) {
-      if (!bucket->holds(i)) continue;
-      const auto* at = static_cast<const ObjectView*>(bucket->entries[i]);
-      const char* key = lookup.key_inside(at);
-      if (key == nullptr) continue;
-      if (at->has_expiry()) look_up_expiry(lookup, database, key);
-      const unsigned before = missing.count;
-      object(lookup, at);
-      *at_value = missing.count > before;
-    }
-    bucket = bucket->next();
-  }
-}
-
-// Notes what is missing. True: nothing that is to be fetched. *at_value: the last of it belongs to a value.
-bool SaveAhead::bucket(const char* slot, Holds holds, const DatabaseView* database, bool* at_value) {
-  const unsigned before = missing.count;
-  KeyLookup lookup{*layout, &missing, true, &lead.skipped(), true};
-  if (holds == Holds::kKeyedObjects)
-    keyed_objects(lookup, reinterpret_cast<const BucketView*>(slot), *database, at_value);
-  else
-    entries(lookup, reinterpret_cast<EntryView* const*>(slot), holds, database, at_value);
-  return missing.count == before;
-}
-
-constexpr size_t stride(Holds holds) { return holds == Holds::kKeyedObjects ? sizeof(BucketView) : sizeof(EntryView*); }
-
-void SaveAhead::group(const char* first, unsigned count, Holds holds, const DatabaseView* database) {
-  uint64_t done[kGroup / 64] = {};
-  bool marked = false;
-  for (unsigned round = 0, left = count; round < kRoundsMax && left != 0; ++round) {
-    for (unsigned i = 0; i < count && !stopped(); ++i) {
-      if ((done[i / 64] >> (i % 64) & 1) != 0) continue;
-      bool at_value = false;
-      if (bucket(first + i * stride(holds), holds, database, &at_value)) {
-        done[i / 64] |= uint64_t{1} << (i % 64);
-        --left;
-      } else if (at_value && !marked && missing.count != 0) {
-        marked = lead.mark(missing.range[missing.count - 1].address);
-        if (marked) --missing.count;
+// Of all spans, round after round, what is missing. One page of a value is left out.
+void SaveAhead::group(Span* spans, unsigned count, const DatabaseView* database) {
+  bool marked = false, more = true;
+  for (unsigned round = 0; round < kRoundsMax && more && !stopped(); ++round) {
+    more = false;
+    for (Span* span = spans; span < spans + count; ++span) {
+      for (unsigned i = 0; i < span->count && !stopped(); ++i) {
+        if (span->is_done(i)) continue;
+        bool at_value = false;
+        const unsigned before = missing.count;
+        KeyLookup lookup{*layout, &missing, true, &lead.skipped(), true};
+        if (bucket_there(lookup, span->first + i * bucket_bytes(span->holds), span->holds, database, &at_value)) {
+          span->done[i / 64] |= uint64_t{1} << (i % 64);
+          continue;
+        }
+        more = true;
+        if (at_value && !marked && missing.count > before) {
+          marked = lead.mark(missing.range[missing.count - 1].address);
+          if (marked) --missing.count;
+        }
+        if (missing.full()) fetch();
       }
-      if (missing.full()) fetch();
     }
-    if (stopped()) return;
     fetch();
   }
 }
 
-// Large objects of a group whose members are known: hashes and sets of 7.0, sorted sets of 8.0 too.
-void SaveAhead::note_big(EntryView* const* first, unsigned count, Big* big, unsigned* big_count) {
-  for (unsigned i = 0; i < count && *big_count < kBigMax; ++i) {
-    NonresidentRanges ignored;
-    ignored.count = 0;
-    KeyLookup lookup{*layout, &ignored};
-    if (!lookup.have(first + i, sizeof *first)) continue;
-    for (EntryView* entry = first[i]; entry != nullptr && lookup.have(entry, sizeof *entry) && *big_count < kBigMax;
-         entry = entry->next) {
-      const auto* object = static_cast<const ObjectView*>(entry->value);
-      if (object == nullptr || !lookup.have(object, sizeof *object) || object->pointer == nullptr) continue;
-      if (object->encoding() == kHashTable && layout->keyspace() == Keyspace::kDict)
-        big[(*big_count)++] = {reinterpret_cast<DictView*>(const_cast<char*>(object->pointer)), Holds::kFields};
-      if (object->encoding() == kSkiplist && lookup.have(object->pointer, sizeof(ZsetView)))
-        big[(*big_count)++] = {static_cast<DictView*>(reinterpret_cast<const ZsetView*>(object->pointer)->members),
-                               Holds::kScores};
+void SaveAhead::list(const QuicklistView* list) {
+  for (QuicklistNodeView* node = list->head; node != nullptr && !stopped();) {
+    lead.wait(stop);
+    bool marked = false;
+    QuicklistNodeView* next = node;
+    for (unsigned round = 0; round < kRoundsMax && !stopped(); ++round) {
+      KeyLookup lookup{*layout, &missing, true, &lead.skipped(), true};
+      QuicklistNodeView* at = node;
+      for (unsigned n = 0; at != nullptr && n < kNodesGroup && lookup.have(at, sizeof *at); ++n, at = at->next) {
+        const unsigned before = missing.count;
+        lookup.list_end(at);
+        if (!marked && missing.count > before) {
+          marked = lead.mark(missing.range[missing.count - 1].address);
+          if (marked) --missing.count;
+        }
+      }
+      fetch();
+      if (!lookup.complete) continue;
+      next = at;
+      break;
+    }
+    if (next == node) return;  // it does not get on
+    node = next;
+  }
+}
+
+// Small tables together, others each by itself.
+void SaveAhead::collections(const Collection* some, unsigned count) {
+  Span spans[kSpansMax];
+  unsigned n = 0;
+  uint64_t members = 0;
+  auto flush = [&] {
+    if (n == 0) return;
+    lead.wait(stop);
+    group(spans, n, nullptr);
+    n = 0;
+    members = 0;
+  };
+  for (unsigned i = 0; i < count && !stopped(); ++i) {
+    const Collection& one = some[i];
+    if (one.holds == Holds::kListNodes) {
+      flush();
+      list(static_cast<const QuicklistView*>(one.at));
+      continue;
+    }
+    const auto* dict = static_cast<const DictView*>(one.at);
+    const auto* in_buckets = static_cast<const TableView*>(one.at);
+    for (int t = 0; t < 2; ++t) {
+      const void* first = in_tables(one.holds) ? static_cast<const void*>(in_buckets->table[t]) : dict->table[t];
+      const int8_t exponent = in_tables(one.holds) ? in_buckets->exponent[t] : dict->exponent[t];
+      if (first == nullptr || exponent < 0) continue;
+      const uint64_t buckets = uint64_t{1} << exponent;
+      if (buckets > (in_tables(one.holds) ? kTableGroup : kGroup)) {
+        flush();
+        table(static_cast<const char*>(first), buckets, one.holds, nullptr);
+        continue;
+      }
+      spans[n++] = {static_cast<const char*>(first), static_cast<unsigned>(buckets), one.holds, {}};
+      members += in_tables(one.holds) ? in_buckets->used[t] : dict->used[t];
+      if (n == kSpansMax || members >= kSpansMembers) flush();
     }
   }
+  flush();
 }
 
-void SaveAhead::buckets(const char* first, uint64_t count, Holds holds, const DatabaseView* database) {
-  Big big[kBigMax];
-  const unsigned step = holds == Holds::kKeyedObjects ? kTableGroup : kGroup;
-  for (uint64_t at = 0; at < count && !stopped(); at += step) {
-    lead.wait(stop);
-    const char* start = first + at * stride(holds);
-    const auto n = static_cast<unsigned>(count - at < step ? count - at : step);
-    group(start, n, holds, database);
-    unsigned big_count = 0;
-    if (holds == Holds::kObjects) note_big(reinterpret_cast<EntryView* const*>(start), n, big, &big_count);
-    for (unsigned i = 0; i < big_count; ++i) dictionary(big[i].dict, big[i].holds, nullptr);
+void SaveAhead::collections_in(const Span& span) {
+  Collection some[kCollectionsMax];
+  unsigned count = 0;
+  for (unsigned i = 0; i < span.count && !stopped(); ++i) {
+    count =
+        collections_of(*layout, span.first + i * bucket_bytes(span.holds), span.holds, some, count, kCollectionsMax);
+    if (count < kCollectionsMax - kChainMax && i + 1 < span.count) continue;
+    collections(some, count);
+    count = 0;
   }
 }
 
-void SaveAhead::dictionary(DictView* dict, Holds holds, const DatabaseView* database) {
-  for (int t = 0; t < 2 && dict->table[t] != nullptr; ++t)
-    buckets(reinterpret_cast<const char*>(dict->table[t]), uint64_t{1} << dict->exponent[t], holds, database);
+void SaveAhead::table(const char* first, uint64_t count, Holds holds, const DatabaseView* database) {
+  const unsigned step = in_tables(holds) ? kTableGroup : kGroup;
+  for (uint64_t at = 0; at < count && !stopped(); at += step) {
+    lead.wait(stop);
+    Span span{
+        first + at * bucket_bytes(holds), static_cast<unsigned>(count - at < step ? count - at : step), holds, {}};
+    group(&span, 1, database);
+    if (database != nullptr) collections_in(span);
+  }
 }
 
 void SaveAhead::database(const DatabaseView& database) {
   if (database.keys == nullptr) return;
-  if (layout->keyspace() == Keyspace::kDict)
-    return dictionary(static_cast<DictView*>(database.keys), Holds::kObjects, &database);
+  auto dictionary = [&](const DictView* dict) {
+    for (int t = 0; t < 2 && dict->table[t] != nullptr; ++t)
+      table(reinterpret_cast<const char*>(dict->table[t]), uint64_t{1} << dict->exponent[t], Holds::kObjects,
+            &database);
+  };
+  if (layout->keyspace() == Keyspace::kDict) return dictionary(static_cast<const DictView*>(database.keys));
   if (layout->keyspace() == Keyspace::kDicts) {
     const auto* store = static_cast<const DictStoreView*>(database.keys);
     for (int64_t i = 0; i < store->count; ++i)
-      if (store->dicts[i] != nullptr) dictionary(store->dicts[i], Holds::kObjects, &database);
+      if (store->dicts[i] != nullptr) dictionary(store->dicts[i]);
     return;
   }
   const auto* store = static_cast<const TableStoreView*>(database.keys);
   for (int i = 0; i < store->count; ++i)
     for (int t = 0; t < 2 && store->tables[i] != nullptr; ++t)
-      if (const TableView* table = store->tables[i]; table->table[t] != nullptr)
-        buckets(reinterpret_cast<const char*>(table->table[t]), uint64_t{1} << table->exponent[t], Holds::kKeyedObjects,
-                &database);
+      if (const TableView* its = store->tables[i]; its->table[t] != nullptr)
+        table(reinterpret_cast<const char*>(its->table[t]), uint64_t{1} << its->exponent[t], Holds::kKeyedObjects,
+              &database);
 }
 
 void SaveAhead::databases() {

@@ -9,8 +9,8 @@
 //                         this group.
 //
 // No more than a part of the DRAM is brought in beyond the last marker that was reached. Members of large hashes, sets
-// and sorted sets are gone through in the same way if their layout is known (key_lookup.cpp); long lists as far as
-// their nodes are known; streams not at all. The rest is read by faults.
+// and sorted sets, and nodes of lists, are gone through in the same way (bucket_walk.h), small collections several at
+// a time; streams not at all. The rest is read by faults.
 //
 // Nothing may change what this thread reads. The saver keeps the tables that it goes through stable (a paused rehash),
 // but it looks up expiries on the way, and each such lookup moves entries of a table that is being rehashed, and may
