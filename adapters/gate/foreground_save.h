@@ -13,7 +13,7 @@
 // redirected (program_got.h), because the module and `lunar run` need the same, and a module's event comes before the
 // handlers of other modules have run.
 //
-// Not noticed: DEBUG DIGEST, which calls nothing at its beginning or end. An AOF rewrite is always a child's.
+// DEBUG DIGEST, which writes nothing, is noticed by digest_ahead.h. An AOF rewrite is always a child's.
 //
 // Threading: hooks do their work on the main thread, also in a child; calls of other threads go straight to libc.
 // Allocates nothing.
