@@ -277,11 +277,18 @@ int wait_elsewhere(int epoll, epoll_event* events, int max, int timeout_ms) {
 
 bool on_main_thread() { return pthread_equal(pthread_self(), g_gate.main_thread) != 0; }
 
+// Nothing was ever evicted: all data is in DRAM, and the gate keeps no input, so there is nothing to judge or to wait
+// for. Once something was, this stays false.
+bool all_in_dram() {
+  const Gate& g = g_gate;
+  return g.watching() && counters().evictions.get() == 0 && !g.threads_read.load(std::memory_order_relaxed);
+}
+
 ssize_t hook_read(int fd, void* buffer, size_t bytes) {
   Gate& g = g_gate;
   if (g.epoll < 0 || g.state.load(std::memory_order_relaxed) == GateState::kOff) return g.read(fd, buffer, bytes);
-  return on_main_thread() ? gate_input({fd, nullptr}, buffer, bytes)
-                          : gate_input_elsewhere({fd, nullptr}, buffer, bytes);
+  if (!on_main_thread()) return gate_input_elsewhere({fd, nullptr}, buffer, bytes);
+  return all_in_dram() ? g.read(fd, buffer, bytes) : gate_input({fd, nullptr}, buffer, bytes);
 }
 
 // OpenSSL's SSL_read, SSL_get_error and SSL_pending. A session to which the gate said "later" wants to read, and has
@@ -293,6 +300,7 @@ int hook_tls_read(void* tls, void* buffer, int bytes) {
   const Source from{g.tls_descriptor(tls), tls};
   const auto size = static_cast<size_t>(bytes);
   const bool here = on_main_thread();
+  if (here && all_in_dram()) return g.tls_read(tls, buffer, bytes);
   const int got = static_cast<int>(here ? gate_input(from, buffer, size) : gate_input_elsewhere(from, buffer, size));
   if (got > 0) errno = 0;  // the server looks at it first, and SSL_read leaves it so
   if (here) g.tls_deferred = g.deferred ? tls : nullptr;
@@ -331,6 +339,7 @@ int hook_epoll_wait(int epoll, epoll_event* events, int max, int timeout_ms) {
   if (state == GateState::kStarting) look_for_server(epoll, events, max);
   if (!g.fetching || epoll != g.epoll || state == GateState::kOff) return g.epoll_wait(epoll, events, max, timeout_ms);
   if (!on_main_thread()) return wait_elsewhere(epoll, events, max, timeout_ms);
+  if (all_in_dram()) return g.epoll_wait(epoll, events, max, timeout_ms);
   g.digest.round_ends();
   return wait_for_events(epoll, events, max, timeout_ms);
 }
