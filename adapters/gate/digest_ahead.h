@@ -9,8 +9,8 @@
 //   the next read of whatever descriptor, the gate's event, or the next wait: before anything else     ──► stopped and
 //                             can change what is read                                                      joined
 //
-// The calls are redirected (program_got.h) for that command alone. A digest inside of a transaction or script is not read
-// ahead.
+// The calls are redirected (program_got.h) for that command alone. A digest inside of a transaction or script is not
+// read ahead.
 //
 // Threading: the main thread. Allocates nothing, except in the loader.
 #pragma once

@@ -110,7 +110,8 @@ class Worker(threading.Thread):
         """Commands that push 0, 1, ... to a list, with reads of cold keys between them."""
         name, words = f"w{self.number}:numbers", []
         for n in range(count):
-            words += [("RPUSH", name, str(n)), self.pick.choice([("GET", self.key()), ("MGET", self.key(), self.key())])]
+            words += [("RPUSH", name, str(n)),
+                      self.pick.choice([("GET", self.key()), ("MGET", self.key(), self.key())])]
         return name, b"".join(map(words_of, words))
 
     def pushed(self, name, count, what, all_of_it):
@@ -147,7 +148,8 @@ class Worker(threading.Thread):
             other.socket.shutdown(socket.SHUT_RD)
         sender.join()
         other.close()
-        wait_until("a client that has gone", lambda: not self.client.ask("CLIENT", "LIST", "ID", str(number)), PATIENCE_S)
+        wait_until("a client that has gone", lambda: not self.client.ask("CLIENT", "LIST", "ID", str(number)),
+                   PATIENCE_S)
         self.pushed(name, count, how, False)
 
     @staticmethod
