@@ -49,14 +49,25 @@ bool opened_for_io_threads() {
   return true;
 }
 
+// One of them has read. Before the gate watches, that may be all that it ever sees of clients.
+void open_for_reading_threads() {
+  if (!g_gate.threads_read.load(std::memory_order_acquire)) return;
+  ErrorText why;
+  (void)why.set(-ENOTSUP, "its io-threads read from clients");
+  bypass("", why);
+}
+
 // Looks for the server's data, until it is known. Its keys are looked at elsewhere: while the server waits, threads of
 // modules may change them.
 void look_for_server(int epoll, const epoll_event* events, int events_max) {
   Gate& g = g_gate;
   static bool threads_seen = false;
   if (g.epoll >= 0) {
-    if (!threads_seen && pager_active()) threads_seen = true, (void)opened_for_io_threads();
-    return;
+    if (!threads_seen && pager_active()) {
+      threads_seen = true;
+      if (opened_for_io_threads()) return;
+    }
+    return open_for_reading_threads();
   }
   ErrorText why;
   int rc = g.layout.find_data(epoll, events, events_max, &why);
@@ -231,11 +242,7 @@ int add_ready(epoll_event* events, int n, int max) {
 
 int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
   Gate& g = g_gate;
-  if (g.watching() && g.threads_read.load(std::memory_order_acquire)) {
-    ErrorText why;
-    (void)why.set(-ENOTSUP, "its io-threads read from clients");
-    bypass("", why);
-  }
+  if (g.watching()) open_for_reading_threads();
   const uint64_t started = sys::now_ns();
   int left = timeout_ms;
   for (bool first = true;; first = false) {
