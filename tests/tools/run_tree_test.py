@@ -73,7 +73,7 @@ def one_budget():
     tree, pids = start("64m", 40, 4)
     held = sum(map(anonymous, pids))
     print(f"{held / MIB:.1f} MiB, of which {idle / MIB:.1f} MiB are there without the data")
-    if held - idle > 64 * MIB + 5 * MIB // 2:   # what each has of its own besides: README, "What --dram covers"
+    if held - idle > 64 * MIB + 5 * MIB // 2:   # each process's own: tools/README.md, "What `--dram` covers"
         fail(f"{(held - idle) / MIB:.1f} MiB more than idle under a budget of 64 MiB")
     if held < 48 * MIB:
         fail(f"{held / MIB:.1f} MiB: nothing is proven")
