@@ -3,8 +3,8 @@
 """Runs the tests that meson knows, for tools/test (which builds first).
 
 Order: layout and unit tests, then the tests that share the machine (as many at a time as there are CPUs and one more,
-as most wait for a device half of the time; those with a high meson `priority` first, as they take longest; beside them,
-one after the other, those of suite `waits`, which hardly use a CPU), then those that need it alone (is_parallel:
+as most wait for a device half of the time; those with a high meson `priority` first, as they take longest; at the same
+time, one after the other, those of suite `waits`, which hardly use a CPU), then those that need it alone (is_parallel:
 false). One line a test.
 
 The only time limit is the one here: a test that passes it is examined before it is killed (stacks of all threads of all
@@ -354,8 +354,8 @@ class Runner:
         return [threading.Thread(target=work) for _ in range(count)]
 
     def run(self):
-        """Neighbours in the list that may share the machine run side by side; the others alone. Beside them is one
-        lane for tests that hardly use a CPU."""
+        """Neighbours in the list that may share the machine run side by side; the others alone. One more
+        lane runs the tests that hardly use a CPU."""
         index = 0
         while index < len(self.tests) and not self.stop:
             group = [self.tests[index]]

@@ -351,9 +351,10 @@ int hook_epoll_wait(int epoll, epoll_event* events, int max, int timeout_ms) {
   return wait_for_events(epoll, events, max, timeout_ms);
 }
 
-// The other side has gone while commands that it sent are held. The server would end the client, and they would never
-// run; all that it reads at once runs, whatever becomes of the replies. So it is told so when the hold is over.
-ssize_t put_off_end(int fd, ssize_t rc) {
+// A write failed because the client has disconnected, while commands that it sent are held. The server would free the
+// client, and they would never run; a server that reads them at once runs them even if the replies cannot be sent. So
+// the error is deferred until the hold is over.
+ssize_t defer_disconnect(int fd, ssize_t rc) {
   Gate& g = g_gate;
   if (__builtin_expect(rc >= 0 || (errno != EPIPE && errno != ECONNRESET), 1) || !g.fetching ||
       g.state.load(std::memory_order_relaxed) == GateState::kOff || !on_main_thread())
@@ -364,9 +365,13 @@ ssize_t put_off_end(int fd, ssize_t rc) {
   return rc;
 }
 
-ssize_t hook_write(int fd, const void* data, size_t bytes) { return put_off_end(fd, g_gate.write(fd, data, bytes)); }
+ssize_t hook_write(int fd, const void* data, size_t bytes) {
+  return defer_disconnect(fd, g_gate.write(fd, data, bytes));
+}
 
-ssize_t hook_writev(int fd, const iovec* parts, int count) { return put_off_end(fd, g_gate.writev(fd, parts, count)); }
+ssize_t hook_writev(int fd, const iovec* parts, int count) {
+  return defer_disconnect(fd, g_gate.writev(fd, parts, count));
+}
 
 int hook_close(int fd) {
   Gate& g = g_gate;

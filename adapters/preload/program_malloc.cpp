@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See program_malloc.h. A block is known by its address when it comes back, whoever returns it: libc frees
-// thread-local variables that the linker has allocated.
+// See program_malloc.h. The address alone tells where a block belongs when it is freed, whichever code frees it: libc
+// frees thread-local variables that the linker has allocated.
 #include "program_malloc.h"
 
 #include <dlfcn.h>

@@ -233,8 +233,9 @@ void Evictor::finish_write(const Response& response) {
   for (unsigned i = 0; i < count; ++i) finish_frame(ids[i], ok);
 }
 
-// The write to its slot has failed. It keeps the slot for another try, or loses it.
-void Evictor::judge_slot(Frame& frame) {
+// A write to the frame's slot has failed. After the first failure the frame keeps the slot for another attempt; after
+// the second it gives it up: the slot is retired if other writes have succeeded meanwhile, else released.
+void Evictor::note_write_failure(Frame& frame) {
   if (frame.slot == kNoSlot) return;
   if (!frame.slot_failed) {
     frame.slot_failed = true;
@@ -252,7 +253,7 @@ void Evictor::judge_slot(Frame& frame) {
 
 void Evictor::finish_frame(uint32_t id, bool ok) {
   Frame& frame = frames_.at(id);
-  if (!ok) judge_slot(frame);
+  if (!ok) note_write_failure(frame);
   if (ok) {
     FrameState writing = FrameState::kWriting;
     if (frame.state.compare_exchange_strong(writing, FrameState::kClean, std::memory_order_acq_rel)) {

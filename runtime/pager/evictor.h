@@ -124,7 +124,7 @@ class Evictor {
   bool reap(bool wait);
   void finish_write(const Response& response);
   void finish_frame(uint32_t id, bool ok);
-  void judge_slot(Frame& frame);
+  void note_write_failure(Frame& frame);
   void drop_frame(uint32_t id);
   void rewrite_failed(bool must = false);
   bool attach_context();

@@ -28,7 +28,7 @@ const IoResult* counterpart(const IoReport& report, const std::string& system, c
   return found;
 }
 
-// What else is compared besides "lunar": who, with which baseline.
+// Further comparisons, apart from those of "lunar": a system and its baseline.
 struct Pair {
   const char *system, *baseline;
   bool costs;  // what the CPU gave, too
