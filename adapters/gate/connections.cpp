@@ -118,6 +118,7 @@ bool Connections::fill(Connection* c, const char* data, size_t bytes, Quota* quo
   if (!room(quota, c->quota) || !room(of_user, c->of_user)) return false;
   if (capacity != c->capacity && !give(c, capacity)) return false;
   count(c, quota, of_user);
+  // NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): capacity_for() is never 0, so `data` is there
   memcpy(c->data, data, bytes);
   c->begin = 0;
   c->end = bytes;

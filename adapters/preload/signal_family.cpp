@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One line for a child that was forked past this library (a system call of the program's own code). No fork handler
 // ran, so its parent's tiered memory is not there (MADV_DONTFORK), and its first touch of it is SIGSEGV. Nothing of
-// ours runs in such a child, and the kernel tells nobody of it: so the line is that of a handler of SIGSEGV, which
-// stands where the program has the default action. sigaction and libc's kin of signal show the program the default in
-// its place.
+// ours runs in such a child, and the kernel reports no such fork: so a handler of SIGSEGV prints the line. It is
+// installed while the program has the default action; sigaction and libc's variants of signal show the program the
+// default in its place.
 // The handler sends the signal once more, as it was, to the default action: same status, same address in a core dump.
 // It must not leave that to the instruction: another thread may have made the page accessible meanwhile.
 // What differs from a plain program: system calls of its own see the handler; flags and mask of a default action read
@@ -47,6 +47,7 @@ void on_segv(int signal, siginfo_t* info, void*) {
   const long sent =
       sys::kernel_call(SYS_rt_tgsigqueueinfo, {getpid(), sys::thread_id(), signal, reinterpret_cast<long>(info), 0, 0});
   // A filter does not let it through: a fault comes again by itself, a signal that was sent does not.
+  // NOLINTNEXTLINE(clang-analyzer-core.NullDereference): meant to raise SIGSEGV
   if (sent < 0 && (info->si_code <= 0 || info->si_code == SI_KERNEL)) *static_cast<volatile int*>(nullptr) = 0;
 }
 
