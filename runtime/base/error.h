@@ -2,7 +2,7 @@
 // Errors of the runtime.
 //
 // Convention: a function that can fail returns `int`: 0 (or a count >= 0) on success, -errno on failure, and is
-// [[nodiscard]]. Nothing throws. What a *person* must be told travels in an ErrorText: one line that names what failed,
+// [[nodiscard]]. Nothing throws. What the user must be told travels in an ErrorText: one line that names what failed,
 // where, and what to do about it.
 //
 // Threading: no shared state. May be used on the fault path: nothing here allocates.
@@ -13,7 +13,7 @@
 
 namespace lunar {
 
-// One line for a person. Filled by the function that fails; its reader prints it verbatim.
+// One line for the user. The function that fails fills it; the caller prints it verbatim.
 struct ErrorText {
   char text[512] = {};
   // Formats (see base/format.h, format_line_to) and returns `err`, so that a failing path is one statement:

@@ -14,7 +14,8 @@ namespace lunar {
 // Writes at most size-1 bytes and a NUL; returns the length written (not the length wanted). size 0: writes nothing.
 size_t format_to(char* out, size_t size, const char* format, ...) __attribute__((format(printf, 3, 4)));
 // The same for one line of output to a user: prints unprintable parts of %s and %c as \xNN (control characters, line
-// breaks, C1 and text-direction controls, bytes that are no UTF-8), because names of files and processes are untrusted.
+// breaks, C1 and text-direction controls, bytes that are not UTF-8), because names of files and processes are
+// untrusted.
 size_t format_line_to(char* out, size_t size, const char* format, ...) __attribute__((format(printf, 3, 4)));
 size_t vformat_line_to(char* out, size_t size, const char* format, va_list args) __attribute__((format(printf, 3, 0)));
 size_t vformat_to(char* out, size_t size, const char* format, va_list args) __attribute__((format(printf, 3, 0)));

@@ -61,7 +61,7 @@ int parse_size(const char* text, uint64_t* bytes) {
     ++text;
     if (!is_digit(*text)) return -EINVAL;
     for (; is_digit(*text); ++text) {
-      if (scale >= 1000000000) continue;  // beyond nine places nothing is a byte any more that a person means
+      if (scale >= 1000000000) continue;  // further places are ignored
       fraction = fraction * 10 + static_cast<unsigned>(*text - '0');
       scale *= 10;
     }

@@ -31,10 +31,10 @@ constexpr Slot kNoSlot{UINT32_MAX};
 // "700:1:2424164": exactly `count` decimal numbers, colons between them. False for anything else (also numbers above
 // 2^64-1); then what `out` holds is undefined. text: may be nullptr.
 [[nodiscard]] bool parse_numbers(const char* text, uint64_t* out, unsigned count);
-// One that begins at `p`: where it ends. nullptr: there is none, or it is above 2^64-1.
+// Parses the decimal number that begins at `p` and returns its end; nullptr: there is none, or it is above 2^64-1.
 [[nodiscard]] const char* parse_digits(const char* p, uint64_t* out);
 
-// "1.5 GiB", "512 B": at most 12 characters and a NUL. Returns `out`.
+// "1.5 GiB", "512 B": at most 12 characters and a NUL; rounded to a tenth of the unit.
 struct SizeText {
   char text[16];
 };

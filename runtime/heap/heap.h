@@ -16,26 +16,30 @@ namespace lunar {
 
 // How the process uses this allocator.
 enum class HeapMode {
-  // the program's malloc, by a library whose fork handlers are older than jemalloc's (preload): a fork takes jemalloc's
-  // locks before it keeps others from giving memory back, so that they may wait for it with these locks held
+  // It is the program's malloc: threads are bound by thread.arena and use jemalloc's own thread caches. kPreload: the
+  // library registered its fork handlers before jemalloc did, so a fork takes jemalloc's locks first and the pager's
+  // then; a hook, which runs with jemalloc's locks held, may wait for the pager. kProcess: the other way round, so a
+  // hook only tries.
   kPreload,
-  kProcess,  // the program's malloc: threads are bound by thread.arena, their own thread cache serves
-  // the API, with another malloc in the process (jemalloc perhaps): explicit arena and a thread cache of our own, so
-  // that the program's own use of jemalloc does not change
+  kProcess,
+  // The API, in a program with another malloc (which may be jemalloc): explicit arenas and thread caches of our own, so
+  // that the program's use of jemalloc does not change.
   kPrivate,
 };
 
-// kPreload: jemalloc's calls are those of its shared library from now on, whatever has their names in the program, into
-// which jemalloc may be linked. Before all else here, with one thread. Returns an address inside that library.
+// kPreload: from now on jemalloc's calls are those of its shared library, even if the program defines functions of the
+// same names (it may be linked with a jemalloc of its own). Must be the first call here, while there is one thread.
+// Returns an address inside that library.
 const void* heap_find_jemalloc();
-// A handle of that library, for dlsym; nullptr where the linker knows none (jemalloc is linked statically).
+// A handle of that library, for dlsym; nullptr if the linker knows none (jemalloc is linked statically).
 void* heap_jemalloc_library();
 
 // Creates region and arenas. pre: pager_create. 0, -EEXIST, -ENOTSUP (no jemalloc >= 5.3 API), -ENOMEM; *why filled.
 // Not concurrent with itself.
 [[nodiscard]] int heap_create(HeapMode mode, ErrorText* why);
 bool heap_ready();
-// Ends a kPrivate heap. pre: no allocation lives, no other thread is in the heap. 0 or -errno (-EBUSY: another).
+// Ends a kPrivate heap. pre: all allocations are freed, no other thread is in the heap. 0 (also if there is none) or
+// -errno (-EBUSY: the heap has another mode).
 [[nodiscard]] int heap_destroy();
 
 // malloc family on tiered arenas. NULL with errno on failure. Any thread; never under a HostGuard. bytes 0 is taken as
@@ -45,28 +49,27 @@ void* heap_alloc_zeroed(size_t bytes);
 void* heap_alloc_aligned(size_t alignment, size_t bytes);  // pre: alignment is a power of two
 void* heap_resize(void* pointer, size_t bytes);            // pre: heap_owns(pointer)
 void heap_free(void* pointer);                             // pre: heap_owns(pointer). errno stays
-// heap_free if heap_owns(pointer), else other: one jump for free()
+// heap_free(pointer) if heap_owns(pointer), else other(pointer): a fast path for free()
 void heap_free_or(void* pointer, void (*other)(void*));
 size_t heap_usable_size(const void* pointer);
 size_t heap_usable_size_or(const void* pointer, size_t (*other)(const void*));  // likewise
-bool heap_owns(const void* pointer);  // lies in the heap's region. Lock-free, callable anywhere
+bool heap_owns(const void* pointer);  // whether it lies in the heap's region. Lock-free; may be called anywhere
 
 // From the DRAM arena (metadata, guarded threads): plain jemalloc, arena 0, no thread cache. Usable before heap_create.
 void* heap_alloc_dram(size_t alignment, size_t bytes, bool zero);
 void* heap_resize_dram(void* pointer, size_t bytes);
 void heap_free_dram(void* pointer);
 
-// kProcess: the calling thread's cache is emptied and its allocations come from DRAM until heap_step_in. Around a fork,
-// and wherever the runtime starts threads: what libc allocates for a service thread must not be tiered. Returns what
-// heap_step_in wants.
+// kProcess: empties the calling thread's cache; its allocations come from DRAM until heap_step_in(the result). Needed
+// around a fork, and wherever the runtime starts threads: what libc allocates for a service thread must not be tiered.
 unsigned heap_step_out();
 void heap_step_in(unsigned arena);
 
-// Gives back, DRAM and LUN space, what jemalloc holds committed and free: otherwise that takes it some seconds. Any
-// thread; not under a HostGuard.
+// Gives back the DRAM and LUN space of what jemalloc holds committed and free, which it would do only after some
+// seconds. Any thread; not under a HostGuard.
 void heap_purge();
 
-// Bytes that the extent hooks were called for since heap_create (tests: jemalloc keeps no metadata in the region).
+// What the extent hooks have counted since heap_create, in bytes (for tests: jemalloc keeps no metadata in the region).
 struct HeapHookBytes {
   size_t reserved;   // address space handed out
   size_t committed;  // committed now

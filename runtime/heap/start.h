@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starting the tier of a process: options into log and pager, in one order for the API and the preload.
+// Starts the tier of a process: applies the options to the log and the pager, in one order for the API, the preload and
+// the Redis module.
 // Threading: once a process, before other threads use the tier. Allocates nothing from the program's heap.
 #pragma once
 #include "base/error.h"
@@ -7,9 +8,9 @@
 
 namespace lunar {
 
-// Points the log where the options say. 0, or -errno when log_file cannot be opened.
+// Directs the log as the options say. 0, or -errno if log_file cannot be opened.
 [[nodiscard]] int start_log(const Options& options, ErrorText* why);
-// Log, then pager_create. Nothing is activated. -EEXIST when the process has a pager.
+// start_log, then pager_create. Activates nothing. 0 or -errno (-EEXIST: the process has a pager).
 [[nodiscard]] int start_tier(const Options& options, ErrorText* why);
 
 }  // namespace lunar

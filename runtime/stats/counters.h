@@ -19,8 +19,8 @@ struct Counters {
   alignas(64) Counter faults;
   Counter zero_fills, major_faults, second_chances, prefetched, budget_waits, read_bytes, read_errors, poisoned,
       duplicates, forwarded;
-  Counter copies_allowed;  // writes to pages shared since a fork that had to ask for room
-  Counter service_faults;  // by our own threads, the evictor not counted: must stay 0
+  Counter copies_allowed;  // writes to pages shared since a fork that needed room in the budget
+  Counter service_faults;  // by our own threads except the evictor: must stay 0
   // written by the evictor
   alignas(64) Counter evictions;
   Counter evicted_clean, evicted_zero, evicted_unreadable, written_bytes, write_errors, kept_pinned, made_exclusive,

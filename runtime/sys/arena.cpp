@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arena: a bump allocator over populated chunks, lock-free so that a fork at any moment leaves it usable in the child.
 //
-//   current_ ──► [ used | object | object | ...free... ]   256 KiB; a full chunk is forgotten (nothing is freed)
+//   current_ ──► [ used | object | object | ...free... ]   256 KiB; a full chunk is left behind (nothing is freed)
 //
 // All objects are multiples of 64 bytes, so an offset is 64-aligned without further work. Requests that would waste
 // much of a chunk get a mapping of their own.
 // All of it is a private mapping of /dev/zero where there is one: anonymous memory with copy-on-write as ever, but
 // /proc/self/maps shows a file. Programs that look there for their own memory and write all over it (the memory test of
 // Redis' crash report saves, overwrites and restores what has no file) would roll our tables back under running service
-// threads. Threading: any thread. Calls only mmap and what finds /dev/zero (through sys/); never the host's allocator.
-// Leaves errno alone.
+// threads.
+// Threading: any thread. Calls only mmap and what finds /dev/zero (through sys/); never the host's allocator. Keeps
+// errno.
 #include "sys/arena.h"
 
 #include <errno.h>

@@ -21,18 +21,18 @@ void* arena_alloc(size_t bytes, size_t align = 64);
 size_t arena_bytes();  // mapped now, by arena_alloc and map_private, in bytes
 
 // Page-granular private mapping of its own (frames, page tables): zeroed, lazily populated, no huge pages. nullptr on
-// failure. map_readable: of kInherit, and to be made writable where it is used. unmap_private: `address` and `bytes` as
-// mapped, or whole pages of it.
+// failure. map_readable: the same with kInherit, read-only until the caller makes parts of it writable (sys::protect).
+// unmap_private: `address` and `bytes` as mapped, or whole pages of it.
 void* map_private(size_t bytes, ForkPolicy fork_policy);
 void* map_readable(size_t bytes);
 void unmap_private(void* address, size_t bytes);
-// The same on a boundary of 2 MiB, rounded up to multiples of it, of huge pages where the kernel gives any: each is one
-// piece of memory to a device, and is used whole once a byte of it is touched. Where the address space or the number of
-// mappings has an end that is too near for that, a plain mapping of as many bytes.
+// The same, aligned and rounded up to 2 MiB, of huge pages where the kernel provides them. A huge page is contiguous
+// for a device, and takes 2 MiB of DRAM once a byte of it is touched. Where a limit on address space or on the number
+// of mappings forbids the alignment: a plain mapping of the same size.
 constexpr size_t kHugeBytes = size_t{2} << 20;
 void* map_private_huge(size_t bytes, ForkPolicy fork_policy);
 
-// A copy of a text in a mapping of its own, for as long as it lives. text(): nullptr without memory.
+// A copy of a text in a mapping of its own, for the life of the object. text(): nullptr when there was no memory.
 class TextCopy {
  public:
   explicit TextCopy(const char* text) : bytes_(strlen(text) + 1) {

@@ -6,8 +6,8 @@
 
 namespace lunar {
 
-// Whether a system call as such was refused (by a seccomp filter or a security module), whatever its arguments: waiting
-// does not help.
+// Whether `result` (-errno) means that the kernel refuses the system call as such, whatever its arguments (a seccomp
+// filter, a security module): a retry does not help.
 bool is_refusal(int64_t result);
 // Ends the process for a refusal that leaves the pager unable to go on; returns for any other result. `what`: the call.
 void fatal_if_refused(int64_t result, const char* what);

@@ -326,8 +326,8 @@ int nth_entry(const char* directory, const char* prefix, unsigned n, char* name,
 
 namespace {
 
-// A file that would pass the process' limit (RLIMIT_FSIZE) is an error like others, not the end of the program: SIGXFSZ
-// is held and taken back.
+// A file that would pass the process' limit (RLIMIT_FSIZE) is an error like others and does not end the program:
+// SIGXFSZ is blocked, and consumed if it was raised.
 class ScopedFileSizeSignal {
  public:
   ScopedFileSizeSignal() {

@@ -12,10 +12,10 @@
 namespace lunar::sys {
 
 [[nodiscard]] int open_file(const char* path, int flags, mode_t mode = 0);  // O_CLOEXEC is always added
-// Keeps a handle on /proc: what is opened below it later is found also after chroot. Its descriptor, or -1.
+// Keeps /proc open, so that files below it can also be opened after chroot. Returns the descriptor, or -1.
 int keep_proc_directory();
-bool is_proc_directory(int fd);                                                      // the kept one, and still that
-int proc_directory();                                                                // the kept one, or -1
+bool is_proc_directory(int fd);  // the descriptor that is kept, and still /proc
+int proc_directory();            // the descriptor that is kept, or -1
 [[nodiscard]] int open_at(int directory, const char* path, int flags, mode_t mode);  // as asked, nothing added
 [[nodiscard]] long control_file(int fd, int command, void* argument);                // fcntl
 [[nodiscard]] int open_unlinked(const char* directory, int flags);                   // O_TMPFILE, else create + unlink
@@ -30,9 +30,9 @@ struct FileIdentity {
 };
 FileIdentity file_identity(int fd);                  // {}: of none
 bool is_file(int fd, const FileIdentity& identity);  // in the calling thread's table; false for {}
-// Whether `fd` is memory sealed in size (the account of `lunar run`), and not a file that came to have its number.
+// Whether `fd` is memory sealed in size (the account of `lunar run`), not another file that has taken its number.
 bool is_sealed_memory(int fd);
-// Closes every descriptor of the calling thread's table but those listed (sorted or not); for unshared tables.
+// Closes every descriptor of the calling thread's table except those listed (in any order); for unshared tables.
 void close_all_but(const int* keep, unsigned count);
 [[nodiscard]] int64_t read_at(int fd, void* buffer, size_t bytes, uint64_t offset);
 [[nodiscard]] int64_t write_at(int fd, const void* buffer, size_t bytes, uint64_t offset);
@@ -41,17 +41,18 @@ void close_all_but(const int* keep, unsigned count);
 [[nodiscard]] int64_t read_some(int fd, void* buffer, size_t bytes);
 [[nodiscard]] int64_t readv_some(int fd, const iovec* iov, int count);
 [[nodiscard]] int64_t write_some(int fd, const void* buffer, size_t bytes);
-// As write_some, to a descriptor of the *program's* table: a service thread has a table of its own and goes by /proc.
-// -EAGAIN: a full pipe or terminal was waited for for 0.1 s (then not at all for a second). -EPIPE: without SIGPIPE.
+// As write_some, to a descriptor of the *program's* table: a service thread has a table of its own, and takes a copy by
+// pidfd_getfd (5.6), or opens the file again through /proc. A full pipe or terminal is waited for for 0.1 s, and not at
+// all for a second after that: -EAGAIN. -EPIPE: without SIGPIPE.
 [[nodiscard]] int64_t write_to_program(int fd, const void* buffer, size_t bytes);
-// Whole small file (/proc, /sys) into a NUL-terminated buffer; returns its length or -errno.
+// Reads a small file (/proc, /sys) into a NUL-terminated buffer; returns the length read, at most size-1, or -errno.
 [[nodiscard]] int read_text(const char* path, char* buffer, size_t size);
-// Name of some entry of a directory (dot files skipped): its length, 0 when the directory is empty, or -errno.
+// Name of any entry of a directory (dot files skipped): its length, 0 when the directory is empty, or -errno.
 [[nodiscard]] int first_entry(const char* directory, char* name, size_t size);
 // Name of the n-th entry (from 0) that begins with `prefix`: its length, 0 when there are not so many, or -errno.
 [[nodiscard]] int nth_entry(const char* directory, const char* prefix, unsigned n, char* name, size_t size);
 [[nodiscard]] int visit_entries(const char* directory, bool (*visit)(void* context, const char* name), void* context);
-template <class Visit>  // bool(const char* name): false ends it
+template <class Visit>  // bool(const char* name): false ends the walk
 [[nodiscard]] int each_entry(const char* directory, Visit visit) {
   return visit_entries(
       directory, [](void* context, const char* name) { return (*static_cast<Visit*>(context))(name); }, &visit);
@@ -59,11 +60,12 @@ template <class Visit>  // bool(const char* name): false ends it
 [[nodiscard]] int close_numbers(unsigned first, unsigned last, int flags);   // close_range
 [[nodiscard]] int duplicate_to(int from, int to, int flags);                 // dup3
 [[nodiscard]] int allocate_space(int fd, uint64_t offset, uint64_t length);  // fallocate, extends the file
-uint64_t file_bytes_most();  // that a file may have (RLIMIT_FSIZE); UINT64_MAX: no limit
-[[nodiscard]] int punch_hole(int fd, uint64_t offset, uint64_t length);  // a file's space goes back
-// a file's space stays; -EOPNOTSUPP: not this file system's
+uint64_t file_bytes_most();  // the longest that a file may become (RLIMIT_FSIZE); UINT64_MAX: no limit
+// Both make a range read as zeros. punch_hole gives its space back to the file system; zero_range keeps it
+// (-EOPNOTSUPP: this file system has no such call).
+[[nodiscard]] int punch_hole(int fd, uint64_t offset, uint64_t length);
 [[nodiscard]] int zero_range(int fd, uint64_t offset, uint64_t length);
-// SEEK_HOLE, SEEK_DATA: -ENXIO beyond the end
+// SEEK_HOLE, SEEK_DATA: the offset; -ENXIO beyond the end
 [[nodiscard]] int64_t next_hole(int fd, uint64_t offset);
 [[nodiscard]] int64_t next_data(int fd, uint64_t offset);
 [[nodiscard]] int sync_data(int fd);                      // fdatasync
@@ -72,41 +74,44 @@ uint64_t file_bytes_most();  // that a file may have (RLIMIT_FSIZE); UINT64_MAX:
 // with the last descriptor of it. kExclusive needs a descriptor open for writing. Never waits: -EAGAIN.
 enum class RangeLock { kNone, kShared, kExclusive };
 [[nodiscard]] int lock_range(int fd, RangeLock kind, uint64_t offset, uint64_t length);
-// Whether another description holds what an exclusive lock would run into: 1, 0, or -errno.
+// Whether a lock of another description conflicts with an exclusive lock: 1, 0, or -errno.
 [[nodiscard]] int range_locked(int fd, uint64_t offset, uint64_t length);
-// The same file by a new open file description, with the same access mode and `more` flags. O_CLOEXEC. Needs /proc.
+// Opens the file of `fd` again (a new open file description), with its access mode and the flags `more`. O_CLOEXEC.
+// Needs /proc.
 [[nodiscard]] int open_again(int fd, int more = 0);
 [[nodiscard]] int random_bytes(void* out, size_t bytes);  // up to 256
 [[nodiscard]] int file_status(int fd, struct stat* out);
-void set_mode(int fd, mode_t mode);                            // fchmod, as far as one may
+void set_mode(int fd, mode_t mode);                            // fchmod; fails silently
 [[nodiscard]] int set_owner(int fd, uid_t user, gid_t group);  // fchown
-// Rights beyond those of its mode, as the kernel keeps them (system.posix_acl_access): bytes, or -errno (-ENODATA:
+// Access rights beyond the file mode, as the kernel keeps them (system.posix_acl_access): bytes, or -errno (-ENODATA:
 // none).
 [[nodiscard]] int get_acl(int fd, void* out, size_t size);
 [[nodiscard]] int set_acl(int fd, const void* acl, size_t bytes);
 [[nodiscard]] int rename_file(const char* from, const char* to);
 [[nodiscard]] int link_status(const char* path, struct stat* out);  // lstat
-// Where the file lies, as /proc says: its length, or -errno.
+// Path of the file, as /proc reports it: its length, or -errno.
 [[nodiscard]] int descriptor_path(int fd, char* path, size_t size);
 [[nodiscard]] int path_status(const char* path, struct stat* out);
 [[nodiscard]] int file_system_type(int fd, uint64_t* magic, uint64_t* free_bytes);  // statfs
 // 0 when the file's blocks have places on a device (FIEMAP), -EOPNOTSUPP on file systems that live in memory.
 [[nodiscard]] int extent_map_supported(int fd);
-// What O_DIRECT asks of offsets, lengths and addresses. -EINVAL: no direct I/O on this file.
+// The alignment, in bytes, that O_DIRECT needs of offsets, lengths and addresses. -EINVAL: no direct I/O on this file.
 [[nodiscard]] int direct_io_align(int fd, uint32_t* bytes);
-// The largest write that the kernel keeps whole on request (RWF_ATOMIC): bytes, a power of two; 0: none, or it does not
-// know of such writes.
+// The largest write that the kernel does not tear (RWF_ATOMIC): bytes, a power of two; 0: there are no such writes on
+// this file.
 uint32_t atomic_write_max(int fd);
 [[nodiscard]] int block_device_size(int fd, uint64_t* bytes);
 [[nodiscard]] int block_discard(int fd, uint64_t offset, uint64_t length);
-// O_NONBLOCK|O_CLOEXEC; as near to `bytes` as the user's limit allows. Its size, or -errno.
+// O_NONBLOCK|O_CLOEXEC. Returns its capacity, which is as near to `bytes` as the user's limit allows, or -errno.
 [[nodiscard]] int make_pipe(int fds[2], size_t bytes);
 [[nodiscard]] int make_eventfd();  // O_NONBLOCK|O_CLOEXEC
 void eventfd_signal(int fd);
 void eventfd_clear(int fd);
-// EPOLL_CTL_ADD or _MOD; its data is the number
+// EPOLL_CTL_ADD or _MOD; the event's data is `fd`
 [[nodiscard]] int epoll_set(int epoll, int fd, uint32_t events, bool add);
 [[nodiscard]] int epoll_remove(int epoll, int fd);
+// Waits until one of at most 64 descriptors is readable: how many are, 0 at the timeout (< 0: none), or -errno. Bit i
+// of *ready_mask: fds[i].
 [[nodiscard]] int poll_readable(const int* fds, unsigned count, int64_t timeout_ns, uint64_t* ready_mask);
 
 }  // namespace lunar::sys

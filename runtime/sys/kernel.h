@@ -7,7 +7,7 @@ namespace lunar::sys {
 
 // Whether pages can be taken out of a heap by reference (pager/evictor.h, gather-evict): pages can be made exclusive on
 // request (MADV_POPULATE_WRITE, 5.14), and one that a pipe holds is still written in place after it was read-only for a
-// while (PG_anon_exclusive, 5.19). 0, or -errno with *why in one line. Some ten system calls on a page and a pipe of
+// while (PG_anon_exclusive, 5.19). 0, or -errno with *why in one line. About ten system calls, on a page and a pipe of
 // its own.
 [[nodiscard]] int kernel_check(ErrorText* why);
 

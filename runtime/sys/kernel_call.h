@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A system call straight from here: past libc, which a preload library may stand in for, and before anything has been
-// set up.
-// Threading: any; also in a signal handler, and in a child of vfork.
+// A system call without libc, whose functions a preload library may replace; usable before anything is set up.
+// Threading: any thread; also in a signal handler, and in a child of vfork.
 #pragma once
 #include <errno.h>
 

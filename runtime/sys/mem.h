@@ -15,61 +15,60 @@ size_t page_bytes();  // sysconf(_SC_PAGESIZE), cached
 // mmap; *out set on success.
 [[nodiscard]] int map(void* hint, size_t bytes, int prot, int flags, int fd, int64_t offset, void** out);
 [[nodiscard]] int unmap(void* address, size_t bytes);
-// The limit that stands in the way when memory is refused: "ulimit -d" where that is set and -v is not, ...
+// For error lines: the limit that may be why memory was refused, "ulimit -d" where that is set and -v is not, ...
 const char* memory_limit();
-bool memory_is_limited();       // by one of these
+bool memory_is_limited();       // RLIMIT_AS or RLIMIT_DATA is set, or commits_are_counted()
 uint64_t address_space_most();  // RLIMIT_AS; UINT64_MAX: no limit
 // vm.overcommit_memory=2: writable private memory counts against a limit of the whole machine, whatever its flags.
 bool commits_are_counted();
-// By that, or against RLIMIT_DATA: only what is writable.
+// Whether writable private memory counts against that, or against RLIMIT_DATA.
 bool writable_is_counted();
 [[nodiscard]] int protect(void* address, size_t bytes, int prot);
 [[nodiscard]] int advise(void* address, size_t bytes, int advice);
 [[nodiscard]] int remap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* new_address,
                         void** out);
 
-// Reserves address space (PROT_NONE, MAP_NORESERVE) at a place where nothing is mapped. -EEXIST: all of it is mapped,
-// -EBUSY: a part is.
+// Reserves [address, address + bytes) (PROT_NONE, MAP_NORESERVE) if nothing is mapped there. -EEXIST: all of it is
+// mapped, -EBUSY: a part is.
 [[nodiscard]] int claim(void* address, size_t bytes);
 // msync: [address, address + bytes) of a file mapping is on stable storage when it returns. Pages are rounded outward.
 [[nodiscard]] int sync_range(void* address, size_t bytes);
 
-// process_madvise on this process: whole vector in one call where the kernel can (6.14), else one madvise
-// a run of adjacent entries. Returns bytes advised (a prefix of the vector), or -errno when none were. Entries behind
-// the prefix may be advised as well, and the one that failed in part.
+// process_madvise on this process: the whole vector in one call where the kernel can (6.14), else one madvise per run of
+// adjacent entries. Returns the bytes advised (a prefix of the vector), or -errno when none were. Entries after the
+// prefix may have been advised as well, and a part of the entry that failed.
 [[nodiscard]] int64_t advise_vector(const iovec* ranges, unsigned count, int advice);
-bool advise_vector_is_native(int advice);  // probed once a process
+bool advise_vector_is_native(int advice);  // probed once per process
 
-// Drops pages (MADV_DONTNEED), one an entry. dropped[i]: nothing maps it any more; else it is mapped as before (locked,
-// sealed). One call where nothing is in the way; what is, is got around page by page. Returns how many were dropped.
+// Drops pages (MADV_DONTNEED), one per entry. dropped[i]: it is no longer mapped; otherwise it is mapped as before
+// (locked, sealed). One call if none is refused, one more for each that is. Returns how many were dropped.
 unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped);
-// Drops what is there, also of locked memory; `unlock`: where the kernel cannot (before 5.18) the lock goes first.
-// -errno: some may be left.
+// Drops the pages of a range, also locked ones; before Linux 5.18 only after unlocking them, if `unlock`. -errno: some
+// may be left.
 [[nodiscard]] int drop_locked(void* address, size_t bytes, bool unlock);
-// mprotect that also takes a protection key (pkeys(7)) away.
+// mprotect that also removes a protection key (pkeys(7)).
 [[nodiscard]] int protect_without_key(void* address, size_t bytes, int prot);
 [[nodiscard]] int protect_with_key(void* address, size_t bytes, int prot, int key);  // pkey_mprotect
-// Either, as what has this key (0: none) is protected.
+// protect_with_key, or protect_without_key if `key` is 0.
 [[nodiscard]] int protect_alike(void* address, size_t bytes, int prot, int key);
-// Puts memory in the place of [address, address + bytes) that raises SIGBUS whenever it is touched: shared memory past
-// its end.
+// Replaces [address, address + bytes) by memory that raises SIGBUS whenever it is touched: shared memory past its end.
 [[nodiscard]] int map_past_end(void* address, size_t bytes, int prot);
 
 // Gathers pages by reference into a pipe (vmsplice without copying); returns bytes, or -errno.
 [[nodiscard]] int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count);
 
-// Files of /proc/self that tell of this process' memory. keep_own_file opens one for later, when rights or the root
-// directory may have changed (a forked child again, for itself): its number, or -1. open_own_file: one of the caller's
-// own, or -errno.
+// Files of /proc/self about this process' memory. keep_own_file opens one for later, when rights or the root directory
+// may have changed (a forked child opens its own): the descriptor, or -1. open_own_file: a descriptor that the caller
+// closes, or -errno.
 enum class OwnFile : uint8_t { kPagemap, kMemory };
 int keep_own_file(OwnFile which);
 [[nodiscard]] int open_own_file(OwnFile which);
-bool is_own_file(int fd);  // one that is kept, and still that
+bool is_own_file(int fd);  // kept, and still that file
 
-// Which of [address, address+pages) the kernel holds (DRAM or its own swap), from /proc/self/pagemap; a byte a page.
-// Blocking.
+// Which of `pages` pages from `address` on the kernel holds (in DRAM or its own swap), from /proc/self/pagemap; one
+// byte of `out` per page. Blocks.
 [[nodiscard]] int present_pages(const void* address, size_t pages, uint8_t* out);
-// What the kernel knows of single pages. pagemap: from open_own_file, of the process that asks. 0 or -errno.
+// What the kernel reports about single pages. pagemap: from open_own_file, of the calling process. 0 or -errno.
 struct PageFacts {
   bool present;
   bool exclusive;        // mapped by this process alone
@@ -77,14 +76,15 @@ struct PageFacts {
 };
 [[nodiscard]] int page_facts(int pagemap, const void* const* pages, unsigned count, PageFacts* out);
 
-// OwnFile::kMemory, where it reads what may not be read (a kernel may be told that it does not); or -errno.
+// OwnFile::kMemory, if it can read memory that is mapped without PROT_READ (kernels can be configured to refuse that);
+// or -errno.
 [[nodiscard]] int open_unreadable_memory();
-// Reads memory whatever its protection, where the kernel lets a process do that (memory: from open_own_file). 0, or
-// -errno (-EIO: there is none, or a guard page).
+// Reads memory whatever its protection, if the kernel allows it (memory: from open_unreadable_memory). 0, or -errno
+// (-EIO: nothing is mapped there, or a guard page).
 [[nodiscard]] int read_memory(int memory, const void* from, void* to, size_t bytes);
-// Reads this process' own memory by a system call: -EFAULT where a plain read would be a fault without remedy.
+// Reads this process' own memory by a system call: -EFAULT where a plain read would raise SIGSEGV or SIGBUS.
 [[nodiscard]] int peek(const void* from, void* to, size_t bytes);
-[[nodiscard]] int poke(void* to, const void* from, size_t bytes);  // likewise; -EFAULT also: it may not be written
+[[nodiscard]] int poke(void* to, const void* from, size_t bytes);  // writes; -EFAULT also for read-only memory
 
 // mlock2 (flags 0: mlock), munlock, mlockall, munlockall.
 [[nodiscard]] int lock_memory(const void* address, size_t bytes, unsigned flags);
@@ -94,9 +94,8 @@ struct PageFacts {
 // Whether the kernel lets this thread lock as much memory as it likes: CAP_IPC_LOCK, or no RLIMIT_MEMLOCK.
 bool may_lock_memory();
 
-// process_madvise as the program calls it: the count, or -1 and errno. Whether a descriptor (or one of the kernel's
-// names) stands for this process.
+// process_madvise as the program calls it: the count, or -1 and errno.
 ssize_t advise_process(int pidfd, const iovec* ranges, size_t count, int advice, unsigned flags);
-bool pidfd_is_self(int pidfd);
+bool pidfd_is_self(int pidfd);  // a pidfd of this process, or one of the kernel's names for it (PIDFD_SELF)
 
 }  // namespace lunar::sys

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NUMA topology, by libnuma. On a host without NUMA: one node, 0. Called at start-up only, except node_of_cpu.
+// NUMA topology, by libnuma (loaded only where there is more than one node). A host without NUMA has one node, 0.
+// Threading: called at start-up only, except node_of_cpu: any thread, also on the fault path.
 #pragma once
 #include <cstddef>
 

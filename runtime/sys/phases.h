@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Phases: wait for all threads that entered before a moment, while others go on entering (a grace period, as RCU calls
-// it).
+// Phases: waits for all threads that entered before a certain moment, while others keep entering (a grace period, in
+// RCU's terms).
 //
-// Users enter, look whether they still may, do their work and leave. To take something away: first make that look
-// fail, then drain. It waits for both phases in turn, which covers a thread that read the phase long ago.
+// Users enter, check that what they use is still there, use it, and leave. To remove it: first make that check fail,
+// then drain, which waits for both phases in turn: this covers a thread that read the phase long ago.
 // Threading: enter, leave: any thread, lock-free. drain: one at a time.
 #pragma once
 #include <atomic>
@@ -23,7 +23,7 @@ class Phases {
   // The phase to leave() with.
   unsigned enter(PhaseCount* count) const {
     const unsigned phase = phase_.load(std::memory_order_relaxed) & 1;
-    count->inside[phase].fetch_add(1, std::memory_order_seq_cst);  // before the user looks
+    count->inside[phase].fetch_add(1, std::memory_order_seq_cst);  // before the user's check
     return phase;
   }
   static void leave(PhaseCount* count, unsigned phase) { count->inside[phase].fetch_sub(1, std::memory_order_release); }

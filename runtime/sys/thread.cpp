@@ -420,7 +420,7 @@ constexpr uint64_t bit_of(int signal) { return 1ull << (signal - 1); }
 constexpr uint64_t kBlockedSignals = ~(bit_of(SIGSEGV) | bit_of(SIGBUS) | bit_of(SIGILL) | bit_of(SIGFPE) |
                                        bit_of(SIGTRAP) | bit_of(SIGSYS) | bit_of(32) | bit_of(33));
 constinit thread_local unsigned t_signal_blocks = 0;
-constinit thread_local uint64_t t_before = 0;  // the mask when the outermost hold began
+constinit thread_local uint64_t t_before = 0;  // the mask when the outermost block began
 }  // namespace
 
 void block_signals() {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads, futexes, clocks, scheduling. Nothing here allocates except thread_start (which holds a HostGuard).
+// Threads, futexes, clocks, scheduling. 0 / -errno.
+// Threading: any thread, also on the fault path and in a forked child, except thread_start, thread_end and
+// threads_prepare: they block, and libc and the linker allocate in them (under a HostGuard where that matters).
 #pragma once
 #include <pthread.h>
 
@@ -9,41 +11,39 @@
 
 namespace lunar::sys {
 
-// Service thread: all signals blocked, stack from sys/arena (never tiered), HostGuard for life, named `name` (15
-// chars). unshare_files: gets a descriptor table of its own (KERNEL: a close() in the program must not close the
-// pager's).
+// Service thread: all signals blocked, stack from sys/arena (never tiered), HostGuard for life.
 struct ThreadSpec {
-  const char* name = "lunar";
+  const char* name = "lunar";  // 15 characters at most
   void (*run)(void* argument) = nullptr;
   void* argument = nullptr;
+  // gets a descriptor table of its own, so that a close() in the program does not close the pager's descriptors
   bool unshare_files = false;
-  // stays in the program's descriptor table (else started by a thread that has one of its own)
+  // uses the program's descriptor table. Neither of the two: the thread that starts this one has a table of its own
   bool program_files = false;
   // When the thread ends (a seccomp filter may kill it) while the process lives, the kernel stores 0 here and wakes one
   // waiter of this word's shared futex.
   std::atomic<uint32_t>* ended = nullptr;
-  size_t more_stack_bytes = 0;  // for a thread that runs code of the program's; touched as used
+  size_t more_stack_bytes = 0;  // for a thread that runs code of the program; populated on use
 };
 [[nodiscard]] int thread_start(const ThreadSpec& spec, pthread_t* out);
-// Waits for what starting threads do; ends the process with a line if that takes 20 s. Counted in looks, not by the
-// clock: the process may be stopped meanwhile.
+// Waits until begun(), for something that a starting thread does; ends the process with a line if that takes 20 s. The
+// time is counted in attempts, not by the clock: the process may be stopped meanwhile.
 template <class Begun>
 void wait_for_start(const char* what, Begun begun);
-void thread_end(pthread_t thread);  // joins, and gives back the stack that thread_start mapped
-// In a child of libc's fork(), from a handler: gives back the stacks of its parent's threads, but the one that `here`
-// lies in. (Children of _Fork and clone keep them: libc still has them in its list of threads.)
+void thread_end(pthread_t thread);  // joins it, and unmaps the stack that thread_start mapped
+// In a child of libc's fork(), from a fork handler: unmaps the stacks of the parent's service threads, except the one
+// that `here` lies in. (Children of _Fork and clone keep them: libc still has them in its list of threads.)
 void threads_unmap_parents(const void* here);
-// Asks the dynamic linker what thread_start will need. Once, where no other thread can be inside the linker for long.
+// Asks the dynamic linker what thread_start will need. To be called once, when no other thread can stay inside the
+// linker for long.
 void threads_prepare();
-// calling service thread: SIGSEGV and SIGBUS go to the program's handlers
-void allow_fault_signals();
+void allow_fault_signals();  // calling service thread: SIGSEGV and SIGBUS go to the program's handlers
 
-bool in_service_thread();  // started by thread_start
-int service_threads();     // how many this process has
-bool in_program_files();   // uses the program's descriptor table
-// a service thread of this process with a descriptor table of its own
-bool has_own_files(int tid);
-int thread_id();  // gettid
+bool in_service_thread();     // the calling thread was started by thread_start
+int service_threads();        // how many this process has
+bool in_program_files();      // the calling thread uses the program's descriptor table
+bool has_own_files(int tid);  // a service thread of this process with a descriptor table of its own
+int thread_id();              // gettid
 // What the kernel walks when the calling thread ends (linux/futex.h: robust_list_head); nullptr: it has none.
 struct RobustList {
   void* first;
@@ -56,18 +56,18 @@ const RobustList* robust_list();
 bool idle_policy_can_be_left();
 [[nodiscard]] int set_idle_policy(bool idle);  // SCHED_IDLE / SCHED_OTHER, calling thread
 [[nodiscard]] int set_batch_policy();          // SCHED_BATCH, calling thread: does not preempt by waking up
-[[nodiscard]] int set_affinity(int cpu);       // calling thread onto one CPU; -1: back to all that were allowed
-// a thread of this process: all CPUs that were allowed but this one (if it is not the only one)
+[[nodiscard]] int set_affinity(int cpu);       // calling thread onto one allowed CPU; -1: back to all of them
+// A thread of this process onto all CPUs that were allowed except `cpu`, unless that is the only one.
 [[nodiscard]] int set_affinity_but(int tid, int cpu);
 int current_cpu();
 int cpu_count();  // CPUs this process may use
-// Nanoseconds that a thread of this process has spent since it started, running, and runnable but waiting for a CPU;
-// zeros where the kernel does not tell (/proc/self/task/TID/schedstat). ~3 us.
+// Nanoseconds that a thread of this process has run since it started, and has waited for a CPU while runnable; zeros if
+// the kernel does not tell (/proc/self/task/TID/schedstat). Takes about 3 us.
 struct CpuTime {
   uint64_t ran, waited;
 };
 CpuTime cpu_time_of(int tid);
-// CPU a thread of this process last ran on, from /proc/self/task/TID/stat; -errno. ~5 us.
+// CPU on which a thread of this process ran last, from /proc/self/task/TID/stat; or -errno. Takes about 5 us.
 [[nodiscard]] int cpu_of_thread(int tid);
 
 uint64_t now_ns();  // CLOCK_MONOTONIC (vDSO)
@@ -85,11 +85,12 @@ void wait_for_start(const char* what, Begun begun) {
   }
 }
 
-// Futex on a 32-bit word. shared: the word lies in memory shared between processes.
+// Futex on a 32-bit word. timeout_ns < 0: no timeout. shared: the word lies in memory shared between processes. 0 when
+// woken (also spuriously), -EAGAIN: *word is not `expected`, -ETIMEDOUT, -EINTR.
 [[nodiscard]] int futex_wait(const std::atomic<uint32_t>* word, uint32_t expected, int64_t timeout_ns, bool shared);
 void futex_wake(std::atomic<uint32_t>* word, int count, bool shared);
-// Waits until one of several shared futexes is woken or is not what is expected. timeout_ns < 0: without end. -ENOSYS
-// before 5.16.
+// Waits until one of several shared futexes is woken or differs from what is expected. -ENOSYS before 5.16, unless
+// there is only one. At most kFutexWaitMax (-EINVAL).
 struct FutexWait {
   const std::atomic<uint32_t>* word;
   uint32_t expected;
@@ -120,7 +121,7 @@ class Mutex {
     uint32_t free = 0;
     return state_.compare_exchange_strong(free, 1, std::memory_order_acquire);
   }
-  bool lock_within(int64_t timeout_ns);  // false: not locked
+  bool lock_within(int64_t timeout_ns);  // false: not locked in time
   void unlock();
   void reset_in_child() { state_.store(0, std::memory_order_relaxed); }
 
@@ -128,12 +129,12 @@ class Mutex {
   std::atomic<uint32_t> state_{0};  // 0 free, 1 held, 2 held with waiters
 };
 
-// Blocks signals on the calling thread during its life, except those that the thread's own instructions raise (SIGSEGV,
-// SIGSYS, ...): a handler may fork, and fork waits for locks that this thread holds. Blocks nest: only the outermost
-// costs system calls. A forked child inherits the blocks of the thread that forked.
+// Block signals on the calling thread, except those that its own instructions raise (SIGSEGV, SIGSYS, ...) and the two
+// that glibc uses: a handler may fork, and fork waits for locks that this thread holds. Blocks nest: only the outermost
+// makes system calls. A forked child inherits the blocks of the thread that forked.
 void block_signals();
 void unblock_signals();
-class ScopedSignalBlock {
+class ScopedSignalBlock {  // for the life of the object
  public:
   ScopedSignalBlock() { block_signals(); }
   ~ScopedSignalBlock() { unblock_signals(); }
@@ -155,7 +156,8 @@ class Locked {
   L& lock_;
 };
 
-// A sleeping lock is held for long enough to be interrupted, and fork takes most of them.
+// With a sleeping lock signals are blocked too: it is held for long enough to be interrupted, and fork takes most of
+// these locks.
 template <>
 class Locked<Mutex> {
  public:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// userfaultfd: the only file that knows its ioctls. No allocation; every call is fault-path safe.
+// userfaultfd: no other module uses its ioctls.
+// Threading: any thread, also on the fault path. Allocates nothing.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -25,30 +26,30 @@ struct UffdFeatures {
   bool via_device = false;     // through /dev/userfaultfd
 };
 
-// Keeps /dev/userfaultfd open, for uffd_open when rights are gone: what `inherited` names ("NUMBER:DEVICE", as `lunar
-// run` hands one down) where that is it, else opened anew. Its number, or -1. Forked children inherit it.
+// Keeps /dev/userfaultfd open, so that uffd_open works after the process has lost its rights: the descriptor that
+// `inherited` names ("NUMBER:DEVICE", from `lunar run`) if it is that device, else a new one. Returns the descriptor,
+// or -1. Forked children inherit it.
 int uffd_keep_device(const char* inherited);
-// The same later: whether a descriptor is that of the kept device, and its number (-1: none).
-bool uffd_device_is(int fd);
-int uffd_device_number();
-// Opens a userfaultfd (O_CLOEXEC|O_NONBLOCK) that serves kernel-mode faults too: the system call, else
-// /dev/userfaultfd. Returns the descriptor, or -errno with *why (names the sysctl, the device node, and the command
-// that fixes it).
+bool uffd_device_is(int fd);  // the descriptor that is kept, and still the device
+int uffd_device_number();     // the descriptor that is kept; -1: none
+// Opens a userfaultfd (O_CLOEXEC|O_NONBLOCK) that serves kernel-mode faults too: by the device that is kept, the system
+// call, or /dev/userfaultfd, in this order. Returns the descriptor, or -errno with *why (names the sysctl, the device
+// node, and the command that fixes it).
 [[nodiscard]] int uffd_open(UffdFeatures* features, ErrorText* why);
-// missing mode, and write-protect mode
+// For missing pages, and with write_protect also for writes to protected pages. 0 or -errno.
 [[nodiscard]] int uffd_register(int uffd, void* address, size_t bytes, bool write_protect = false);
-// Wakes the threads that wait for a page there.
+// Wakes the threads that wait for a page there. 0 or -errno.
 [[nodiscard]] int uffd_unregister(int uffd, void* address, size_t bytes);
-// Reads up to max messages without waiting: count, 0 when none, -errno.
+// Reads up to `max` messages without waiting: how many, 0: none, or -errno.
 [[nodiscard]] int uffd_read(int uffd, UffdMessage* out, unsigned max);
-// Whether an event waits to be read, or its caller has not continued yet: copies then return EAGAIN.
+// Whether an event waits to be read, or the thread that caused it has not continued yet: copies then return -EAGAIN.
 [[nodiscard]] bool uffd_event_unread(int uffd);
 // Fills missing pages and wakes their waiters. Returns bytes filled from the start (may be short), or -errno when none:
 // -EEXIST: the first page is there already (no wake-up), -EAGAIN: address space is changing, try again.
-// protect: the pages come in write-protected.
+// protect: the pages are write-protected from the start.
 [[nodiscard]] int64_t uffd_copy(int uffd, void* dst, const void* src, size_t bytes, bool protect = false);
-// Protects the present pages of the range against writes (a message each), or lifts that and wakes the waiters. 0 or
-// -errno; -EAGAIN: try again.
+// Protects the present pages of the range against writes (the first write to each is a message), or removes the
+// protection and wakes the waiters. 0 or -errno; -EAGAIN: try again.
 [[nodiscard]] int uffd_protect(int uffd, void* address, size_t bytes, bool protect);
 [[nodiscard]] int uffd_wake(int uffd, void* address, size_t bytes);
 // Moves pages (6.8+): bytes moved from the start, or -errno when none (-EBUSY: pinned or shared, -ENOENT: a hole).

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// io_uring, by liburing. One Uring belongs to one thread (SINGLE_ISSUER). No allocation after init; fault-path safe.
+// io_uring, by liburing.
+// Threading: a Uring belongs to one thread (SINGLE_ISSUER) unless it is `shared`. After init() nothing is allocated,
+// and all calls may be used on the fault path.
 #pragma once
 #include <liburing.h>
 #include <sys/types.h>
@@ -19,9 +21,9 @@ struct Cqe {
 
 struct UringSetup {
   unsigned entries = 8;
-  bool sqpoll = false;    // a kernel thread takes what is queued; where the host refuses that, the ring is a plain one
-  bool shared = false;    // any thread may use it, one at a time (await() at any time): a plain ring,
-  bool in_turns = false;  //   or, where the one that submitted waits, one whose completions do not interrupt it
+  bool sqpoll = false;    // a kernel thread takes what is queued; a plain ring where the host refuses that
+  bool shared = false;    // any thread may use it, one at a time (await(): at any time)
+  bool in_turns = false;  // with shared: the thread that submits also waits, so completions need not interrupt it
   bool large = false;     // 128-byte entries and 32-byte completions, for queue_nvme
 };
 
@@ -52,15 +54,15 @@ class Uring {
   // keep: a file's space stays (zero range); else it goes back (punch).
   bool queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t length, bool keep, uint64_t user);
   bool queue_nop(uint64_t user);  // completes with 0
-  // a large ring
+  // Only on a large ring.
   bool queue_nvme(int fd, bool fixed_file, const NvmeCommand& command, int buffer_index, uint64_t user);
 
   [[nodiscard]] int submit();  // count or -errno
   // Submits what is queued and waits for at least `count` completions or the timeout (< 0: none). 0, -ETIME, -EINTR,
   // ...
   [[nodiscard]] int submit_and_wait(int64_t timeout_ns, unsigned count = 1);
-  // Sleeps until a completion is there or the timeout; leaves the rings alone, so it may run concurrently with other
-  // calls when the ring is shared. 0 or -errno (-ETIME, -EINTR).
+  // Sleeps until there is a completion, or until the timeout. Does not touch the rings, so on a shared ring it may run
+  // concurrently with other calls. 0 or -errno (-ETIME, -EINTR).
   [[nodiscard]] int await(int64_t timeout_ns);
   // Takes completions; runs deferred task work first when `drive` (a system call).
   unsigned reap(Cqe* out, unsigned max, bool drive);
@@ -70,7 +72,7 @@ class Uring {
   bool sqpoll() const { return (ring_.flags & IORING_SETUP_SQPOLL) != 0; }
   bool fixed_vectors() const { return fixed_vectors_; }  // the kernel takes vectors in a registered buffer (6.15)
   bool ready() const { return ready_; }
-  // poll() wakes when reap(drive) finds something, but for deferred()
+  // To poll() for completions; not with deferred(), whose completions need reap(drive).
   int descriptor() const { return ring_.ring_fd; }
 
  private:
@@ -79,17 +81,17 @@ class Uring {
   io_uring ring_{};
   FileIdentity identity_;
   bool ready_ = false;
-  int descriptor_ = -1;       // of the ring, when it lies in the program's table (sys/proc.h: not the program's own)
+  int descriptor_ = -1;       // of the ring, if it is in the program's table (noted in sys/proc.h as one of ours)
   int64_t pinned_bytes_ = 0;  // registered buffers
   bool deferred_ = false;
   bool fixed_vectors_ = false;
   uint32_t copy_ = 0;  // of the memory that it was made in (sys/memory_copy.h)
 };
 
-// Whether this host lets us make a ring; 0 or -errno.
+// Whether this host lets us make a ring, a ring with a kernel thread, and register a buffer (RLIMIT_MEMLOCK; it is
+// unregistered again): 0 or -errno.
 [[nodiscard]] int uring_probe();
-[[nodiscard]] int uring_probe_sqpoll();  // a ring with a kernel thread
-// registers a buffer (RLIMIT_MEMLOCK) and unregisters it
+[[nodiscard]] int uring_probe_sqpoll();
 [[nodiscard]] int uring_probe_window(void* buffer, size_t bytes);
 
 }  // namespace lunar::sys
