@@ -397,8 +397,10 @@ void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMe
 void Handler::mark_lost(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message) {
   void* address = region.address_of(page);
   AtomicPageWord& word = region.words[page.value];
-  const auto beside_fork = [&] { return !state_.features.poison && state_.forking.load(std::memory_order_seq_cst); };
-  if (beside_fork()) {  // maps change after it only, and it may wait for this thread
+  const auto must_wait_for_fork = [&] {
+    return !state_.features.poison && state_.forking.load(std::memory_order_seq_cst);
+  };
+  if (must_wait_for_fork()) {  // maps change after it only, and it may wait for this thread
     const bool itself =
         message.thread_id != 0 && message.thread_id == state_.forking_tid.load(std::memory_order_relaxed);
     if (itself || sys::now_ns() - state_.forking_since_ns.load() > kForkStuckNs)
@@ -411,7 +413,7 @@ void Handler::mark_lost(Region& region, PageIndex page, PageWord seen, const sys
     const int rc = lost_page_mark(state_, region, page);
     if (rc == -EINPROGRESS) {
       (void)page_unlock(word, seen);
-      if (beside_fork()) park(message);  // it has begun just now
+      if (must_wait_for_fork()) park(message);  // it has begun just now
       return;
     }
     // -EEXIST: it is marked, and this was a late message. -ENOENT: it is unmapped, or another map is being moved there.

@@ -61,7 +61,7 @@ class DeviceFiles {
   int lock_claim(Claim claim);
   int lock_alone();
   int lock_among();
-  int lock_beside(uint64_t own, uint64_t other);
+  int lock_unless(uint64_t own, uint64_t other);  // byte `own`, unless `other` is locked
   int claim_from_kernel(const struct stat& node, const NamespaceNodes& others, const char* path, ErrorText* why);
   int take_claims(bool block, const NamespaceNodes& others, unsigned* failed);
   void drop_claims();

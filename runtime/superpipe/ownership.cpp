@@ -84,7 +84,7 @@ int DeviceFiles::lock_alone() {
   return status > 0 ? -EAGAIN : status;
 }
 
-int DeviceFiles::lock_beside(uint64_t own, uint64_t other) {
+int DeviceFiles::lock_unless(uint64_t own, uint64_t other) {
   const int fds[] = {fd(0), fd(1)};
   int status = files_lock(fds, lock_count(), RangeLock::kShared, own, 1);
   if (status < 0) return status;
@@ -99,9 +99,9 @@ int DeviceFiles::lock_claim(Claim claim) {
   int status;
   do {
     if (claim == Claim::kWhole)
-      status = lock_beside(kWholeByte, kPartsByte);
+      status = lock_unless(kWholeByte, kPartsByte);
     else if (claim == Claim::kParts)
-      status = lock_beside(kPartsByte, kWholeByte);
+      status = lock_unless(kPartsByte, kWholeByte);
     else if (claim == Claim::kFurther)
       return lock_among();
     else
