@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fatal stop: see fatal.h. The first thread that comes prints and runs the hook; others wait for the abort to take
-// them.
+// The fatal stop: see fatal.h. The first thread prints and runs the hook; others wait until the abort ends them.
 // Threading: any thread, also on the fault path and in a forked child; allocates nothing.
 #include "sys/fatal.h"
 

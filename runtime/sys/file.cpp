@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Descriptors and files, straight to the kernel.
 //
-// Idea: a wrapper a system call, `0 / count / -errno`. What a host program or a preloaded library may interpose (open,
-// close, read, write, pipe) goes through syscall(2) by number, so that the runtime never runs into its own shim.
+// Idea: one wrapper per system call, `0 / count / -errno`. Calls that a host program or a preloaded library may
+// interpose (open, close, read, write, pipe) go through syscall(2) by number, so that the runtime never calls its own
+// shim.
 // Threading: no state of its own; any thread, also a forked child.
 // May not: allocate, use stdio, retry without bound (EINTR is the caller's, except where the call is not interruptible
 // in a way the caller could use: fallocate and small text files).
@@ -235,9 +236,9 @@ bool is_sealed_memory(int fd) {
 
 namespace {
 
-// A copy of the program's descriptor in the calling service thread's own table, for a moment only: a copy that is kept
-// would hide from others that the program has closed it. Opening it again by its path is the way of kernels before 5.6,
-// and fails for a socket and for a file that the program's user may not open.
+// A copy of the program's descriptor in the calling service thread's own table, for a moment only: with a lasting copy
+// other processes would not notice that the program has closed it. Kernels before 5.6 can only open it again by its
+// path, which fails for a socket and for a file that the program's user may not open.
 int copy_of_program(int fd) {
   constexpr int kPidfdThread = O_EXCL;  // 6.9: a thread that is not the process' first
   const int tid = program_thread(true), pid = static_cast<int>(getpid());
@@ -253,8 +254,8 @@ int copy_of_program(int fd) {
   return open_file(path, O_WRONLY | O_APPEND | O_NONBLOCK);  // without a reader a pipe is not waited for
 }
 
-// A pipe or terminal that nothing reads stays full: it is waited for a moment, and then passed over for a while. One
-// whose reader has gone would raise SIGPIPE.
+// A pipe or terminal that nothing reads stays full: it is waited for for a moment, and then skipped for a while. A pipe
+// without a reader would raise SIGPIPE.
 int64_t write_soon(int fd, const void* buffer, size_t bytes) {
   constexpr int kWaitMs = 100;
   constexpr uint64_t kPassOverNs = 1000000000;

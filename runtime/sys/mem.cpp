@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory system calls, straight to the kernel: the libc names of most of them are interposed by adapters/preload.
-// Threading: stateless but for two probed facts, kept in atomics. Allocates nothing.
+// Threading: any thread; what was probed, and the kept files, are atomics. Allocates nothing.
 #include "sys/mem.h"
 
 #include <errno.h>
@@ -66,8 +66,8 @@ int kept_number(OwnFile which) {
   return fd >= 0 && file.copy.load() == memory_copy() && is_kept(file, fd) ? fd : -1;
 }
 
-// Where pagemap may not be opened (a process that has dropped root). mincore does not tell what the kernel has swapped
-// out.
+// For a process that may not open pagemap (it has dropped root). mincore does not tell what the kernel has swapped out,
+// so only without swap space.
 int present_by_mincore(const void* address, size_t pages, uint8_t* out, int refusal) {
   struct sysinfo host;
   if (sysinfo(&host) != 0 || host.totalswap != 0) return refusal;

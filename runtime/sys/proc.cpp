@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// /proc look-ups. See proc.h. Own descriptors are kept in a small bitmap (numbers below 65536), and what file each was
-// when it was noted: the program may close it, and have a file of its own under that number.
+// /proc look-ups. See proc.h. Own descriptors (below 65536) are kept with the file that each was when it was noted: the
+// program may close one, and open a file of its own under that number.
 #include "sys/proc.h"
 
 #include <dirent.h>

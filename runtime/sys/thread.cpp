@@ -102,8 +102,8 @@ void remember_allowed() {
   g_allowed_known.store(true, std::memory_order_release);
 }
 
-// Containers refuse unshare() without CAP_SYS_ADMIN, whatever its flag. close_range() can unshare too (5.9) and is
-// allowed: on a range without descriptors it only makes a table of our own.
+// Containers refuse unshare() without CAP_SYS_ADMIN, whatever its flags. close_range(), which they allow, can unshare
+// too (5.9): on a range without descriptors it does nothing else.
 int own_descriptor_table() {
   if (syscall(SYS_unshare, CLONE_FILES) == 0) return 0;
   const int refused = -errno;
@@ -113,8 +113,8 @@ int own_descriptor_table() {
   return refused;
 }
 
-// The stacks of service threads, for a forked child: it inherits the memory, and not the threads. What finds no place
-// here stays mapped there.
+// The stacks of service threads, for a forked child, which inherits the memory but not the threads. Stacks for which
+// there is no entry stay mapped in the child.
 struct ThreadStack {
   std::atomic<char*> base{nullptr};
   std::atomic<size_t> bytes{0};
@@ -187,7 +187,7 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
   }
   note_stack(static_cast<char*>(guard_page), page_bytes() + stack_size);
   wait_for_start(spec.name, [&] { return (rc = start->started.load(std::memory_order_acquire)) != 0; });
-  (void)protect(guard_page, page_bytes(), PROT_NONE);  // from here on it is what an overflow meets
+  (void)protect(guard_page, page_bytes(), PROT_NONE);  // from here on a stack overflow raises SIGSEGV
   return rc < 0 ? rc : 0;  // the stack of a thread that ends stays mapped, unless it is joined by thread_end
 }
 
@@ -206,7 +206,7 @@ void thread_end(pthread_t thread) {
     pthread_attr_destroy(&attributes);
   }
   int before = 0;
-  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);  // the caller is a thread of the program's, and not done
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);  // the caller is a thread of the program
   pthread_join(thread, nullptr);
   pthread_setcancelstate(before, nullptr);
   if (stack) unmap_stack(static_cast<char*>(stack) - page_bytes(), bytes + page_bytes());
