@@ -13,6 +13,7 @@
 #include "pager/unmap_notes.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
+#include "sys/log.h"
 #include "sys/mem.h"
 #include "sys/proc.h"
 
@@ -255,6 +256,18 @@ bool unmaps_seen() { return g_notes.any.load(std::memory_order_relaxed); }
 
 bool unmaps_pending() { return g_notes.words.load(std::memory_order_seq_cst) != 0; }
 
+// One line per note, for developers (LUNAR_LOG=debug).
+static void log_settled(const Note& note) {
+  const char* begin = note.region->address_of(PageIndex(note.first));
+  const char* end = begin + (note.end - note.first) * sys::page_bytes();
+  if (note.kind == Note::Kind::kLost)
+    log_debug("page %p was lost to a read error", begin);
+  else if (note.kind == Note::Kind::kUnmapped || note.moved_to == kNowhere)
+    log_debug("a raw call unmapped %p to %p", begin, end);
+  else
+    log_debug("a raw call moved %p to %p, to %p", begin, end, reinterpret_cast<const char*>(note.moved_to));
+}
+
 bool unmaps_settle(PagerState& state) {
   for (Note note;;) {
     {
@@ -282,6 +295,7 @@ bool unmaps_settle(PagerState& state) {
       g_notes.in_hand = false;
       if (g_notes.settled == g_notes.end) g_notes.to_begin.store(0), g_notes.to_end.store(0);
     }
+    if (log_level() == LogLevel::kDebug) log_settled(note);
     g_notes.words.fetch_sub(1, std::memory_order_seq_cst);
     state.mutators.fetch_sub(1, std::memory_order_seq_cst);
   }
