@@ -113,7 +113,6 @@ class Chunk final : public Handle {
   uint64_t size_blocks() const override { return size_blocks_.load(std::memory_order_acquire); }
   uint64_t lun_blocks() const override { return lun_blocks_; }
   uint64_t transfer_blocks_max() const { return transfer_blocks_max_; }
-  uint32_t buffer_align() const { return buffer_align_; }
   bool is_virtual() const { return virtual_ != nullptr; }
   void stats(chunk_stats_t* out) override;
   void attributes(chunk_attrs_t* out) override;

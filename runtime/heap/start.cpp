@@ -5,8 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 
-#include <cstring>
-
 #include "pager/pager.h"
 #include "sys/file.h"
 #include "sys/log.h"
@@ -14,14 +12,6 @@
 namespace lunar {
 
 int start_log(const Options& options, ErrorText* why) {
-  LogLevel level = LogLevel::kWarning;
-  const char* name = options.log == nullptr ? "" : options.log;
-  if (strcmp(name, "error") == 0)
-    level = LogLevel::kError;
-  else if (strcmp(name, "info") == 0)
-    level = LogLevel::kInfo;
-  else if (strcmp(name, "debug") == 0)
-    level = LogLevel::kDebug;
   int fd = -1;
   if (options.log_file != nullptr && options.log_file[0] != '\0') {
     // A FIFO: not to be waited for, neither now nor when it is full.
@@ -29,7 +19,7 @@ int start_log(const Options& options, ErrorText* why) {
     if (fd < 0) return why->set(fd, "log file %s: %s; name one that can be written", options.log_file, errno_text(fd));
     fd = sys::move_high(fd);  // programs and shells give the low numbers a meaning
   }
-  log_configure(level, fd);
+  log_configure(log_level_from(options.log), fd);
   return 0;
 }
 
