@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that the tree keeps its shape. `check_layout.py ROOT`: one line a violation, exit 1 when there is any.
 
-Arrows: base <- sys <- config <- superpipe <- lun <- {cblk, kv, pager} <- heap <- public C ABI. adapters/, examples/ and
-tools/ include public headers, tools also base/, config/ and stats/. Nothing includes adapters/ or tools/, but tests/,
-which may include what they test. Inside a part, rooms (ROOMS) have floors; of the pager others see its FACE. Two
-exceptions, on purpose:
+Arrows: base <- sys <- config <- stats <- superpipe <- lun <- {cblk, kv, pager} <- heap <- public C ABI. adapters/,
+examples/ and tools/ include public headers, tools also base/, config/ and stats/. Nothing includes adapters/ or tools/
+except tests/, which may include what they test. Inside a part, rooms (ROOMS) have floors; other parts see only the
+pager's FACE. Two exceptions, on purpose:
   - adapters/preload and adapters/redis embed the runtime: they put it into an unmodified program, so they may include
     what heap/ may. Both carry adapters/gate, which sees the pager and below.
   - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they may include sys/;

@@ -43,7 +43,7 @@ void parse(CLI::App& app, StripeOptions& options, int argc, char** argv) {
   options.rounds = 7;
   options.depths = {16, 128};
   IoFlags flags(app, options,
-                {"data of each of the four",
+                {"data of each of the four systems",
                  "reads of 4 KiB in flight, of all members together (default 16,128)",
                  "directory for the files (default /var/tmp)",
                  8,
