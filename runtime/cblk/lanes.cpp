@@ -40,7 +40,7 @@ void Lanes::close() {
 
 // The lowest: its memory is warm. The one that spins serves a thread that is alone; others only where `any` will do.
 int Lanes::take_free(bool any) {
-  // In the order of all: a thread that counts itself as waiting, then finds none, was seen by who gives one after that.
+  // Sequentially consistent: if a thread that has counted itself as waiting finds none, the next give() sees it.
   uint64_t free = free_.load(std::memory_order_seq_cst);
   for (;;) {
     const bool alone = static_cast<unsigned>(std::popcount(free)) == attached_.load(std::memory_order_relaxed);

@@ -464,7 +464,7 @@ def killed_owners_leave_nothing(folder):
 
 
 def forced_is_seen(folder):
-    """Who forced its way in is an owner for all who come after it."""
+    """A process that forced its way in is an owner for all later opens."""
     path = new_file(folder, "forced.img")
     reserve, forced = Holder("reserve", path), Holder("forced", path)
     check(reserve.open and forced.open, f"forced: {reserve.said}, {forced.said}")

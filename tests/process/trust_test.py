@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Whose orders a program takes (runtime/config/trust.h). `trust_test.py TRUST_PROBE`.
+"""Which configuration a program trusts (runtime/config/trust.h). `trust_test.py TRUST_PROBE`.
 
 A setuid program takes no LUNAR_*, CFLSH_* or ~/.config of its caller's; a config file counts only where no other user
 may write it."""
@@ -79,7 +79,7 @@ def main(probe):
         assert seen["cache"] == "0" and seen["trace"] == "0", seen
         assert sorted(os.listdir(folder)) == ["home", "probe"], os.listdir(folder)
         assert err == "", err
-    print("trust: variables and config files of those who may give orders, and of no others")
+    print("trust: trusted variables and config files count, and no others")
     return 0
 
 

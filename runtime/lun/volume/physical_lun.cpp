@@ -134,7 +134,8 @@ int PhysicalLunImpl::remove(const char* name, ErrorText* why) {
     return why->set(-ENOENT, "LUN %s: has no virtual LUN %s; see `lunar lun list`", raw_->name(), name);
   const int others = index == own_ ? 1 : locks_.owned(index);
   if (others != 0)
-    return why->set(others < 0 ? others : -EBUSY, "LUN %s#%s: in use; end who has it open first", raw_->name(), name);
+    return why->set(others < 0 ? others : -EBUSY, "LUN %s#%s: in use; end the process that has it open first",
+                    raw_->name(), name);
   const uint64_t count = order(index);
   free_entry_of(index);
   const int status = store_.commit();

@@ -92,7 +92,7 @@ TEST_CASE("a crowd that waits for lanes does not ask for one more each time") {
   REQUIRE(fixture.device.asked.load() < 200);
 }
 
-TEST_CASE("who waits for a lane that is stuck takes one more as soon as there is one") {
+TEST_CASE("a thread that waits for a stuck lane takes another as soon as there is one") {
   Fixture fixture("sim:1m", 1);
   std::array<char, 4096> stuck_block;
   Underway stuck;

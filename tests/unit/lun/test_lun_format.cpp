@@ -239,7 +239,7 @@ TEST_CASE("format: an unknown incompatible feature is refused by name, whatever 
   CHECK(bed.open(Format::kNever) == 0);
 }
 
-TEST_CASE("format: who has it open changes nothing any more when a newer one begins to use what it does not know") {
+TEST_CASE("format: an older version that has it open changes nothing once a newer one uses what it does not know") {
   for (const Bits which : {kReadOnly, kIncompatible}) {
     FormatBed bed;
     PhysicalLun* lun = bed.must(Format::kNever);

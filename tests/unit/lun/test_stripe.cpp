@@ -215,7 +215,7 @@ TEST_CASE("stripe: files next to memory, and paths of files next to a file, come
   }
 }
 
-TEST_CASE("stripe: who waits for several members sleeps until one of them has something") {
+TEST_CASE("stripe: a thread that waits for several members sleeps until one of them has something") {
   const MemberFiles files("", 5 * kMiB);
   Device* device = open("stripe:" + named("5m", fresh()) + ",latency_us=200000;" + named("5m", fresh()) +
                         ",latency_us=200000;" + files.paths[0]);
@@ -250,7 +250,7 @@ TEST_CASE("stripe: who waits for several members sleeps until one of them has so
   device_close(device);
 }
 
-TEST_CASE("stripe: of several contexts the one that has something wakes who waits, at once") {
+TEST_CASE("stripe: of several contexts the one that has something wakes the waiting thread at once") {
   const MemberFiles files("", 5 * kMiB);
   Device* device = open("stripe:" + named("5m", fresh()) + ",latency_us=400000;" + files.paths[0]);
   for (const bool shared : {false, true}) {

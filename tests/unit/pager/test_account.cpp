@@ -298,7 +298,7 @@ TEST_CASE("a child of a plain member: prepaid pages move, what is short is charg
   }
 }
 
-TEST_CASE("shares: who has more than its weight of what can be evicted evicts; fixed pages do not count") {
+TEST_CASE("shares: a member with more than its weight of the evictable pages evicts; fixed pages do not count") {
   Tree tree;
   Account& one = tree.member();
   CHECK(one.above_share());  // no member has any: true for each
@@ -369,7 +369,7 @@ TEST_CASE("what another member has written into the words that are indices leads
   munmap(memory, sizeof(AccountShared));
 }
 
-TEST_CASE("a wish for room is answered once, by the next one who gives back") {
+TEST_CASE("a request for room is answered once, by the next member that gives back") {
   Tree tree;
   Account& one = tree.member();
   Account& two = tree.member();
