@@ -378,6 +378,8 @@ TEST_CASE("unknown subcommands and flags name the nearest and exit 2") {
                                            {{"doctor", "--jsno"}, "did you mean --json?"},
                                            {{"help", "optoins"}, "did you mean options?"},
                                            {{"help", "nosuch"}, "lunar --help"},
+                                           {{"bench", "falt"}, "did you mean fault?"},
+                                           {{"bench", "nosuch"}, "lunar bench --help"},
                                            {{"frobnicate"}, "lunar --help"}}) {
     Ended ended = lunar_command(one.words);
     INFO(ended.err);
@@ -397,6 +399,7 @@ TEST_CASE("control characters of a wrong word do not reach the terminal") {
                                              {"help", word},
                                              {"help", "options", word},
                                              {"lun", word},
+                                             {"bench", word},
                                              {"doctor", word},
                                              {"run", "--" + word, "--", "true"}}) {
     const Ended ended = lunar_command(words);

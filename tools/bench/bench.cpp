@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench NAME`: measurements side by side with what a user would pick instead. One file a bench.
+// `lunar bench NAME`: measurements side by side with what a user would pick instead. One file per bench.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "tools/bench/fault/fault_bench.h"
 #include "tools/bench/fault/fault_child.h"
@@ -31,29 +33,40 @@ constexpr const char* kHelp =
     "  lio        lists of I/Os on pmem: by delegate threads, against one after the other and lio_listio\n"
     "  window     block I/O with buffers registered once against buffers mapped for each I/O\n"
     "`lunar bench NAME --help` lists the options. Swap and memory limits need root (sudo).\n";
+
+struct Bench {
+  const char* name;
+  int (*run)(int argc, char** argv);
+};
+constexpr Bench kBenches[] = {
+    {"fault", fault_bench_main},         {"fits", fits_bench_main},
+    {"redis", redis_bench_main},         {"kv", kv_bench_main},
+    {"stripe", stripe_bench_main},       {"lio", lio_bench_main},
+    {"superpipe", superpipe_bench_main}, {"window", window_bench_main},
+};
+// Processes that the benches start.
+constexpr Bench kChildren[] = {
+    {"child", fault_child_main}, {"fits-child", fits_child_main}, {"kv-child", kv_child_main}};
 }  // namespace
 
 int cmd_bench(int argc, char** argv) {
-  const std::string_view name = argc > 1 ? argv[1] : "";
-  if (name == "fault") return fault_bench_main(argc - 1, argv + 1);
-  if (name == "redis") return redis_bench_main(argc - 1, argv + 1);
-  if (name == "kv") return kv_bench_main(argc - 1, argv + 1);
-  if (name == "superpipe") return superpipe_bench_main(argc - 1, argv + 1);
-  if (name == "stripe") return stripe_bench_main(argc - 1, argv + 1);
-  if (name == "window") return window_bench_main(argc - 1, argv + 1);
-  if (name == "lio") return lio_bench_main(argc - 1, argv + 1);
-  if (name == "fits") return fits_bench_main(argc - 1, argv + 1);
-  if (name == "fits-child") return fits_child_main(argc - 1, argv + 1);  // for the bench itself
-  if (name == "kv-child") return kv_child_main(argc - 1, argv + 1);      // likewise
-  if (name == "child") return fault_child_main(argc - 1, argv + 1);      // for the benches themselves
+  if (argc < 2) {
+    fmt::print(stderr, "{}", kHelp);
+    return kExitUsage;
+  }
+  const std::string_view name = argv[1];
   if (name == "--help" || name == "-h") {
     fmt::print("{}", kHelp);
     return 0;
   }
-  if (name.empty())
-    fmt::print(stderr, "{}", kHelp);
-  else
-    fmt::print(stderr, "lunar: bench: no bench named '{}'; see lunar bench --help\n", printable(name));
+  std::vector<std::string> known;
+  for (const Bench& bench : kBenches) {
+    if (name == bench.name) return bench.run(argc - 1, argv + 1);
+    known.emplace_back(bench.name);
+  }
+  for (const Bench& child : kChildren)
+    if (name == child.name) return child.run(argc - 1, argv + 1);
+  say_unknown("lunar bench", "bench", argv[1], known);
   return kExitUsage;
 }
 

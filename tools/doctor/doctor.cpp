@@ -67,9 +67,7 @@ int cmd_doctor(int argc, char** argv) {
       fputs(kHelp, stdout);
       return 0;
     } else {
-      std::string near = nearest_word(argv[i], {"--json", "--help"});
-      fprintf(stderr, "lunar doctor: unknown flag %s; %s\n", printable(argv[i]).c_str(),
-              near.empty() ? "`lunar doctor --help` lists those there are" : ("did you mean " + near + "?").c_str());
+      say_unknown("lunar doctor", "argument", argv[i], {"--json", "--help"});
       return kExitUsage;
     }
   }
