@@ -8,7 +8,7 @@
 //
 // Space. A page may rely on a slot only if the space is *charged* (charge(): a promise against the capacity) and
 // *reserved* on the device (fallocate, grown in extents ahead of the charge), so that running out shows as ENOMEM at
-// allocation, never at eviction. `cleaning_reserve` more slots are for pages in flight between an old and a new slot.
+// allocation, never at eviction. kCleaningReserve more slots are for pages in flight between an old and a new slot.
 //
 // Threading: any thread may make every call except open/close; alloc and release are lock-free on the bitmap (one
 // fetch_and/fetch_or per word). charge() may block in fallocate (under its own lock) and is not for the fault path;
