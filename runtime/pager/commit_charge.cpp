@@ -29,8 +29,8 @@ int map_fresh(const PagerState& state, const Region& region, uint64_t first, uin
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0, &at);
 }
 
-// A range whose pages are all kBusy meanwhile: nothing is installed between the old map and the new one. Chunks without
-// a page table in use have no pages to lock.
+// Keeps all pages of a range kBusy during its life: nothing is installed between the old map and the new one. Chunks
+// without a page table in use have no pages to lock.
 class LockedPages {
  public:
   LockedPages(Region& region, uint64_t first, uint64_t end) : region_(region), first_(first), end_(end) {

@@ -22,7 +22,7 @@ int protect(PagerState& state, void* address, size_t bytes) {
   return rc;
 }
 
-// Lifts the protection and wakes the waiters. False: the place is not ours any more.
+// Lifts the protection and wakes the waiters. False: the place is no longer ours.
 bool lift(PagerState& state, void* address, uint64_t bytes) {
   int64_t rc;
   while ((rc = unprotect_pages(state, address, bytes)) == -EAGAIN) wait_out_stall();
@@ -42,7 +42,7 @@ void unlock_page(PagerState& state, Region& region, uint64_t page, PageWord word
     (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(page)), state.page_size);
 }
 
-// How many of them a relative maps too.
+// How many of them a related process maps too.
 int64_t count_shared(const Region& region, uint64_t first, unsigned count, int pagemap) {
   const void* pages[kLiftMax];
   sys::PageFacts facts[kLiftMax];
@@ -101,7 +101,7 @@ Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, b
   for (;;) {
     int64_t shared = count_shared(region, page.value, count, pagemap);
     if (force) state.account.unshare_always(shared);
-    // A page that only we have is written in place.
+    // A page that only this process has is written in place.
     room = force || shared == 0 || state.account.unshare(shared, kKeepFreePages);
     if (room || count == 1) break;
     while (count > 1) {

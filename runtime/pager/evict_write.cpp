@@ -69,7 +69,7 @@ void Evictor::settle() {
   write_out();
 }
 
-// Whether the content is in its frame alone now.
+// Whether the content is now only in its frame.
 bool Evictor::decide(Victim& victim) {
   AtomicPageWord& word = victim.region->words[victim.page.value];
   const char* content = frames_.memory(victim.frame);
@@ -268,7 +268,7 @@ void Evictor::finish_frame(uint32_t id, bool ok) {
   drop_frame(id);  // kAbandoned: the page left while its write was in flight
 }
 
-// Its content is of no use to anyone.
+// Frees a frame whose content is no longer needed.
 void Evictor::drop_frame(uint32_t id) {
   Frame& frame = frames_.at(id);
   if (frame.slot != kNoSlot) state_.luns[state_.own_lun].release(frame.slot);

@@ -150,7 +150,7 @@ void Evictor::run() {
       if (choose_range(batch_limit_) != 0) {
         const unsigned dropped = evict_chosen();
         range_result_ += dropped;
-        if (dropped == 0 && deferred_ && pause_requests_.load() == 0) {  // soon: what waits for us is a fork alone
+        if (dropped == 0 && deferred_ && pause_requests_.load() == 0) {  // soon: only a fork waits for us
           range_first_ = first;
           sys::sleep_ns(50000);
         }
@@ -375,7 +375,7 @@ void Evictor::make_exclusive(bool by_move) {
   if (failed != 0) close_gaps();
 }
 
-// Closes the gaps that keep() has left.
+// Closes the gaps that keep() has left in the batch.
 void Evictor::close_gaps() {
   unsigned out = 0;
   for (unsigned i = 0; i < victim_count_; ++i) {
@@ -464,7 +464,7 @@ void Evictor::capture(const unsigned* which, unsigned count) {
   }
 }
 
-// Against writes, or no more.
+// Protects the page against writes, or lifts that.
 bool Evictor::protect(const Victim& victim, bool on) const {
   int rc;
   while ((rc = sys::uffd_protect(state_.uffd, victim.region->address_of(victim.page), state_.page_size, on)) ==

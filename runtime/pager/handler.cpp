@@ -163,7 +163,7 @@ void Handler::call_helpers(unsigned load) {
   sys::futex_wake(&state_.helpers_called, 1, false);
 }
 
-// With nothing in hand and no watch armed, so that nothing waits for it.
+// pre: nothing in hand and no watch armed, so that nothing waits for this handler.
 void Handler::rest_when_calm(unsigned load) {
   calm_rounds_ = load <= 1 ? calm_rounds_ + 1 : 0;
   if (calm_rounds_ < kCalmRounds || load != 0 || watching_) return;

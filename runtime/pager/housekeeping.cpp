@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The housekeeping thread: does what must not burden faults or evictions: dead members of the account, slots held for
-// children that are gone, LUN space ahead of charge-on-touch memory, ranges that raw calls unmapped. It sleeps until
-// a request (housekeeping_wake), the end of a child, or the end of a service thread, which is fatal. With the program's
-// last thread it ends the process. Program threads wait for it (SpaceRequest): it writes to no file of the user's but
-// the log. The live stats file has a thread of its own.
+// The housekeeping thread does what must not burden faults or evictions: it reaps dead members of the account, frees
+// slots that were held for children, reserves LUN space ahead of charge-on-touch memory, and settles ranges that raw
+// calls unmapped. It sleeps until a request (housekeeping_wake), the end of a child, or the end of a service thread,
+// which is fatal. With the program's last thread it ends the process. Program threads wait for it (SpaceRequest): it
+// writes to no file of the user's but the log. The live stats file has a thread of its own.
 #include <errno.h>
 
 #include "base/format.h"
@@ -47,7 +47,7 @@ void grow_ahead(PagerState& state) {
   if (step != 0) lun.uncharge(step);
 }
 
-// In the place of program threads that could not: those that wait for anything else look again, and wait.
+// For program threads that could not do so themselves. Threads that wait for another page look again, and wait on.
 void wake_all_waiters(PagerState& state) {
   for (uint32_t i = 0; i < state.regions.count.load(std::memory_order_acquire); ++i)
     if (const Region* region = state.regions.sorted[i].load(std::memory_order_acquire); region != nullptr)

@@ -6,8 +6,8 @@
 // Idea: the thread keeps its pages itself, by the pin bit of the page word. Later callers look for threads that are
 // gone. The program's own pins (mlock) use the same bit: an entry says whether it goes with the thread, and the
 // program's calls hand it over, either way. Write faults are refused as well: kept pages stay outside the copy-on-write
-// gate (cow_gate.h). Threading: any thread of the program; may fault. Signals are blocked inside: a handler could end
-// the thread.
+// gate (cow_gate.h).
+// Threading: any thread of the program; may fault. Signals are blocked inside: a handler could end the thread.
 #include <errno.h>
 #include <sys/mman.h>
 

@@ -378,7 +378,7 @@ void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {
   if (lock.plain()) plain_uncommit(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
 }
 
-// Discards, and has the kernel count it no more.
+// Discards the range, and makes the kernel stop counting it.
 static int give_up(PagerState& state, Region* region, size_t offset, size_t bytes) {
   const int rc = pager_discard(region->base + offset, bytes, Discard::kMapping);
   if (rc == 0) (void)map_anew(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift, true);

@@ -313,7 +313,7 @@ unsigned Resolver::lock_run(Region& region, PageIndex page, PageWord first, unsi
   return n;
 }
 
-// kStarted, kNoRoom, or kBusy: the word has changed.
+// Returns kStarted, kNoRoom, or kBusy if the word has changed.
 Outcome Resolver::start_read(Region& region, PageIndex page, PageWord seen, unsigned run, unsigned heat, bool fault,
                              unsigned* taken) {
   if (free_op_count_ == 0 || context_for(seen.lun()) == nullptr) return Outcome::kNoRoom;

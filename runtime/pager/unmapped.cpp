@@ -153,7 +153,8 @@ static void for_moves(const PagerState& state, Visit visit) {
       visit(note, (note.end - note.first) << state.page_shift);
 }
 
-// Nothing is brought to a place that is gone; its waiters are woken. (Another map, or a region, may have it next.)
+// Wakes the threads that wait at a place that is gone, to which nothing is brought any more. (Another map, or a region,
+// may have it next.)
 static void bring_no_more(const PagerState& state, uint64_t start, uint64_t end) {
   {
     sys::Locked<sys::SpinLock> lock(g_notes.lock);
