@@ -3,8 +3,8 @@
 // them). A sorted array of disjoint intervals; equal neighbours are merged. It is in private maps, never on a heap.
 //
 //   kTiered    the pager owns it; committed or not (a PROT_NONE reservation is not, until it is made accessible)
-//   kAlien     the program put something else there with MAP_FIXED (a file, shared memory); the kernel owns it
-//   kDead      was alien and is unmapped now: the pager has lost it, so it is never given out again
+//   kForeign   the program put something else there with MAP_FIXED (a file, shared memory); the kernel owns it
+//   kDead      was foreign and is unmapped now: the pager has lost it, so it is never given out again
 // Addresses in no interval are free.
 //
 // Threading: none; the owner (tiered_maps) holds a lock. Blocking: only to grow (mmap).
@@ -14,7 +14,7 @@
 
 namespace lunar::preload {
 
-enum class MappingKind : uint8_t { kTiered, kAlien, kDead };
+enum class MappingKind : uint8_t { kTiered, kForeign, kDead };
 
 struct Mapping {
   char* begin = nullptr;

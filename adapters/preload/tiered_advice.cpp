@@ -194,21 +194,21 @@ int maps_advise(char* address, size_t bytes, int advice) {
   // A reservation has nothing to advise on, but it can hold guard pages, and what the kernel keeps for a mapping.
   bool reserved_too = rule != nullptr && rule->effect >= Effect::kGuard;
   return for_pieces(address, bytes, [=](const Mapping& now, char* at, size_t part) {
-    if (now.kind == MappingKind::kAlien) return sys::advise(at, part, advice);
+    if (now.kind == MappingKind::kForeign) return sys::advise(at, part, advice);
     return now.committed || reserved_too || rule == nullptr ? advise_tiered(at, part, advice) : 0;
   });
 }
 
 int maps_lock(char* address, size_t bytes, unsigned flags) {
   return for_pieces(address, bytes, [=](const Mapping& now, char* at, size_t part) {
-    if (now.kind == MappingKind::kAlien) return sys::lock_memory(at, part, flags);
+    if (now.kind == MappingKind::kForeign) return sys::lock_memory(at, part, flags);
     return now.committed ? lock_error(pager_pin(at, part)) : -ENOMEM;  // nothing can be brought in
   });
 }
 
 int maps_unlock(char* address, size_t bytes) {
   return for_pieces(address, bytes, [](const Mapping& now, char* at, size_t part) {
-    if (now.kind == MappingKind::kAlien) return sys::unlock_memory(at, part);
+    if (now.kind == MappingKind::kForeign) return sys::unlock_memory(at, part);
     return now.committed ? pager_unpin(at, part) : 0;
   });
 }

@@ -45,7 +45,7 @@ void unmapped_past_us(void* address, size_t bytes, bool taken) {
     if (piece != nullptr && piece->kind == MappingKind::kTiered && piece->committed &&
         (area->flags & kRegionChargeOnTouch) == 0)
       region_forget(area->region, area->offset(begin), static_cast<size_t>(stop - begin));
-    g_table.set(begin, stop, {nullptr, nullptr, kReadWrite, MappingKind::kAlien, false});
+    g_table.set(begin, stop, {nullptr, nullptr, kReadWrite, MappingKind::kForeign, false});
     begin = stop;
   }
 }
@@ -88,7 +88,7 @@ char* place_in(Area& area, size_t bytes) {
 }
 
 Mapping tiered(int prot, bool committed) { return {nullptr, nullptr, prot, MappingKind::kTiered, committed, 0}; }
-Mapping alien(int prot) { return {nullptr, nullptr, prot, MappingKind::kAlien, false, 0}; }
+Mapping foreign(int prot) { return {nullptr, nullptr, prot, MappingKind::kForeign, false, 0}; }
 
 // MAP_FIXED of anonymous private memory over one piece.
 int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot, int flags) {
@@ -96,7 +96,7 @@ int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot, 
   if (old != nullptr && old->kind != MappingKind::kTiered) {
     void* at = nullptr;
     int rc = sys::map(begin, bytes, prot, flags | MAP_FIXED, -1, 0, &at);
-    if (rc == 0) g_table.set(begin, end, alien(prot));
+    if (rc == 0) g_table.set(begin, end, foreign(prot));
     return rc;
   }
   bool committed = old != nullptr && old->committed;
@@ -140,7 +140,7 @@ int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int 
     else
       region_uncommit_on_touch(area->region, area->offset(at), part);
   }
-  g_table.set(address, end, alien(prot));
+  g_table.set(address, end, foreign(prot));
   return 0;
 }
 
@@ -150,7 +150,7 @@ int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
   int rc = region_hand_over(area->region, area->offset(begin), static_cast<size_t>(end - begin), &done);
   if (old.committed && (area->flags & kRegionChargeOnTouch) == 0)
     region_forget(area->region, area->offset(begin), done);
-  Mapping now = alien(old.prot);
+  Mapping now = foreign(old.prot);
   now.key = old.key;
   if (done != 0) g_table.set(begin, begin + done, now);
   return rc;
@@ -317,7 +317,7 @@ int unmap_pieces(Area* area, char* begin, char* end) {
     if (piece != nullptr && piece->kind == MappingKind::kTiered) {
       if (int rc = give_back(area, begin, bytes, *piece); rc < 0) return rc;
       g_table.erase(begin, stop);
-    } else if (piece != nullptr && piece->kind == MappingKind::kAlien) {
+    } else if (piece != nullptr && piece->kind == MappingKind::kForeign) {
       // Keep the kernel from putting anything here; the pager has no hold of it any more.
       void* at = nullptr;
       int rc = sys::map(begin, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0, &at);
@@ -347,7 +347,7 @@ int maps_protect(char* address, size_t bytes, int prot, int key) {
     size_t part = static_cast<size_t>(stop - address);
     if (now.kind == MappingKind::kTiered && (prot & PROT_EXEC) != 0) {
       rc = make_alien(area, address, stop, now);
-      now.kind = MappingKind::kAlien;
+      now.kind = MappingKind::kForeign;
       now.committed = false;
     } else if (now.kind == MappingKind::kTiered && !now.committed) {
       if (prot != PROT_NONE) rc = commit_piece(area, address, stop, prot);

@@ -142,7 +142,7 @@ int move_map(const Request& request, void** out) {
 }
 
 // The program's own file or shared map inside an area: the kernel moves it; what it leaves behind stays reserved.
-int remap_alien(const Request& request, void** out) {
+int remap_foreign(const Request& request, void** out) {
   if ((request.flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) != 0) return -ENOMEM;
   int rc = sys::remap(request.old_begin, request.old_bytes, request.new_bytes, request.flags, nullptr, out);
   if (rc < 0) return rc;
@@ -215,7 +215,7 @@ int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags,
   if (stop != request.old_end()) return -EFAULT;
   request.old = *piece;
   request.locked = request.old.kind == MappingKind::kTiered && pager_pinned(request.old_end() - 1);
-  if (request.old.kind == MappingKind::kAlien) return remap_alien(request, out);
+  if (request.old.kind == MappingKind::kForeign) return remap_foreign(request, out);
   if ((flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) != 0) return move_map(request, out);
   size_t more = request.new_bytes - request.old_bytes;
   if (more <= static_cast<size_t>(request.area->limit - request.old_end()) &&
