@@ -191,6 +191,7 @@ void Evictor::submit_run(const uint32_t* ids, unsigned count, SlotRun run) {
   op.command.iov_count = count;
   op.command.tag = index;
   for (;;) {
+    // NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): attached; a write can only have failed on it
     int rc = context_->submit(&op.command, 1);
     if (rc == 1) return;
     if (rc < 0 && rc != -EAGAIN && rc != -EBUSY) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Resolver: starting reads, frames, zero pages. Finishing (verify, install, retry, poison) is in resolve_finish.cpp.
 #include "pager/resolver.h"
-#include "pager/commit_charge.h"
 
 #include <errno.h>
 #include <string.h>
