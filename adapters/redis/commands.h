@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LUNAR command: STATS, and what can be said about keys (MEMORY, HOT, COLD, PIN, UNPIN, PREFETCH).
+// The LUNAR command: STATS, TOP, HELP, and subcommands about keys (MEMORY, HOT, COLD, PREFETCH, PIN, UNPIN).
 // Threading: the server's main thread.
 #pragma once
 #include "base/error.h"
@@ -7,11 +7,11 @@
 
 namespace lunar::redis {
 
-// No other module has it.
+// Whether the name is free: no other module has registered such a command.
 bool commands_free(Context* context);
 // Registers it. 0, or -EINVAL with *why.
 [[nodiscard]] int commands_register(Context* context, ErrorText* why);
-// Bytes of values that LUNAR PIN holds in DRAM.
+// How many ranges of memory LUNAR PIN holds in DRAM.
 unsigned commands_pinned_keys();
 
 }  // namespace lunar::redis

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Repacks values when holes take up the LUN (memory_limit.h): the server's active defragmentation needs its own
-// jemalloc.
+// Repacks values when holes take up the LUN (memory_limit.h). The server's active defragmentation cannot do that: it
+// works only with the server's own build of jemalloc.
 //
 // A slice goes on through the keyspace where the last one ended. Of each value that is one block (strings in a block of
 // their own, listpacks, sets of integers) it asks the allocator whether its slab is emptier than others, which touches
@@ -19,11 +19,11 @@
 
 namespace lunar::redis {
 
-// Tries to free `holes` bytes of holes, in `slices` slices at most. True: something was moved, and slabs may be free.
+// Tries to free `holes` bytes of holes, in at most `slices` slices. True: something was moved, so slabs may be free.
 bool compaction_run(Context* context, uint64_t holes, unsigned slices);
 
 struct CompactionCounters {
-  uint64_t values, bytes, passes;  // moved; times through the whole keyspace
+  uint64_t values, bytes, passes;  // values and bytes moved; passes through the whole keyspace
 };
 CompactionCounters compaction_counters();
 

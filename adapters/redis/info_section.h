@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `INFO lunar`, and the figures that LUNAR STATS gives too. Threading: the server's main thread.
+// `INFO lunar`; LUNAR STATS replies with the same figures. Threading: the server's main thread.
 #pragma once
 #include <cstdint>
 
@@ -16,7 +16,7 @@ struct Figure {
 };
 constexpr unsigned kFiguresMax = 96;
 
-// Fills `out` and returns how many.
+// Fills out[0..kFiguresMax) and returns how many there are.
 unsigned figures(Figure* out);
 [[nodiscard]] int info_register(Context* context);
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cold data cost, in the server's own latency monitor (LATENCY LATEST|HISTORY|RESET|GRAPH), where it reaches
+// Waits for cold data, in the server's own latency monitor (LATENCY LATEST|HISTORY|RESET|GRAPH), if they reach
 // latency-monitor-threshold:
-//   lunar-fault   the server's main thread, and every client with it, waited so long for one page
-//   lunar-stall   it waited so long for pages between two waits for events, all its faults together
-//   lunar-hold    a client's command waited so long at the input gate; others went on
+//   lunar-fault   the wait of the server's main thread, and of every client with it, for one page
+//   lunar-stall   its waits for pages between two waits for events, all faults together
+//   lunar-hold    the wait of a client's command at the input gate, while other clients go on
 //
-// The monitor keeps the worst of each second; the worst since the last time is handed over with each run of the
-// server's cron. Threading: the server's main thread.
+// The monitor keeps the longest of each second. Each run of the server's cron reports the longest since the run before.
+// Threading: the server's main thread.
 #pragma once
 #include "module_abi.h"
 

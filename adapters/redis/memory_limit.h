@@ -13,8 +13,8 @@
 // Meanwhile values are moved together (compaction.h), which takes holes away. It is looked at before the command that
 // comes after a few more committed bytes (a command filter), and ten times a second.
 // maxmemory-clients leaves client buffers what data leaves, and proto-max-bulk-len one value a part of what is free: a
-// client that goes beyond is refused by the server itself, before it allocates. Where the server evicts and the stream
-// of replicas takes more than an eighth of the space for data, the slowest replica is ended when space is short
+// client that goes beyond is refused by the server itself, before it allocates. If the server evicts, space is short,
+// and the stream of replicas takes more than an eighth of the space for data, the slowest replica is disconnected
 // (slow_replicas.h).
 //
 // Threading: the server's main thread.
@@ -32,7 +32,7 @@ const char* memory_limit_state();  // ok, low (maxmemory will soon be lowered), 
 // At load: sets maxmemory when it is 0, lowers it with a warning when it is above the ceiling. Follows the LUN from now
 // on.
 void memory_limit_start(Context* context);
-// Soon (from a timer, outside of the command at hand).
+// Looks again soon (from a timer, outside of the current command).
 void memory_limit_recheck(Context* context);
 
 }  // namespace lunar::redis

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Figures over a window of time: what INFO says of the last second, ten seconds and minute. The server's cron takes a
-// sample of the counters each second, and one of the hold times each ten.
+// Figures over a window of time: those of INFO for the last second, ten seconds and minute. The server's cron samples
+// the counters every second, and the hold times every ten seconds.
 //
-// A command is warm when it met no read: at the gate, when all its keys' memory was in DRAM as it came; where the gate
-// has looked none up (it is open, or nothing was ever evicted), when the main thread waited for no page from the
-// command before to the one after.
+// A command is warm if it caused no read: at the gate, if the memory of all its keys was in DRAM when it arrived; if
+// the gate has looked up no keys (it is bypassed, or nothing was ever evicted), if the main thread waited for no page
+// between the start of this command and that of the next.
 //
 // Threading: the server's main thread. Allocates nothing.
 #pragma once
@@ -15,12 +15,12 @@
 namespace lunar::redis {
 
 void rates_start(Context* context);
-void rates_on_command();  // before each
+void rates_on_command();  // before each command
 
 struct Rates {
   double cold_faults[3] = {}, main_reads[3] = {}, gate_reads[3] = {};  // a second, over the last 1, 10 and 60 s
   double warm = 1;                                                     // of the commands of the last minute
-  double hold_p99_ms = 0;                                              // of the holds of the last minute; 0: none
+  double hold_p99_ms = 0;  // of the holds of the last minute; 0: there were none
 };
 Rates rates_now();
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The server's own configuration, as CONFIG GET tells it, and its changes. (A server takes one subscriber a module and
-// event.)
+// The server's own configuration, as CONFIG GET tells it, and its changes. (A server accepts one subscriber per module
+// and event.)
 // Threading: the server's main thread.
 #pragma once
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is to be done at each of the server's cron loops (`hz`, ten times a second). A server takes one subscriber a
-// module and event, and refuses to ask a module that holds a timer whether it may be unloaded.
+// Functions that run in each of the server's cron loops (`hz`, by default ten times a second). A server accepts one
+// subscriber per module and event, and does not ask a module that holds a timer whether it may be unloaded.
 // Threading: the server's main thread.
 #pragma once
 #include "module_abi.h"

@@ -12,7 +12,8 @@
 // bytes in 64 MiB: 0.91 reads from the LUN a uniform GET, 0.86 if no such page were ever evicted. A DRAM arena for
 // calloc (tables) could win a part of these 5% only, and would hold 8 to 16 bytes a key outside of the budget.
 //
-// fork is led through here too: refused with ENOMEM when the LUN cannot promise what the child may come to need.
+// The server's fork is redirected here too, and refused with ENOMEM when the LUN cannot promise what the child may
+// need.
 //
 // Threading: at load, on the server's main thread. Nothing here is undone; the library stays mapped (-z nodelete).
 #pragma once

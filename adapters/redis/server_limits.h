@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Limits of the server that the module keeps lower than the user has them, because the LUN cannot take more: maxmemory,
-// maxmemory-clients, proto-max-bulk-len. Of each there are two values: the user's own, and the one that holds.
+// maxmemory-clients, proto-max-bulk-len. Each has two values: the user's own, and the one in force.
 //
 // CONFIG REWRITE (Sentinel issues it) writes the limit in force into the server's file, where a later start would take
 // it for the user's. So the file also gets `lunar.limits`, "NAME OWN HOLDS ...": a start that finds HOLDS unchanged
@@ -19,8 +19,8 @@ constexpr unsigned kLimits = 3;
 
 // Registers lunar.limits, before the server sets the module's configuration.
 [[nodiscard]] bool limits_register(Context* context);
-// Reads what holds now, once the configuration is set. `changed` is called, inside of the CONFIG SET, when the user
-// changes one.
+// Reads the limits in force, once the configuration is set. When the user changes one, `changed` is called inside that
+// CONFIG SET.
 void limits_start(Context* context, void (*changed)(Context*));
 
 bool limit_known(Limit limit);    // the server has it

@@ -32,7 +32,7 @@ lunar_stats tier_stats();
 bool tier_preloaded();
 // Uses the preload's tier. pre: tier_preloaded.
 void tier_adopt();
-// Starts the module's own: pager, threads, heap, redirections. 0 or -errno with *why; when it fails nothing is
+// Starts the module's own tier: pager, threads, heap, redirections. 0 or -errno with *why; if it fails, nothing is
 // redirected.
 [[nodiscard]] int tier_start(const Options& options, ErrorText* why);
 
