@@ -135,9 +135,9 @@ bool Log::close_batch(unsigned next_side) {
   return true;
 }
 
-// Cuts off what is not durable yet.
-Log::Cut Log::cut() {
-  Cut out;
+// What is not durable yet. Records that come later are not part of it.
+Log::Uncommitted Log::take_uncommitted() {
+  Uncommitted out;
   sys::Locked tail(tail_lock_);
   const unsigned side = segments_[tail_].batch.load(std::memory_order_relaxed) & 1;
   if (close_batch(side ^ 1)) out.sides = 1u << side;
@@ -182,22 +182,22 @@ void Log::prepare(uint64_t number, uint64_t from, uint64_t to) {
   memset(memory + to, 0, round_up(to, kBlockBytes) - to);
 }
 
-int Log::commit_cut(const Cut& cut) {
+int Log::write_uncommitted(const Uncommitted& part) {
   // A large pair is durable before the record that leads to it is written.
   if (run_written_.exchange(false, std::memory_order_acq_rel)) {
     if (const int status = flush_device(); status < 0) return status;
   }
-  const bool alone = cut.first == cut.last;
+  const bool alone = part.first == part.last;
   bool wrote = false;
-  for (uint64_t at = cut.first; at;) {
+  for (uint64_t at = part.first; at;) {
     Segment& segment = segments_[at - 1];
     uint64_t next = 0;
-    if (at != cut.last) {
+    if (at != part.last) {
       sys::Locked tail(tail_lock_);
       next = segment.next_uncommitted;
     }
-    const uint32_t from = segment.durable, end = at == cut.last ? cut.last_end : used(at - 1);
-    const unsigned sides = at == cut.last ? cut.sides : 3;
+    const uint32_t from = segment.durable, end = at == part.last ? part.last_end : used(at - 1);
+    const unsigned sides = at == part.last ? part.sides : 3;
     const auto filled = [&](unsigned side) {
       return (sides & 1u << side) == 0 || segment.filling[side].load(std::memory_order_seq_cst) == 0;
     };
@@ -238,8 +238,8 @@ void Log::wait_for_company() {
 int Log::commit_once() {
   if (waits_for_company_) wait_for_company();
   const uint64_t begun = sys::now_ns(), arrived = arrived_.load(std::memory_order_relaxed), served = arrived - served_;
-  const Cut now = cut();
-  int status = failed() ? -EIO : commit_cut(now);
+  const Uncommitted now = take_uncommitted();
+  int status = failed() ? -EIO : write_uncommitted(now);
   if (status < 0) {
     // Linux reports what a flush could not write once, and forgets it: a later one that succeeds would prove nothing.
     failed_.store(true, std::memory_order_release);

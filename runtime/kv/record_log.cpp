@@ -72,7 +72,7 @@ void Log::close() {
 }
 
 // On a device only the tail's newest batch may be changed: all else may be on its way there. Seen by write_out() and
-// commit_cut(), before which it was sealed or cut, and which then wait.
+// write_uncommitted(), before which its batch was sealed or closed, and which then wait.
 bool Log::begin_change(Address address) {
   Segment& segment = of(address);
   const uint32_t batch = segment.batch.load(std::memory_order_relaxed);

@@ -387,7 +387,7 @@ class Log {
   }
   void seal_locked();
   // commit.cpp
-  struct Cut {
+  struct Uncommitted {
     uint64_t first = 0, last = 0;  // segments + 1 with content that is not durable, a chain. 0: none
     uint32_t last_end = 0;         // of the last segment: end of what is to be written,
     unsigned sides = 3;            //   and the sides that must be filled first, one bit each
@@ -402,8 +402,8 @@ class Log {
   bool any_in_batch() const;  // pre, as of the next: the tail's lock
   bool finish_batch();
   bool close_batch(unsigned next_side);
-  Cut cut();
-  int commit_cut(const Cut& cut);
+  Uncommitted take_uncommitted();
+  int write_uncommitted(const Uncommitted& part);
   int commit_once();
   void wait_for_company();
   void prepare(uint64_t number, uint64_t from, uint64_t to);
