@@ -4,9 +4,10 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <string>
 
+#include <fstream>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -424,15 +425,13 @@ TEST_CASE("ark: a store that persists takes an empty file, and no data of others
     uint64_t bytes = 0;
     CHECK((ark_allocated(store.ark, &bytes) == 0 && bytes > 32 << 20 && bytes < 40 << 20));
   }
-  FILE* file = fopen(foreign.path, "r+");
-  REQUIRE((file && fputs("somebody's data", file) >= 0 && fclose(file) == 0));
+  REQUIRE((std::ofstream(foreign.path, std::ios::in) << "somebody's data").good());
   ARK* ark = nullptr;
   CHECK(create(foreign.path, ARK_KV_PERSIST_STORE, &ark) == EEXIST);
   CHECK(create(foreign.path, ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD, &ark) == EEXIST);
-  char head[16] = {};
-  file = fopen(foreign.path, "r");
-  REQUIRE((file && fread(head, 1, 15, file) == 15 && fclose(file) == 0));
-  CHECK(std::string(head) == "somebody's data");
+  std::string head(15, '\0');
+  REQUIRE(std::ifstream(foreign.path).read(head.data(), 15).good());
+  CHECK(head == "somebody's data");
   unsetenv("LUNAR_KV_DRAM");
   unsetenv("LUNAR_KV_SIZE");
 }
