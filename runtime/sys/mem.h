@@ -34,8 +34,8 @@ bool writable_is_counted();
 // msync: [address, address + bytes) of a file mapping is on stable storage when it returns. Pages are rounded outward.
 [[nodiscard]] int sync_range(void* address, size_t bytes);
 
-// process_madvise on this process: the whole vector in one call where the kernel can (6.14), else one madvise per run of
-// adjacent entries. Returns the bytes advised (a prefix of the vector), or -errno when none were. Entries after the
+// process_madvise on this process: the whole vector in one call where the kernel can (6.14), else one madvise per run
+// of adjacent entries. Returns the bytes advised (a prefix of the vector), or -errno when none were. Entries after the
 // prefix may have been advised as well, and a part of the entry that failed.
 [[nodiscard]] int64_t advise_vector(const iovec* ranges, unsigned count, int advice);
 bool advise_vector_is_native(int advice);  // probed once per process
