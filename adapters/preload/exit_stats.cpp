@@ -56,13 +56,13 @@ class Table {
   void write_to(int fd) const { (void)!write(fd, buffer_, length_); }
 
  private:
-  char buffer_[4096];
+  char buffer_[4096] = {};
   size_t length_ = 0;
 };
 
 int output_descriptor() {
   struct stat now;
-  if (g_output.fd >= 0 && fstat(g_output.fd, &now) == 0 && now.st_dev == g_output.device &&
+  if (g_output.fd >= 0 && sys::file_status(g_output.fd, &now) == 0 && now.st_dev == g_output.device &&
       now.st_ino == g_output.inode)
     return g_output.fd;
   return STDERR_FILENO;
@@ -129,11 +129,20 @@ void stats_prepare() {
   struct stat now;
   int fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, kHighDescriptor);
   if (fd < 0) fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
-  if (fd >= 0 && fstat(fd, &now) == 0) g_output = {fd, now.st_dev, now.st_ino};
+  if (fd >= 0 && sys::file_status(fd, &now) == 0) g_output = {fd, now.st_dev, now.st_ino};
 }
 
 void stats_enter_child() {
   if (g_options.stats) g_pid.store(getpid(), std::memory_order_relaxed);
+}
+
+// Not inline, as print_table: a handler on a signal stack of 8 KiB that only calls _exit has no room for their frames.
+__attribute__((noinline)) void print_untiered() {
+  UntieredMemory memory;
+  if (untiered_memory(&memory) < 0) return;
+  char text[256];
+  untiered_describe(memory, text, sizeof text);
+  log_info("%s", text);
 }
 
 // The same for the log, where no table was asked for.
@@ -143,20 +152,21 @@ void log_untiered() {
   if (!ready() || g_options.stats || log_level() < LogLevel::kInfo || !pager_active() || sys::memory_is_parents() ||
       said.exchange(pid) == pid)
     return;
-  UntieredMemory memory;
-  if (untiered_memory(&memory) < 0) return;
-  char text[256];
-  untiered_describe(memory, text, sizeof text);
-  log_info("%s", text);
+  print_untiered();
+}
+
+// Once: g_printed.
+__attribute__((noinline)) void print_table() {
+  static constinit Table table;
+  fill(&table);
+  table.write_to(output_descriptor());
 }
 
 void stats_print() {
   log_untiered();
   if (!ready() || !g_options.stats || g_pid.load(std::memory_order_relaxed) != getpid() || !worth_printing()) return;
   if (g_printed.exchange(true)) return;
-  Table table;
-  fill(&table);
-  table.write_to(output_descriptor());
+  print_table();
 }
 
 }  // namespace lunar::preload

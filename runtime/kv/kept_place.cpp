@@ -23,6 +23,7 @@ namespace lunar::kv {
 namespace {
 
 constexpr uint64_t kDramLeast = 64 * kMiB, kEndBytes = kMiB;
+constexpr int kAttempts = 5;
 constexpr uint64_t kSizeWaitNs = 1'000'000'000, kSizePauseNs = 5'000'000;  // for another process that sizes the file
 
 // What a file was before its place was opened: what was made of it is undone when the store cannot be opened.
@@ -193,7 +194,16 @@ int choose(const KeptPlace& place, HeadDamage damage, Device* device, Contents* 
   return check_size(place, device, why);
 }
 
-// options->contents is what to open the store with. held: has the claim of a file that this has made, or sized.
+// The device's file is the one at the path. Another process, which made the file and was then refused, may have removed
+// it while this one waited for its claim.
+bool still_there(const KeptPlace& place, const Device* device) {
+  SizedFile file;
+  file.hold(device);
+  return file.fd() < 0 || file.lies_at(place.path);
+}
+
+// -ESTALE: to be called again. options->contents is what to open the store with. held: has the claim of a file that was
+// made or sized here.
 int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before, SizedFile* held, ErrorText* why) {
   Device** device = &options->device;
   *device = nullptr;
@@ -207,12 +217,19 @@ int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before
     undo(place, *held, *before);
     return status;
   }
+  struct stat found;
+  const bool is_file = sys::path_status(place.path, &found) == 0 && S_ISREG(found.st_mode);
   DeviceOptions how;
   how.scratch = false;
   how.read_only = place.take == Take::kLook;
   // kWhole: a lock that readers share, and that a description for reading can have (superpipe/ownership.h).
   how.claim = how.read_only ? Claim::kWhole : Claim::kAlone;
   int status = raw_open(place.path, how, how.read_only ? Format::kNever : Format::kIfBlank, device, why);
+  if (status == 0 && is_file && !still_there(place, *device)) {
+    device_close(*device);
+    *device = nullptr;
+    return why->set(-ESTALE, "%s: %s: was removed while it was opened", place.caller, place.path);
+  }
   const HeadDamage damage = how.read_only && options->salvage ? HeadDamage::kSalvage : HeadDamage::kRefuse;
   if (status == 0 && *before != FileBefore::kAsItIs) held->hold(*device);
   if (held->fd() >= 0 && !held->is_blank()) *before = FileBefore::kAsItIs;  // another process was quicker
@@ -229,8 +246,10 @@ int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before
 int kept_store_open(const KeptPlace& place, StoreOptions* options, Store** out, ErrorText* why) {
   FileBefore before;
   SizedFile held;
-  if (const int status = open_place(place, options, &before, &held, why); status < 0) return status;
-  const int status = Store::open(*options, out, why);
+  int status = -ESTALE;
+  for (int i = 0; i < kAttempts && status == -ESTALE; ++i) status = open_place(place, options, &before, &held, why);
+  if (status < 0) return status;
+  status = Store::open(*options, out, why);
   if (status < 0) undo(place, held, before);
   return status;
 }

@@ -9,6 +9,7 @@
 
 #include "sys/arena.h"
 #include "sys/mem.h"
+#include "sys/proc.h"
 
 namespace lunar::sys {
 namespace {
@@ -16,6 +17,7 @@ namespace {
 std::atomic<std::atomic<uint32_t>*> g_mark{nullptr};
 std::atomic<uint32_t> g_last{0};   // the last number given to this copy and its ancestors
 std::atomic<uint64_t> g_owner{0};  // copy << 32 | process id
+std::atomic<uint64_t> g_owners_namespace{0};
 
 std::atomic<uint32_t>* mark() {
   std::atomic<uint32_t>* known = g_mark.load(std::memory_order_acquire);
@@ -38,12 +40,18 @@ uint32_t memory_copy() {
 }
 
 void note_memory_owner() {
+  g_owners_namespace.store(pid_namespace(), std::memory_order_relaxed);
   g_owner.store(uint64_t{memory_copy()} << 32 | static_cast<uint32_t>(getpid()), std::memory_order_release);
 }
 
 bool memory_is_parents() {
   const uint64_t owner = g_owner.load(std::memory_order_acquire);
-  if (owner >> 32 == memory_copy()) return static_cast<uint32_t>(owner) != static_cast<uint32_t>(getpid());
+  if (owner >> 32 == memory_copy()) {
+    const auto pid = static_cast<uint32_t>(getpid());
+    // A child of vfork in a new pid namespace is process 1 of it, as its parent may be of its own.
+    return static_cast<uint32_t>(owner) != pid ||
+           (pid == 1 && g_owners_namespace.load(std::memory_order_relaxed) != pid_namespace());
+  }
   note_memory_owner();  // forked behind our back
   return false;
 }

@@ -47,12 +47,7 @@ struct DirectoryEntry {  // struct linux_dirent64
   char name[1];  // as long as it needs
 };
 
-// Below /proc, also from another root directory, as read_link.
-bool status_of(const char* path, struct stat* status) {
-  const int proc = proc_directory();
-  return stat(path, status) == 0 || (proc >= 0 && fstatat(proc, path + sizeof "/proc/" - 1, status, 0) == 0);
-}
-
+// Below /proc, also from another root directory, as path_status.
 ssize_t read_link(const char* path, char* target, size_t size) {
   const ssize_t n = readlink(path, target, size);
   const int proc = proc_directory();
@@ -70,7 +65,7 @@ bool is_own_file_there(const char* directory, const char* name, int fd) {
   char path[96];
   struct stat status;
   format_to(path, sizeof path, "%s/%s", directory, name);
-  return status_of(path, &status) && g_own_files[fd].load(std::memory_order_relaxed) == file_id(status);
+  return path_status(path, &status) == 0 && g_own_files[fd].load(std::memory_order_relaxed) == file_id(status);
 }
 
 bool one_may_pin(const char* directory, const char* name) {
@@ -222,7 +217,7 @@ const char* program_fd_directory(char* buffer, size_t size) {
 uint64_t directory_size(const char* path) {
   static std::atomic<uint64_t> changing{1u << 30};
   struct stat status;
-  if (!status_of(path, &status) || status.st_size == 0) return changing.fetch_add(1);
+  if (path_status(path, &status) != 0 || status.st_size == 0) return changing.fetch_add(1);
   return static_cast<uint64_t>(status.st_size);
 }
 
@@ -319,7 +314,7 @@ int64_t commit_bytes_left() {
 
 uint64_t pid_namespace() {
   struct stat status;
-  return status_of("/proc/self/ns/pid", &status) ? status.st_ino : 0;
+  return path_status("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
 bool proc_has_own_ids() {
@@ -337,7 +332,7 @@ bool thread_lives(int thread_id) { return syscall(SYS_tgkill, getpid(), thread_i
 void note_own_descriptor(int fd, bool add) {
   if (fd < 0 || fd >= 65536) return;
   uint64_t bit = uint64_t{1} << (fd % 64);
-  if (struct stat status; add && fstat(fd, &status) == 0)
+  if (struct stat status; add && file_status(fd, &status) == 0)
     g_own_files[fd].store(file_id(status), std::memory_order_relaxed);
   if (add)
     g_own[fd / 64].fetch_or(bit, std::memory_order_relaxed);

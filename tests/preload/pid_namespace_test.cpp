@@ -37,11 +37,23 @@ void be_child(char* p) {
   _exit(0);
 }
 
+// As a child of vfork that is process 1 of a namespace of its own, in this one's memory.
+void lock_in_vfork_child(char* p) {
+  static char stack[256 << 10] __attribute__((aligned(16)));
+  const auto body = [](void* at) -> int {
+    const bool good = getpid() == 1 && mlock(at, 4 * kPart) == 0 && munlock(at, 4 * kPart) == 0;
+    _exit(good ? 0 : 1);
+  };
+  CHECK(ends_well(clone(body, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_NEWPID | SIGCHLD, p)));
+  CHECK(mlock(p, kPart) == 0 && munlock(p, kPart) == 0);
+}
+
 int fork_among_readers() {
   CHECK(getpid() == 1);
   auto* p = static_cast<char*>(mmap(nullptr, kHeap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   CHECK(p != MAP_FAILED && tiered(p));
   fill(p, kHeap, 1);
+  lock_in_vfork_child(p);
   std::atomic<bool> stop{false};
   std::vector<std::thread> readers;
   for (unsigned t = 0; t < 3; ++t)

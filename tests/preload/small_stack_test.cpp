@@ -3,6 +3,7 @@
 //   fork         by a signal handler on a signal stack of 8 KiB, and by a thread with the smallest stack
 //   memory       mlock, madvise, mremap, munmap and malloc by such a thread
 //   activation   such a thread's malloc makes the process active
+//   handler      mlock, madvise and fork by such a handler, which takes some of the stack itself
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -41,7 +42,32 @@ void fork_once() {
   g_status = status;
 }
 
-void on_signal(int) { fork_once(); }
+constexpr size_t kHandlersOwn = 512;
+void on_signal(int) {
+  volatile char own[kHandlersOwn];
+  own[0] = 1;
+  fork_once();
+}
+
+void use_memory_then_fork(int) {
+  volatile char own[kHandlersOwn];
+  own[0] = 1;
+  CHECK(mlock(g_heap, kMiB) == 0 && munlock(g_heap, kMiB) == 0);
+  CHECK(madvise(g_heap, 4 * kMiB, MADV_WILLNEED) == 0);
+  fork_once();
+}
+
+void raise_on_small_stack(void (*handler)(int)) {
+  stack_t stack{};
+  stack.ss_sp = make_stack(kSignalStack);
+  stack.ss_size = kSignalStack;
+  struct sigaction action{};
+  action.sa_handler = handler;
+  action.sa_flags = SA_ONSTACK;
+  CHECK(sigaltstack(&stack, nullptr) == 0 && sigaction(SIGUSR1, &action, nullptr) == 0);
+  g_status = -1;
+  CHECK(raise(SIGUSR1) == 0 && g_status == 0);
+}
 
 void run_in_small_thread(void* (*body)(void*)) {
   pthread_attr_t attributes;
@@ -52,14 +78,7 @@ void run_in_small_thread(void* (*body)(void*)) {
 
 int fork_on_small_stacks() {
   fill(g_heap = map_private(kHeap), kHeap, 1);
-  stack_t stack{};
-  stack.ss_sp = make_stack(kSignalStack);
-  stack.ss_size = kSignalStack;
-  struct sigaction action{};
-  action.sa_handler = on_signal;
-  action.sa_flags = SA_ONSTACK;
-  CHECK(sigaltstack(&stack, nullptr) == 0 && sigaction(SIGUSR1, &action, nullptr) == 0);
-  CHECK(raise(SIGUSR1) == 0 && g_status == 0);
+  raise_on_small_stack(on_signal);
   g_status = -1;
   run_in_small_thread([](void*) -> void* {
     fork_once();
@@ -105,12 +124,19 @@ int activation_on_small_stack() {
   return 0;
 }
 
+int handler_on_small_stack() {
+  fill(g_heap = map_private(kHeap), kHeap, 1);
+  raise_on_small_stack(use_memory_then_fork);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
-  int (*body)() = strcmp(argv[2], "fork") == 0     ? fork_on_small_stacks
-                  : strcmp(argv[2], "memory") == 0 ? memory_on_small_stack
-                                                   : activation_on_small_stack;
+  int (*body)() = strcmp(argv[2], "fork") == 0      ? fork_on_small_stacks
+                  : strcmp(argv[2], "memory") == 0  ? memory_on_small_stack
+                  : strcmp(argv[2], "handler") == 0 ? handler_on_small_stack
+                                                    : activation_on_small_stack;
   return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, body);
 }

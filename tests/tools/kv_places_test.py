@@ -68,6 +68,20 @@ def loads_at_one_time(directory):
         check(wanted and set(pairs_of(place)) == wanted, f"four loads: {found}: {sorted(pairs_of(place))}")
 
 
+def a_refused_creator_next_to_another(directory):
+    """The file that the refused one made, and takes away, is not the one in which the other's store lies."""
+    place = os.path.join(directory, "refused")
+    for _ in range(12):
+        refused_one = started("create", place, "--size", "500g", "--dram", "2m")
+        other = started("create", place, "--size", "8m", "--segment", "64k")
+        (_, _), (code, err) = ends([refused_one, other])
+        if code != 0:
+            one_line(code, err, [b"in use", b"was removed", b"too small"], "next to a refused creator")
+            continue
+        check(as_json("check", place)["verdict"] == "clean", "the store next to a refused creator")
+        os.unlink(place)
+
+
 def lock_alone(file):
     """As an open store has it (superpipe/ownership.h): the description, shared, the whole file."""
     fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
@@ -215,8 +229,8 @@ def a_device_that_cannot_be_written(directory):
 
 
 def main():
-    checks = [creators_at_one_time, loads_at_one_time, an_empty_file_in_use, readers_of_a_damaged_store,
-              what_does_not_fit_into_memory]
+    checks = [creators_at_one_time, loads_at_one_time, a_refused_creator_next_to_another, an_empty_file_in_use,
+              readers_of_a_damaged_store, what_does_not_fit_into_memory]
     if os.geteuid() == 0:
         checks += [rights_of_users, a_device_that_cannot_be_written]
     return run_checks(*checks)

@@ -46,6 +46,10 @@ int fork_handlers_install() {
 
 namespace {
 
+// When the library is loaded, before the program registers handlers of its own: these run first in a fork then, and may
+// wait for a lock that another thread holds while it opens a store.
+[[gnu::constructor]] void install_early() { (void)fork_handlers_install(); }
+
 // 1: done, with *pid. 0: calls are under way; again. Pauses the store in any case, unless another thread forks it (0).
 int try_fork(ArkStore* store, bool* pauses, int64_t* pid) {
   sys::Locked<sys::Mutex> guard(store->lock);  // what handles there are
