@@ -121,6 +121,8 @@ int prepare_file(const KeptPlace& place, FileBefore* before, ErrorText* why) {
     if (file.fd() != -EEXIST)
       return why->set(file.fd(), "%s: %s: cannot be made: %s", place.caller, place.path, errno_text(file.fd()));
     status = sys::path_status(place.path, &status_of);
+    if (status == -ENOENT && sys::link_status(place.path, &status_of) == -ENOENT)
+      return why->set(-ESTALE, "%s: %s: was removed while it was opened", place.caller, place.path);
     if (status == -ENOENT)  // nothing is where the path leads, and something at the path
       return why->set(-EEXIST, "%s: %s: is a symbolic link that leads to nothing; make the store where it leads",
                       place.caller, place.path);
@@ -225,7 +227,8 @@ int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before
   // kWhole: a lock that readers share, and that a description for reading can have (superpipe/ownership.h).
   how.claim = how.read_only ? Claim::kWhole : Claim::kAlone;
   int status = raw_open(place.path, how, how.read_only ? Format::kNever : Format::kIfBlank, device, why);
-  if (status == 0 && is_file && !still_there(place, *device)) {
+  const bool removed = is_file && (status == -ENOENT || (status == 0 && !still_there(place, *device)));
+  if (removed) {
     device_close(*device);
     *device = nullptr;
     return why->set(-ESTALE, "%s: %s: was removed while it was opened", place.caller, place.path);
