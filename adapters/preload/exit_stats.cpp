@@ -9,7 +9,6 @@
 // Threading: whichever thread ends the process. May run in a signal handler's _exit: formats by hand, allocates
 // nothing.
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -32,8 +31,7 @@ constexpr int kHighDescriptor = 900;
 
 struct Output {
   int fd = -1;
-  dev_t device = 0;
-  ino_t inode = 0;
+  sys::FileIdentity file;
 };
 constinit Output g_output;
 // the process that prints: neither a vfork child nor one forked behind our back
@@ -60,13 +58,7 @@ class Table {
   size_t length_ = 0;
 };
 
-int output_descriptor() {
-  struct stat now;
-  if (g_output.fd >= 0 && sys::file_status(g_output.fd, &now) == 0 && now.st_dev == g_output.device &&
-      now.st_ino == g_output.inode)
-    return g_output.fd;
-  return STDERR_FILENO;
-}
+int output_descriptor() { return sys::is_file(g_output.fd, g_output.file) ? g_output.fd : STDERR_FILENO; }
 
 void fill(Table* table) {
   lunar_stats stats{};
@@ -126,10 +118,9 @@ bool worth_printing() {
 void stats_prepare() {
   if (!g_options.stats) return;
   g_pid.store(getpid(), std::memory_order_relaxed);
-  struct stat now;
   int fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, kHighDescriptor);
   if (fd < 0) fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
-  if (fd >= 0 && sys::file_status(fd, &now) == 0) g_output = {fd, now.st_dev, now.st_ino};
+  g_output = {fd, sys::file_identity(fd)};
 }
 
 void stats_enter_child() {

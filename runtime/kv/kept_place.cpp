@@ -29,6 +29,11 @@ constexpr uint64_t kSizeWaitNs = 1'000'000'000, kSizePauseNs = 5'000'000;  // fo
 // What a file was before its place was opened: what was made of it is undone when the store cannot be opened.
 enum class FileBefore : uint8_t { kAsItIs, kEmpty, kMissing };
 
+bool lies_at(int fd, const char* path) {
+  struct stat there;
+  return sys::path_status(path, &there) == 0 && sys::is_file(fd, {there.st_dev, there.st_ino});
+}
+
 // A file that this process sizes, or takes its size from. With its lock, as long as the descriptor is open, nobody else
 // has the file (superpipe/ownership.h).
 class SizedFile {
@@ -51,11 +56,6 @@ class SizedFile {
   bool is_blank() const {
     struct stat status;
     return sys::file_status(fd_, &status) == 0 && status.st_blocks == 0;
-  }
-  bool lies_at(const char* path) const {
-    struct stat own, there;
-    return sys::file_status(fd_, &own) == 0 && sys::path_status(path, &there) == 0 && own.st_ino == there.st_ino &&
-           own.st_dev == there.st_dev;
   }
   // Shares the claim that the device has, which closing the device then does not end. Pre: not open.
   void hold(const Device* device) {
@@ -93,7 +93,7 @@ int size_if_empty(const KeptPlace& place, const SizedFile& file, FileBefore* bef
 
 // Pre: nobody else has the file.
 void undo_made(const KeptPlace& place, const SizedFile& file, FileBefore before) {
-  if (before == FileBefore::kMissing && file.lies_at(place.path)) (void)::unlink(place.path);
+  if (before == FileBefore::kMissing && lies_at(file.fd(), place.path)) (void)::unlink(place.path);
   if (before == FileBefore::kEmpty) (void)sys::set_file_size(file.fd(), 0);
 }
 
@@ -105,6 +105,10 @@ void undo(const KeptPlace& place, const SizedFile& held, FileBefore before) {
   if (!file.lock() || !file.is_blank()) return;
   if (before == FileBefore::kMissing || static_cast<uint64_t>(file.bytes()) == place.bytes_if_empty)
     undo_made(place, file, before);
+}
+
+int removed(const KeptPlace& place, ErrorText* why) {
+  return why->set(-ESTALE, "%s: %s: was removed while it was opened", place.caller, place.path);
 }
 
 // A file that is wanted, or empty, gets its size.
@@ -121,8 +125,7 @@ int prepare_file(const KeptPlace& place, FileBefore* before, ErrorText* why) {
     if (file.fd() != -EEXIST)
       return why->set(file.fd(), "%s: %s: cannot be made: %s", place.caller, place.path, errno_text(file.fd()));
     status = sys::path_status(place.path, &status_of);
-    if (status == -ENOENT && sys::link_status(place.path, &status_of) == -ENOENT)
-      return why->set(-ESTALE, "%s: %s: was removed while it was opened", place.caller, place.path);
+    if (status == -ENOENT && sys::link_status(place.path, &status_of) == -ENOENT) return removed(place, why);
     if (status == -ENOENT)  // nothing is where the path leads, and something at the path
       return why->set(-EEXIST, "%s: %s: is a symbolic link that leads to nothing; make the store where it leads",
                       place.caller, place.path);
@@ -199,9 +202,7 @@ int choose(const KeptPlace& place, HeadDamage damage, Device* device, Contents* 
 // The device's file is the one at the path. Another process, which made the file and was then refused, may have removed
 // it while this one waited for its claim.
 bool still_there(const KeptPlace& place, const Device* device) {
-  SizedFile file;
-  file.hold(device);
-  return file.fd() < 0 || file.lies_at(place.path);
+  return device->fd_count() == 0 || lies_at(device->fd(0), place.path);
 }
 
 // -ESTALE: to be called again. options->contents is what to open the store with. held: has the claim of a file that was
@@ -227,11 +228,10 @@ int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before
   // kWhole: a lock that readers share, and that a description for reading can have (superpipe/ownership.h).
   how.claim = how.read_only ? Claim::kWhole : Claim::kAlone;
   int status = raw_open(place.path, how, how.read_only ? Format::kNever : Format::kIfBlank, device, why);
-  const bool removed = is_file && (status == -ENOENT || (status == 0 && !still_there(place, *device)));
-  if (removed) {
+  if (is_file && (status == -ENOENT || (status == 0 && !still_there(place, *device)))) {
     device_close(*device);
     *device = nullptr;
-    return why->set(-ESTALE, "%s: %s: was removed while it was opened", place.caller, place.path);
+    return removed(place, why);
   }
   const HeadDamage damage = how.read_only && options->salvage ? HeadDamage::kSalvage : HeadDamage::kRefuse;
   if (status == 0 && *before != FileBefore::kAsItIs) held->hold(*device);

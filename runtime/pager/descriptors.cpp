@@ -16,9 +16,7 @@ namespace {
 
 // Whether descriptor `fd` of the calling thread's table is still the i-th file of device number `lun`.
 bool is_device(const PagerState& state, unsigned lun, unsigned i, int fd) {
-  struct stat now;
-  const auto& id = state.device_ids[lun][i];
-  return sys::file_status(fd, &now) == 0 && now.st_dev == id.dev && now.st_ino == id.ino;
+  return sys::is_file(fd, state.device_ids[lun][i].file);
 }
 
 // The lowest number that is the same device: the one that counts in loops over all descriptors.
@@ -59,28 +57,23 @@ void keep_lun_directory(PagerState& state) {
   const int opened = sys::open_file(state.options.lun, O_PATH | O_DIRECTORY);
   if (opened < 0) return;
   state.lun_directory = sys::move_high(opened);
-  struct stat status{};
-  (void)!sys::file_status(state.lun_directory, &status);
-  state.lun_directory_id = {status.st_dev, status.st_ino, 0};
+  state.lun_directory_identity = sys::file_identity(state.lun_directory);
   sys::note_own_descriptor(state.lun_directory, true);
 }
 
 bool has_lun_directory(const PagerState& state) {
-  struct stat now;
-  const auto& id = state.lun_directory_id;
-  return state.lun_directory >= 0 && sys::file_status(state.lun_directory, &now) == 0 && now.st_dev == id.dev &&
-         now.st_ino == id.ino;
+  return sys::is_file(state.lun_directory, state.lun_directory_identity);
 }
 
 bool pager_keeps_descriptor(int fd) {
   if (!sys::is_own_descriptor(fd)) return false;
   if (sys::is_proc_directory(fd) || sys::is_own_file(fd) || program_end_keeps(fd)) return true;
   if (fd == pager_state().lun_directory) return has_lun_directory(pager_state());
-  struct stat now;
-  if (sys::file_status(fd, &now) < 0) return false;
+  const sys::FileIdentity now = sys::file_identity(fd);
+  if (now.inode == 0) return false;
   for (const auto& of_lun : pager_state().device_ids)
     for (const auto& id : of_lun)
-      if (id.ino != 0 && id.dev == now.st_dev && id.ino == now.st_ino) return true;
+      if (id.file == now) return true;
   return false;
 }
 
@@ -107,10 +100,8 @@ int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, E
   for (unsigned i = 0; i < device->fd_count(); ++i) {
     device->reopen(i, sys::move_high(device->fd(i)));
     sys::note_own_descriptor(device->fd(i), true);
-    struct stat status{};
-    (void)!sys::file_status(device->fd(i), &status);
     const long flags = sys::control_file(device->fd(i), F_GETFL, nullptr);
-    state.device_ids[lun][i] = {status.st_dev, status.st_ino,
+    state.device_ids[lun][i] = {sys::file_identity(device->fd(i)),
                                 flags > 0 ? static_cast<int>(flags & (O_ACCMODE | O_DIRECT)) : O_RDWR};
   }
   state.devices[lun] = device;

@@ -13,7 +13,7 @@ namespace {
 
 struct ProgramEnd {
   int reading = -1, writing = -1;
-  uint64_t device = 0, inode = 0;  // of the pipe: the program may have put something else in its place
+  sys::FileIdentity pipe;  // the program may have put something else in its place
 };
 constinit ProgramEnd g_end;
 
@@ -25,9 +25,7 @@ int program_end_prepare() {
   int ends[2];
   if (const int rc = sys::make_pipe(ends, kSmallest); rc < 0) return rc;
   for (int& end : ends) end = sys::move_high(end);
-  struct stat status{};
-  (void)!sys::file_status(ends[1], &status);
-  g_end = {ends[0], ends[1], status.st_dev, status.st_ino};
+  g_end = {ends[0], ends[1], sys::file_identity(ends[1])};
   sys::note_own_descriptor(g_end.writing, true);
   return 0;
 }
@@ -36,11 +34,7 @@ void program_end_prepared() { sys::close_file(g_end.reading); }
 
 int program_end_descriptor() { return g_end.reading; }
 
-bool program_end_keeps(int fd) {
-  struct stat now;
-  return fd >= 0 && fd == g_end.writing && sys::file_status(fd, &now) == 0 && now.st_dev == g_end.device &&
-         now.st_ino == g_end.inode;
-}
+bool program_end_keeps(int fd) { return fd >= 0 && fd == g_end.writing && sys::is_file(fd, g_end.pipe); }
 
 void program_end_forget() {
   if (program_end_keeps(g_end.writing)) sys::close_file(g_end.writing);

@@ -68,13 +68,13 @@ struct PagerState {
   SlotAllocator luns[kLunIds];
   Device* devices[kLunIds] = {};
   struct DeviceId {
-    uint64_t dev = 0, ino = 0;
+    sys::FileIdentity file;
     int flags = 0;  // with which it was opened
   };
   DeviceId device_ids[kLunIds][kDeviceFdsMax] = {};
   // If the LUN option is a directory: a descriptor of it, for when its path no longer leads there (chroot).
   int lun_directory = -1;
-  DeviceId lun_directory_id;
+  sys::FileIdentity lun_directory_identity;
   unsigned own_lun = 0, parent_lun = 0;
   int carved_first = -1;  // of a shared device: the account's pieces for the own LUN
   unsigned carved_pieces = 0;

@@ -223,11 +223,7 @@ FileIdentity file_identity(int fd) {
   return file_status(fd, &status) < 0 ? FileIdentity{} : FileIdentity{status.st_dev, status.st_ino};
 }
 
-bool is_file(int fd, const FileIdentity& identity) {
-  if (identity.inode == 0) return false;
-  const FileIdentity now = file_identity(fd);
-  return now.device == identity.device && now.inode == identity.inode;
-}
+bool is_file(int fd, const FileIdentity& identity) { return identity.inode != 0 && file_identity(fd) == identity; }
 
 bool is_sealed_memory(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);

@@ -27,6 +27,7 @@ int move_high(int fd);
 // there, also of the same kind. (Rings and userfaultfds have an inode each, from 5.16 on; eventfds and pidfds do not.)
 struct FileIdentity {
   uint64_t device = 0, inode = 0;
+  bool operator==(const FileIdentity&) const = default;
 };
 FileIdentity file_identity(int fd);                  // {}: of none
 bool is_file(int fd, const FileIdentity& identity);  // in the calling thread's table; false for {}
