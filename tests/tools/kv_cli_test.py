@@ -14,8 +14,8 @@ import sys
 import tempfile
 
 from checks import check, problems
-from kv_command import (LUNAR, MIB, SEGMENT, as_json, digest, done, loading_into, make, pairs_of, refused, run,
-                        some_pairs, stream_of, text_of, write_durably)
+from kv_command import (LUNAR, MIB, SEGMENT, as_json, digest, done, loading_into, logged_store, make, pairs_of,
+                        refused, run, some_pairs, stream_of, text_of)
 
 HEAD = 64 << 10
 skips = []
@@ -500,14 +500,8 @@ def test_damage(directory):
 
 
 def test_salvage(directory):
-    place = os.path.join(directory, "logged.kv")
-    with open(place, "wb") as file:
-        file.truncate(64 * MIB)
     pairs = {b"key %d" % number: os.urandom(3000) for number in range(40)}
-    child = os.fork()
-    if child == 0:
-        write_durably(place, pairs)
-    check(os.waitpid(child, 0)[1] == 0, "a process that sets")
+    place = logged_store(directory, "logged.kv", pairs)
     check(as_json("check", place)["verdict"] == "clean", "a log that is not damaged")
     with open(place, "rb") as file:
         flip(place, file.read().index(pairs[b"key 20"]) + 100)

@@ -104,7 +104,7 @@ def make(directory, name, size="16m", pairs=None):
 
 
 def write_durably(place, pairs):
-    """A process that sets them, each durable, and is gone before it closes the store: they are in its log."""
+    """Ends the process."""
     os.environ["LUNAR_KV_DURABILITY"], os.environ["LUNAR_KV_DRAM"] = "each", "24m"
     library = ctypes.CDLL(LIBARKDB)
     ark, length = ctypes.c_void_p(), ctypes.c_int64()
@@ -115,3 +115,15 @@ def write_durably(place, pairs):
         if library.ark_set(ark, sizes[0], key, sizes[1], value, ctypes.byref(length)) != 0:
             os._exit(1)
     os._exit(0)
+
+
+def logged_store(directory, name, pairs):
+    """A store in whose log they are: a process sets them, each durable, and is gone before it closes the store."""
+    place = os.path.join(directory, name)
+    with open(place, "wb") as file:
+        file.truncate(64 * MIB)
+    child = os.fork()
+    if child == 0:
+        write_durably(place, pairs)
+    check(os.waitpid(child, 0)[1] == 0, "a process that sets")
+    return place

@@ -12,8 +12,8 @@ import sys
 import time
 
 from checks import check, run_checks
-from kv_command import LUNAR, MIB, as_json, digest, done, loading_into, make, pairs_of, refused, run, stream_of, \
-    write_durably
+from kv_command import LUNAR, MIB, as_json, digest, done, loading_into, logged_store, make, pairs_of, refused, run, \
+    stream_of
 
 PAIRS = {b"a": b"1", b"b": b"2"}
 
@@ -105,14 +105,8 @@ def an_empty_file_in_use(directory):
 
 def readers_of_a_damaged_store(directory):
     """Two salvages at the same time give the same; a writer is refused meanwhile, and a salvage while there is one."""
-    place = os.path.join(directory, "logged")
-    with open(place, "wb") as file:
-        file.truncate(64 * MIB)
     pairs = {b"key %d" % number: os.urandom(30_000) for number in range(60)}
-    child = os.fork()
-    if child == 0:
-        write_durably(place, pairs)
-    check(os.waitpid(child, 0)[1] == 0, "a process that sets")
+    place = logged_store(directory, "logged", pairs)
     with open(place, "r+b") as file:
         file.seek(file.read().index(pairs[b"key 50"]) + 100)
         file.write(b"damaged!")
