@@ -318,8 +318,6 @@ int describe(Command* command, const Subcommand& subcommand) {
 
 }  // namespace
 
-unsigned commands_pinned_keys() { return g_pins.count; }
-
 bool commands_free(Context* context) {
   // GetCommand gives those of the own module only
   Reply* reply = g_api.Call(context, "COMMAND", "cc", "INFO", "lunar");

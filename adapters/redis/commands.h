@@ -11,7 +11,5 @@ namespace lunar::redis {
 bool commands_free(Context* context);
 // Registers it. 0, or -EINVAL with *why.
 [[nodiscard]] int commands_register(Context* context, ErrorText* why);
-// How many ranges of memory LUNAR PIN holds in DRAM.
-unsigned commands_pinned_keys();
 
 }  // namespace lunar::redis

@@ -397,11 +397,12 @@ void Resolver::submit_queued() {
     memmove(queued_, queued_ + at, queued_count_ * sizeof *queued_);
     at = 0;
   };
+  constexpr unsigned kCommands = 16;  // the stack may be a signal handler's
   while (at < queued_count_) {
-    Command commands[16];  // the stack may be a signal handler's
+    Command commands[kCommands];
     unsigned n = 0;
     unsigned lun = ops_[queued_[at]].lun;
-    for (; at + n < queued_count_ && n < 16 && ops_[queued_[at + n]].lun == lun; ++n) {
+    for (; at + n < queued_count_ && n < kCommands && ops_[queued_[at + n]].lun == lun; ++n) {
       ReadOp& op = ops_[queued_[at + n]];
       commands[n] = {Op::kRead, state_.luns[lun].offset_of(op.slot), &op.iov, 1, 0, queued_[at + n]};
     }

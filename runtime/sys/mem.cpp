@@ -264,11 +264,12 @@ int present_pages(const void* address, size_t pages, uint8_t* out) {
   const int kept = kept_number(OwnFile::kPagemap);
   const int fd = kept >= 0 ? kept : open_file("/proc/self/pagemap", O_RDONLY);
   if (fd < 0) return present_by_mincore(address, pages, out, fd);
-  uint64_t entries[64];  // the stack may be a signal handler's
+  constexpr size_t kEntries = 64;  // the stack may be a signal handler's
+  uint64_t entries[kEntries];
   uint64_t first = reinterpret_cast<uintptr_t>(address) / page_bytes();
   int rc = 0;
   for (size_t done = 0; done < pages && rc == 0;) {
-    size_t want = pages - done < 64 ? pages - done : 64;
+    size_t want = pages - done < kEntries ? pages - done : kEntries;
     long got = syscall(SYS_pread64, fd, entries, want * 8, static_cast<long>((first + done) * 8));
     if (got <= 0) {
       rc = got < 0 ? -errno : -EIO;
