@@ -174,16 +174,28 @@ def processes_of_session(session):
     return sorted(found)
 
 
+def processes_to_describe(session):
+    """The youngest first: its ancestors usually wait for it, and a report may be cut off."""
+    return reversed(processes_of_session(session))
+
+
 def debugger_says(pid):
     """Stacks, and the pager's own account of its pages (pager_dump prints to the test's standard error)."""
-    command = ["gdb", "-nx", "-batch", "-p", str(pid), "-ex", "set pagination off", "-ex", "thread apply all bt 24",
+    command = ["gdb", "-nx", "-batch", "-p", str(pid), "-ex", "set pagination off",
+               "-ex", "set print frame-arguments none", "-ex", "thread apply all bt 24",
                "-ex", "set unwindonsignal on", "-ex", "call (void)'lunar::pager_dump(int)'(2)"]
+    chatter = re.compile(r"\[(New LWP|Thread debugging|Inferior )|Using host libthread_db|\d+\t(in )?\S+|warning: |$")
     try:
         result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                 timeout=60, check=False, text=True, errors="replace")
-        return result.stdout
+        return "\n".join(line for line in result.stdout.splitlines() if not chatter.match(line))
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"gdb: {error}\n"
+
+
+def kernel_stack(task):
+    """In one line, innermost first."""
+    return " < ".join(re.sub(r"^\[<0>\] |\+0x.*$", "", line) for line in read_file(task + "/stack").splitlines())
 
 
 def describe_process(pid, out):
@@ -197,8 +209,8 @@ def describe_process(pid, out):
         base = f"/proc/{pid}/task/{task}"
         state = re.search(r"State:\s*(.*)", read_file(base + "/status"))
         print(f"thread {task} {read_file(base + '/comm').strip()}: {state[1] if state else '?'}, wchan "
-              f"{read_file(base + '/wchan').strip()}, syscall {read_file(base + '/syscall').strip()}", file=out)
-        print(read_file(base + "/stack").rstrip(), file=out)
+              f"{read_file(base + '/wchan').strip()}, syscall {read_file(base + '/syscall').strip()}; kernel stack: "
+              f"{kernel_stack(base)}", file=out)
     if shutil.which("gdb"):
         print(debugger_says(pid), file=out)
     else:
@@ -253,7 +265,7 @@ class Test:
                 status = child.wait(self.limit_s)
             except subprocess.TimeoutExpired:
                 status = None
-                for pid in processes_of_session(child.pid):
+                for pid in processes_to_describe(child.pid):
                     describe_process(pid, log)
                     log.flush()
             except BaseException:
