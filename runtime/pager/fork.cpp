@@ -374,11 +374,44 @@ PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool pre
   }
 }
 
+// Handlers go on with first touches while the kernel copies, so the copies of words, chunk_used and table_pages may be
+// of different moments: a word may be in use where the others say that none is. What is in the table itself counts.
+void reach_copied_words(const PagerState& state, Region& region) {
+  constexpr uint64_t kAtOnce = 512;
+  const uint64_t words = state.page_size / sizeof(PageWord), table = (region.pages + words - 1) / words;
+  uint8_t present[kAtOnce];
+  uint64_t used_chunks = 0, end = region.table_pages.load();
+  const auto is_used = [&](uint64_t chunk, bool in_memory) {
+    if (region.chunk_used[chunk].load(std::memory_order_relaxed) != 0) return true;
+    bool used = false;
+    const uint64_t begin = chunk * kChunkPages;
+    for (uint64_t i = begin; in_memory && !used && i < begin + kChunkPages && i < region.pages; ++i)
+      used = region.words[i].load(std::memory_order_relaxed).raw != 0;
+    return used;
+  };
+  for (uint64_t first = 0; first < table; first += kAtOnce) {
+    const uint64_t n = table - first < kAtOnce ? table - first : kAtOnce;
+    if (int rc = sys::present_pages(region.words + first * words, n, present); rc < 0)
+      fatal("fork: the child cannot tell which pages it has (/proc/self/pagemap: %s)", errno_name(rc));
+    for (uint64_t at = first * words; at < (first + n) * words && at < region.pages; at += kChunkPages) {
+      const uint64_t chunk = at / kChunkPages;
+      if (!is_used(chunk, present[at / words - first] != 0)) continue;
+      ++used_chunks;
+      region.chunk_used[chunk].store(1, std::memory_order_relaxed);
+      const uint64_t chunk_end = at + kChunkPages < region.pages ? at + kChunkPages : region.pages;
+      if (chunk_end > end) end = chunk_end;
+    }
+  }
+  region.chunks_used.store(used_chunks);
+  region.table_pages.store(end);
+}
+
 // Settles all words, counts resident pages anew, and notes on which LUNs pages lie. Returns how many are resident.
 int64_t settle_words(PagerState& state) {
   int64_t resident = 0;
   uint8_t present[kChunkPages];
   state.luns_referred = 0;
+  for (uint32_t r = 0; r < state.regions.count.load(); ++r) reach_copied_words(state, *state.regions.sorted[r].load());
   wipe_in_child(state);
   for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
     Region* region = state.regions.sorted[r].load();

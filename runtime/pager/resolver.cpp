@@ -262,6 +262,7 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
   unsigned locked = lock_empty(region, page, run);
   room.shrink(locked);
   if (locked == 0) return 0;
+  if (test_switches.reach_delay_us != 0) sys::sleep_ns(test_switches.reach_delay_us * 1000);
   table_reach(state_, region, page.value, page.value + locked);
   for (unsigned done = 0; done < locked;) {
     const PageIndex at(page.value + done);

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -672,6 +673,37 @@ void first_touches_beside_forks() {
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
+// The first touch of a chunk while the kernel copies: its words are in use in the child, and neither chunk_used nor
+// table_pages says so (test_reach_delay_us). The child touches the same pages, and must not wait forever.
+void first_touch_of_a_chunk() {
+  start("test_reach_delay_us=20000");
+  constexpr uint64_t kChunks = 10;
+  const size_t page = lunar_page_bytes(), chunk = lunar::kChunkPages * page, bytes = kChunks * chunk;
+  lunar::Region* region = nullptr;
+  REQUIRE_THAT(lunar::region_create(bytes, lunar::kRegionChargeOnTouch, &region) == 0, "region");
+  REQUIRE_THAT(lunar::region_commit_on_touch(region, 0, bytes) == 0, "commit");
+  char* base = lunar::region_base(region);
+  REQUIRE_THAT(mprotect(base, bytes, PROT_READ | PROT_WRITE) == 0, "mprotect");
+  auto touch = [&](uint64_t i) { ++*reinterpret_cast<volatile uint64_t*>(base + i * chunk); };
+  touch(0);  // also activates
+  for (uint64_t i = 1; i < kChunks; ++i) {
+    std::atomic<bool> touching{false};
+    std::thread other([&] {
+      touching.store(true);
+      touch(i);
+    });
+    while (!touching.load()) {}
+    usleep(2000);  // now a handler has the pages
+    const pid_t child = fork_child([&] {
+      for (uint64_t k = 0; k < kChunks; ++k) touch(k);
+      REQUIRE_THAT(tier::validate(), "page table of the child");
+    });
+    expect_exit(child, "child");
+    other.join();
+  }
+  REQUIRE_THAT(tier::validate(), "page table");
+}
+
 struct Case {
   const char* name;
   void (*run)();
@@ -692,6 +724,7 @@ const Case kCases[] = {CASE(child_sees_the_parents_content),
                        CASE(spawn_is_served),
                        CASE(lock_holder_waits_for_room),
                        CASE(first_touches_beside_forks),
+                       CASE(first_touch_of_a_chunk),
                        CASE(written_before_it_is_served)};
 
 }  // namespace
