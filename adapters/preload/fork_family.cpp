@@ -66,7 +66,7 @@ int guarded_fork(Handlers handlers, Call fork_call, const void* child_stack = nu
       pager_fork_parent();
       maps_unlock_after_fork();
     }
-    pid < 0 ? pager_fork_failed() : pager_fork_made(pid);
+    if (pid < 0) pager_fork_failed();
   }
   errno = saved;
   return pid;

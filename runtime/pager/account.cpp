@@ -3,47 +3,19 @@
 #include "pager/account.h"
 
 #include <errno.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <initializer_list>
 
 #include "base/format.h"
-#include "base/units.h"
-#include "sys/file.h"
+#include "pager/account_find.h"
 #include "sys/mem.h"
 #include "sys/proc.h"
 #include "sys/thread.h"
 
 namespace lunar {
 namespace {
-
-// A process as /proc shows it. kEnding: its first thread is exiting, perhaps as the last one. kFirstThreadGone: that
-// thread has ended, and others still run. kGone: its memory is gone, too.
-enum class Process { kGone, kEnding, kFirstThreadGone, kThere };
-
-Process look_at(int pid, bool proc_has_own_ids) {
-  // PF_EXITING; SIGKILL is pending: another thread has ended the process
-  constexpr uint64_t kExiting = 4, kKilled = 1u << 8;
-  char path[32], text[512];
-  format_to(path, sizeof path, "/proc/%d/stat", pid);
-  // hidepid=2
-  if (!proc_has_own_ids || sys::read_text(path, text, sizeof text) < 0)
-    return sys::process_lives(pid) ? Process::kThere : Process::kGone;
-  const char* p = strrchr(text, ')');
-  if (p == nullptr || p[1] != ' ') return Process::kThere;
-  const char state = p[2];
-  uint64_t flags = 0, threads = 0, signals = 0;  // fields 9, 20 and 31
-  for (int field = 3; field <= 31 && p != nullptr; ++field) {
-    p = strchr(p + 1, ' ');
-    uint64_t* out = field == 9 ? &flags : field == 20 ? &threads : field == 31 ? &signals : nullptr;
-    if (p != nullptr && out != nullptr) (void)parse_digits(p + 1, out);
-  }
-  if (state == 'Z' || state == 'X') return threads <= 1 ? Process::kGone : Process::kFirstThreadGone;
-  return (flags & kExiting) != 0 || (signals & kKilled) != 0 ? Process::kEnding : Process::kThere;
-}
 
 // Whether no living thread holds it. (The owner's id in the futex word; the kernel clears it when the owner ends.)
 bool no_owner(const pthread_mutex_t& mutex) {
@@ -61,16 +33,23 @@ void make_robust_mutex(pthread_mutex_t* mutex) {
 }
 
 constexpr uint64_t kAdoptWithinNs = 30000000000;
-// for the memory of a program that has called exec to be freed, where its successor does not join
-constexpr uint64_t kReplacedNs = 50000000;
+// From the end of the thread that holds a member's mutex. With a lock: for how long its process is expected to end, too.
+// Without: after which its memory is taken to be free.
+constexpr uint64_t kEndingNs = 2000000000, kFreedNs = 50000000;
 constexpr uint64_t kSettleNs = 100000000;           // how long a short member waits for one that is ending
 constexpr long kSoonNs = 20000000;                  // the lock is held for far less, except by a member that is stopped
-constexpr uint64_t kMagic = 0x33544e43434e4c55ull;  // "ULNCCNT3"
+constexpr uint64_t kMagic = 0x34544e43434e4c55ull;  // "ULNCCNT4"
 
 }  // namespace
 
 int Account::open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes) {
   void* memory = nullptr;
+  if (fd < 0) {
+    fd = sys::make_memory_file("lunar-account", sizeof(AccountShared));
+    if (fd >= 0) sys::note_own_descriptor(fd = sys::move_high(fd), true);
+  }
+  fd_ = fd;
+  file_ = sys::file_identity(fd);
   int rc = fd >= 0 ? sys::map(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0, &memory)
                    : sys::map(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0,
                               &memory);
@@ -92,6 +71,33 @@ int Account::open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes) {
     if (shared_->magic != kMagic || shared_->bytes != sizeof(AccountShared)) return -EPROTO;
   }
   return 0;
+}
+
+int Account::descriptor() const {
+  // the program may have wanted its number
+  for (const int fd : {fd_, account_number()})
+    if (sys::is_file(fd, file_)) return fd;
+  return -1;
+}
+
+// Where nothing tells, it counts as locked: the next to look may have the descriptor.
+bool Account::is_locked(unsigned index) const {
+  const int fd = descriptor();
+  return fd < 0 || sys::range_locked(fd, index, 1) != 0;
+}
+
+// The lock of a member that we have reserved, for as long as new_lock_ is mapped.
+void Account::make_lock(unsigned index) {
+  const int fd = descriptor(), own = fd < 0 ? fd : sys::open_again(fd);
+  if (own < 0) return;
+  void* page = nullptr;
+  const bool made = sys::lock_range(own, sys::RangeLock::kExclusive, index, 1) == 0 &&
+                    sys::map(nullptr, sys::page_bytes(), PROT_NONE, MAP_SHARED, own, 0, &page) == 0;
+  sys::close_file(own);
+  if (!made) return;
+  new_lock_ = page;
+  // Another thread may have closed `own` in the middle, and opened a file of its own.
+  if (sys::range_locked(fd, index, 1) == 1) shared_->members[index].has_lock.store(1);
 }
 
 void Account::lock() { locked(pthread_mutex_lock(&shared_->lock)); }
@@ -122,7 +128,7 @@ void Account::locked(int rc) {
 
 void Account::unlock() { pthread_mutex_unlock(&shared_->lock); }
 
-int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid, uint64_t* ticket) {
+int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, uint64_t* ticket) {
   for (int attempt = 0; attempt < 2; ++attempt) {
     lock();  // a sweep may not see a member that still shows its previous process
     for (unsigned i = 0; i < kMembersMax; ++i) {
@@ -132,20 +138,19 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
       make_robust_mutex(&m.starter);
       const uint64_t now = sys::now_ns(), before = m.created_ns.load();
       *ticket = now > before ? now : before + 1;
-      m.pid.store(pid);
-      m.pid_namespace.store(namespace_);
+      m.has_lock.store(0);
       m.created_ns.store(*ticket);
       m.pages.reset();
       m.fixed.store(0);
       m.lun_bytes.store(0);
-      m.replaced_ns.store(0);
+      m.ownerless_ns.store(0);
       m.writing_elsewhere.store(0);
       m.batch.store(0);
       m.weight.store(weight);
       m.parent.store(parent_plus_one);
       m.fork_epoch.store(fork_epoch);
       m.inherits_from.store(parent_plus_one);
-      m.state.store(1, std::memory_order_release);
+      m.state.store(kMemberReserved, std::memory_order_release);
       uint32_t high = shared_->member_high.load();
       if (high < i + 1) shared_->member_high.store(i + 1);
       unlock();
@@ -157,49 +162,50 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
   return -EAGAIN;
 }
 
-void Account::know_namespace() {
-  namespace_ = sys::pid_namespace();
-  proc_has_own_ids_ = sys::proc_has_own_ids();
-}
-
 int Account::join() {
-  know_namespace();
   uint64_t ticket;
-  int index = reserve(kWeight, 0, 0, getpid(), &ticket);
+  int index = reserve(kWeight, 0, 0, &ticket);
   if (index < 0) return index;
   member_ = static_cast<unsigned>(index);
+  make_lock(member_);
+  keep_lock();
   lock_starter();
   return 0;
 }
 
 int Account::reserve_child(uint32_t fork_epoch, uint64_t* ticket) {
-  return reserve(kForkedWeight, member_ + 1, fork_epoch, 0, ticket);
+  const int index = reserve(kForkedWeight, member_ + 1, fork_epoch, ticket);
+  if (index >= 0) make_lock(static_cast<unsigned>(index));
+  return index;
 }
 
-// Reserved for that child, which has not adopted it yet (its parent may have named it). pre: the account's lock.
+void Account::fork_returned() {
+  if (new_lock_ != nullptr) (void)sys::unmap(new_lock_, sys::page_bytes());
+  new_lock_ = nullptr;
+}
+
+// It is that of this process, until the end.
+void Account::keep_lock() {
+  if (new_lock_ != nullptr) (void)sys::advise(new_lock_, sys::page_bytes(), MADV_DONTFORK);
+  new_lock_ = nullptr;
+}
+
+// pre: the account's lock is held.
 static bool waits_for_child(const AccountMember& m, uint64_t ticket) {
-  return m.state.load() == kMemberJoining && m.created_ns.load() == ticket && m.pid.load() <= 0;
+  return m.state.load() == kMemberReserved && m.created_ns.load() == ticket;
 }
 
 int Account::adopt(unsigned index, uint64_t ticket) {
-  know_namespace();
+  keep_lock();
   lock();
   AccountMember& m = shared_->members[index];
   const bool ours = waits_for_child(m, ticket);
   if (ours) {
     member_ = index;
-    m.pid_namespace.store(namespace_);
-    m.pid.store(getpid());
+    m.state.store(kMemberAdopted, std::memory_order_release);
   }
   unlock();
   return ours ? 0 : -ESRCH;
-}
-
-void Account::name_child(unsigned index, uint64_t ticket, int pid) {
-  lock();
-  AccountMember& m = shared_->members[index];
-  if (waits_for_child(m, ticket)) m.pid.store(-pid);
-  unlock();
 }
 
 void Account::lock_starter() {
@@ -229,11 +235,12 @@ bool Account::take_plain(int64_t pages, int64_t limit) {
 }
 
 int Account::reserve_plain_child(int64_t pages, int64_t prepaid, uint64_t* ticket) {
-  const int index = reserve(kWeight, 0, 0, 0, ticket);
+  const int index = reserve(kWeight, 0, 0, ticket);
   if (index < 0) {
     give_plain(prepaid);
     return index;
   }
+  make_lock(static_cast<unsigned>(index));
   if (prepaid > pages) give_plain(prepaid - pages);
   const int64_t moved = prepaid < pages ? prepaid : pages;
   hand_to_child(static_cast<unsigned>(index), moved, 0);
@@ -486,43 +493,25 @@ void Account::lun_give(int64_t bytes) {
   me().pages.end(0);
 }
 
-// pre: the account's lock is held. Dead: its memory is gone. The kernel releases mutexes before it frees memory, in a
-// process that ends and in one that execs another program.
-Account::Life Account::life_of(AccountMember& m) {
-  const int pid = m.pid.load();
-  // Ids of another pid namespace mean other processes here, or none: locks and clocks alone tell then.
-  const uint64_t of = m.pid_namespace.load();
-  const bool known_here = of == namespace_ || of == 0 || namespace_ == 0;
+// pre: the account's lock is held. Dead: its memory is gone. (The kernel releases mutexes before it frees memory, in a
+// process that ends and in one that execs another program.)
+Account::Life Account::life_of(unsigned index) {
+  AccountMember& m = shared_->members[index];
   const uint32_t state = m.state.load(std::memory_order_acquire);
-  if (state == kMemberJoining) {
-    if (pid <= 0 && sys::now_ns() - m.created_ns.load() > kAdoptWithinNs) return Life::kDead;
-    const Process now = pid == 0 || !known_here ? Process::kThere : look_at(pid < 0 ? -pid : pid, proc_has_own_ids_);
-    return now == Process::kGone ? Life::kDead : now == Process::kEnding ? Life::kEnding : Life::kAlive;
-  }
-  if (!no_owner(state == kMemberPlain ? m.starter : m.alive)) return Life::kAlive;
-  switch (known_here ? look_at(pid, proc_has_own_ids_) : Process::kThere) {
-    case Process::kGone:
-      return Life::kDead;
-    case Process::kEnding:
-      return Life::kEnding;
-    // a plain member still has other threads
-    case Process::kFirstThreadGone:
-      return state == kMemberPlain ? Life::kAlive : Life::kEnding;
-    case Process::kThere:
-      break;
-  }
-  // It has execed another program. Its old memory is gone once that one has joined, or after the time that freeing
-  // takes.
-  const uint32_t high = members_used();
-  for (unsigned i = 0; i < high; ++i) {
-    const AccountMember& one = shared_->members[i];
-    if (one.state.load(std::memory_order_acquire) != kMemberFree && one.pid.load() == pid &&
-        one.pid_namespace.load() == of && one.created_ns.load() > m.created_ns.load())
-      return Life::kDead;
-  }
+  const bool has_mutex = state == kMemberPlain || state == kMemberActive, has_lock = m.has_lock.load() != 0;
   const uint64_t now = sys::now_ns();
-  if (m.replaced_ns.load() == 0) m.replaced_ns.store(now);
-  return now - m.replaced_ns.load() < kReplacedNs ? Life::kEnding : Life::kDead;
+  if (has_mutex && !no_owner(state == kMemberPlain ? m.starter : m.alive)) {
+    m.ownerless_ns.store(0);
+    return Life::kAlive;
+  }
+  if (has_lock && !is_locked(index)) return Life::kDead;
+  if (!has_mutex)
+    return !has_lock && state == kMemberReserved && now - m.created_ns.load() > kAdoptWithinNs ? Life::kDead
+                                                                                               : Life::kAlive;
+  if (m.ownerless_ns.load() == 0) m.ownerless_ns.store(now);
+  const uint64_t since = now - m.ownerless_ns.load();
+  if (!has_lock) return since < kFreedNs ? Life::kEnding : Life::kDead;
+  return since < kEndingNs ? Life::kEnding : Life::kAlive;  // alive: only its first thread has ended
 }
 
 // The children of a dead member read what it could read: its parent, if there is one, keeps that for them now. The
@@ -626,7 +615,7 @@ bool Account::sweep(uint32_t* oldest_child) {
   for (unsigned i = 0; i < high; ++i) {
     AccountMember& m = shared_->members[i];
     if (i == member_ || m.state.load(std::memory_order_acquire) == kMemberFree) continue;
-    const Life life = life_of(m);
+    const Life life = life_of(i);
     if (life == Life::kEnding) settled = false;
     // Not if its housekeeping thread has just come to hold it.
     else if (life == Life::kDead && pthread_mutex_trylock(&m.alive) != EBUSY)
@@ -676,7 +665,7 @@ unsigned Account::child_words(sys::FutexWait* out, unsigned max, bool* unsure) {
     uint32_t seen = word->load(std::memory_order_acquire);
     while ((seen & kOwner) != 0 && (seen & (kWaiters | kOwnerDied)) == 0 &&
            !word->compare_exchange_weak(seen, seen | kWaiters)) {}
-    if (now != 2 || n == max || (seen & kOwnerDied) != 0 || (seen & kOwner) == 0)
+    if (now != kMemberActive || n == max || (seen & kOwnerDied) != 0 || (seen & kOwner) == 0)
       *unsure = true;
     else
       out[n++] = {word, seen | kWaiters};

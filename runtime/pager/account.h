@@ -9,13 +9,18 @@
 // Giving back a page that may still be shared lowers `shared` along with `used`, so `used - shared` never falls below
 // what is present.
 //
-// A robust, process-shared mutex held by one of its threads proves that a member lives. When the process ends or execs,
-// the kernel releases the mutex, and another member *reaps* the dead one: it returns what that member had, and hands up
-// its children. A child of a dead member reads what that member could read, so it becomes a child of the dead one's
-// parent, at the dead one's fork epoch. In an active member a service thread holds `alive`. Before activation there is
-// no service thread: the first thread holds `starter`, and may end before its process does (pthread_exit in main).
-// Moreover, the kernel releases the mutex before it frees the memory. So /proc decides: a member is reaped once its
-// memory is freed.
+// A member's memory is there as long as a byte of the account's file is locked: by an open file description of the
+// member's own (F_OFD_SETLK), which has no descriptor but a mapping. The kernel releases the mapping, and with it the
+// lock, after it has freed the memory, however the process ends or execs. So no process ids are compared, and /proc is
+// not asked: any member sees the lock, in every pid namespace. A parent makes it for its child before the fork. Then
+// another member *reaps* the dead one: it returns what that member had, and hands up its children. A child of a dead
+// member reads what that member could read, so it becomes a child of the dead one's parent, at the dead one's fork
+// epoch.
+//
+// Robust, process-shared mutexes tell more cheaply, and sooner, that a member lives or is ending: in an active one a
+// service thread holds `alive`, and other members sleep on its futex; before activation the first thread holds
+// `starter`, but it may end before its process does (pthread_exit in main). They alone count for a member that could
+// not make its lock (no /proc to open the file again, no free descriptor).
 //
 // Plain memory. A member that is not active cannot evict: all its committed memory is charged as if it were resident,
 // and as `fixed`.
@@ -31,6 +36,7 @@
 #include <cstdint>
 
 #include "base/error.h"
+#include "sys/file.h"
 #include "sys/thread.h"
 
 namespace lunar {
@@ -40,9 +46,10 @@ constexpr unsigned kCarvePieces = 256;
 
 enum MemberState : uint32_t {
   kMemberFree = 0,
-  kMemberJoining = 1,
-  kMemberActive = 2,  // `alive` is held by a service thread
-  kMemberPlain = 3,   // `starter` is held by its first thread
+  kMemberReserved = 1,  // for a child, or a process that is just joining
+  kMemberActive = 2,    // `alive` is held by a service thread
+  kMemberPlain = 3,     // `starter` is held by its first thread
+  kMemberAdopted = 4,   // by the child: it is about to become active or plain
 };
 
 // A sum that all members change, and from which reaping subtracts exactly once although it may be repeated: the lowest
@@ -92,22 +99,20 @@ class MemberPages {
 constexpr uint32_t kWeight = 8, kForkedWeight = 4;
 
 struct AccountMember {
-  pthread_mutex_t alive;        // robust, shared; held by a service thread of the member
-  pthread_mutex_t starter;      // robust, shared; held by the member's first thread
-  std::atomic<uint32_t> state;  // MemberState
-  // below 0: of a child that its parent has named but that has not adopted this yet
-  std::atomic<int32_t> pid;
-  std::atomic<uint64_t> pid_namespace;  // in which that is its id: sys::pid_namespace() of the process that wrote it
-  MemberPages pages;                    // DRAM taken; also marked as changing while lun_bytes changes
-  std::atomic<int64_t> fixed;           // of these, what eviction cannot free: frames, windows, tables
-  std::atomic<int64_t> lun_bytes;       // LUN space promised
-  std::atomic<uint32_t> weight;         // of its share of the budget: kForkedWeight or kWeight
-  std::atomic<uint32_t> parent;         // member index + 1; 0: none
-  std::atomic<uint32_t> fork_epoch;     // the parent's fork epoch that made it
+  pthread_mutex_t alive;             // robust, shared; held by a service thread of the member
+  pthread_mutex_t starter;           // robust, shared; held by the member's first thread
+  std::atomic<uint32_t> state;       // MemberState
+  std::atomic<uint32_t> has_lock;    // byte `index` of the file is locked while its memory is there
+  MemberPages pages;                 // DRAM taken; also marked as changing while lun_bytes changes
+  std::atomic<int64_t> fixed;        // of these, what eviction cannot free: frames, windows, tables
+  std::atomic<int64_t> lun_bytes;    // LUN space promised
+  std::atomic<uint32_t> weight;      // of its share of the budget: kForkedWeight or kWeight
+  std::atomic<uint32_t> parent;      // member index + 1; 0: none
+  std::atomic<uint32_t> fork_epoch;  // the parent's fork epoch that made it
   // member index + 1 of the living member that owns the pieces it inherited; 0: none
   std::atomic<uint32_t> inherits_from;
   std::atomic<uint64_t> created_ns;
-  std::atomic<uint64_t> replaced_ns;        // when another program was first seen in its place; 0: not yet
+  std::atomic<uint64_t> ownerless_ns;       // when its mutex was first seen without an owner; 0: it has one
   std::atomic<uint32_t> writing_elsewhere;  // its threads that are writing into other processes (process_vm_writev)
   std::atomic<uint32_t> batch;              // odd: an eviction batch is in progress
 };
@@ -137,17 +142,19 @@ static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint16_t>
 
 class Account {
  public:
-  // fd >= 0: the tree's memfd (made by `lunar run`); -1: a private account. The first member sets the caps.
+  // fd >= 0: the tree's memfd (made by `lunar run`); -1: a private account, in a file made here. The first member sets
+  // the caps.
   [[nodiscard]] int open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes);
-  // Becomes a member. The calling thread proves its life until the process' housekeeping thread can do so (lock_alive).
+  // Its descriptor in the calling thread's table, or -1.
+  int descriptor() const;
+  // Becomes a member. The calling thread holds `starter` until the process' housekeeping thread holds `alive`.
   [[nodiscard]] int join();
-  // Before a fork: makes a member for the future child, which adopts it. Index or -errno. If the fork fails, the member
-  // has no child; it is reaped after 30 s. *ticket: the child needs it to adopt the member.
+  // Before a fork: makes a member for the future child, which adopts it. Index or -errno. *ticket: the child needs it to
+  // adopt the member. Afterwards the parent calls fork_returned(): from then on the member lives and dies with the child
+  // (at once, if there is none).
   [[nodiscard]] int reserve_child(uint32_t fork_epoch, uint64_t* ticket);
-  // Called when the fork has returned in the parent, so that a child that is killed before it adopts its member is
-  // detected as dead.
-  void name_child(unsigned index, uint64_t ticket, int pid);
-  // -ESRCH: the member was reaped, because the child was stopped for that long.
+  void fork_returned();
+  // -ESRCH: the member was reaped: it has no lock, and the child was stopped for 30 s.
   [[nodiscard]] int adopt(unsigned index, uint64_t ticket);
   void lock_starter();  // by the first thread of a member that is not active
   void lock_alive();    // by a service thread that lives as long as the process
@@ -195,7 +202,7 @@ class Account {
   int64_t fixed_total() const;
   bool others_active() const;  // some other member has such fixed pages
   // Whether the housekeeping thread holds this member's mutex, so that its end, also by exec, will be noticed.
-  bool alive_locked() const { return me().state.load(std::memory_order_acquire) == 2; }
+  bool alive_locked() const { return me().state.load(std::memory_order_acquire) == kMemberActive; }
   int64_t own_fixed() const { return me().fixed.load(std::memory_order_relaxed); }
   int64_t own_pages() const { return me().pages.value(); }
   void set_cap(int64_t pages) { shared_->cap_pages.store(pages); }
@@ -257,10 +264,12 @@ class Account {
   bool lock_soon();  // false: not free for a while, as its holder is stopped
   void locked(int rc);
   void unlock();
-  int reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid, uint64_t* ticket);
+  int reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, uint64_t* ticket);
   enum class Life { kAlive, kEnding, kDead };
-  Life life_of(AccountMember& member);
-  void know_namespace();  // of the calling process, which has just become a member
+  Life life_of(unsigned index);
+  bool is_locked(unsigned index) const;
+  void make_lock(unsigned index);
+  void keep_lock();
   void reap(unsigned index);
   void hand_up_children(unsigned index);
   void settle_sums();
@@ -272,8 +281,9 @@ class Account {
   AccountShared* shared_ = nullptr;
   unsigned member_ = 0;
   int64_t reserved_ = 0;  // of our fixed pages, not used yet
-  uint64_t namespace_ = 0;
-  bool proc_has_own_ids_ = true;
+  int fd_ = -1;
+  sys::FileIdentity file_;
+  void* new_lock_ = nullptr;  // the mapping that keeps the lock just made
 };
 
 }  // namespace lunar

@@ -275,6 +275,7 @@ void parent(PagerState& state) {
     state.regions.lock.unlock();
     state.activation_lock.unlock();
   }
+  state.account.fork_returned();
   state.fork_lock.unlock();
   sys::unblock_signals();
 }
@@ -714,14 +715,6 @@ int pager_fork_check() {
   }
   if (rc < 0) pager_fork_failed();
   return rc;
-}
-
-void pager_fork_made(int pid) {
-  auto& state = pager_state();
-  const ForkChecked was = t_checked;
-  t_checked = {};
-  if (was.member < 0) return;
-  state.account.name_child(static_cast<unsigned>(was.member), was.ticket, pid);
 }
 
 void pager_fork_failed() {

@@ -28,12 +28,17 @@
 #include "sys/log.h"
 #include "sys/memory_copy.h"
 #include "sys/numa.h"
+#include "sys/own_stack.h"
 #include "sys/proc.h"
 
 namespace lunar {
 namespace {
 
 constexpr uint64_t kDramMin = 16 * kMiB, kPagesMin = 1024;
+
+// Of the thread that activates the pager, under activation_lock, which blocks signals: what becomes active may be a
+// signal handler on 8 KiB, and making threads needs more.
+constinit sys::OwnStack g_stack;
 
 // 0: not known.
 uint64_t meminfo(const char* key) {
@@ -89,10 +94,11 @@ void housekeeping_thread(void* argument) {
   state.housekeeping_tid.store(sys::thread_id());
   // Its own descriptor table, with nothing of the program's in it: the program may close what it likes, and no reader
   // waits for an end of file that a pager thread holds back.
-  int keep[kLunIds * kDeviceFdsMax + kHandlersMax + 10];
+  int keep[kLunIds * kDeviceFdsMax + kHandlersMax + 11];
   unsigned n = 0;
   keep[n++] = state.uffd;
   keep[n++] = program_end_descriptor();
+  if (const int account = state.account.descriptor(); account >= 0) keep[n++] = account;
   standby_descriptors(state, keep, &n);
   for (Device* device : state.devices)
     for (unsigned i = 0; device != nullptr && i < device->fd_count(); ++i) keep[n++] = device->fd(i);
@@ -323,6 +329,7 @@ int pager_create(const Options& options, ErrorText* why) {
   }
   rc = fork_handlers_install();
   if (rc < 0) return why->set(rc, "pager: fork handlers cannot be installed (%s)", errno_name(rc));
+  g_stack.make();
   sys::note_memory_owner();
   set_fatal_hook([] { pager_dump(2); });
   state.created.store(true, std::memory_order_release);
@@ -352,17 +359,8 @@ uint64_t pager_lun_bytes() {
   return state.lun_bytes != 0 ? state.lun_bytes : state.dram_bytes * 8;
 }
 
-int pager_activate(ErrorText* why) {
-  auto& state = pager_state();
-  if (state.active.load(std::memory_order_acquire)) return 0;
-  if (sys::memory_is_parents())
-    return why->set(-EPERM,
-                    "pager: not started by process %d, which runs in its parent's memory (vfork, clone with CLONE_VM): "
-                    "its threads would "
-                    "end with it; memory is refused to it until the parent itself has grown so far",
-                    static_cast<int>(getpid()));
-  HostGuard guard;
-  sys::Locked<sys::Mutex> lock(state.activation_lock);
+// pre: activation_lock is held.
+static int activate_locked(PagerState& state, ErrorText* why) {
   if (state.active.load(std::memory_order_acquire)) return 0;
   if (sys::now_ns() < state.next_activation_ns.load()) return why->set(-EAGAIN, "pager: activation has just failed");
   const uint64_t began = sys::now_ns();
@@ -409,6 +407,22 @@ int pager_activate(ErrorText* why) {
            format_size(static_cast<uint64_t>(found) << state.page_shift).text,
            static_cast<unsigned long long>((sys::now_ns() - threads_run) / 1000));
   return 0;
+}
+
+int pager_activate(ErrorText* why) {
+  auto& state = pager_state();
+  if (state.active.load(std::memory_order_acquire)) return 0;
+  if (sys::memory_is_parents())
+    return why->set(-EPERM,
+                    "pager: not started by process %d, which runs in its parent's memory (vfork, clone with CLONE_VM): "
+                    "its threads would "
+                    "end with it; memory is refused to it until the parent itself has grown so far",
+                    static_cast<int>(getpid()));
+  HostGuard guard;
+  sys::Locked<sys::Mutex> lock(state.activation_lock);
+  int rc = 0;
+  g_stack.call([&] { rc = activate_locked(state, why); });
+  return rc;
 }
 
 }  // namespace lunar

@@ -181,11 +181,10 @@ int pager_page_state(const void* address);
 
 // fork: called by pthread_atfork handlers that the pager installs at activation. Exposed for adapters that wrap fork().
 // -ENOMEM: the tree has no room for another process, or the LUN cannot reserve what the child may come to need. 0: the
-// room is reserved for the next fork of this thread, which blocks signals from before the check on. Afterwards call
-// pager_fork_made with the child, or pager_fork_failed, which returns the room.
+// room is reserved for the next fork of this thread, which blocks signals from before the check on. If that makes no
+// child, call pager_fork_failed, which returns the room.
 [[nodiscard]] int pager_fork_check();
 void pager_fork_failed();
-void pager_fork_made(int pid);
 // The work of these handlers, for calls that make a child without running them (_Fork; clone without CLONE_VM): around
 // the call, on the calling thread. After a failed call use pager_fork_parent. child_stack: the end of the stack on
 // which the child begins; nullptr: it continues on the caller's.

@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
@@ -224,6 +225,16 @@ FileIdentity file_identity(int fd) {
 }
 
 bool is_file(int fd, const FileIdentity& identity) { return identity.inode != 0 && file_identity(fd) == identity; }
+
+int make_memory_file(const char* name, uint64_t bytes) {
+  if (file_bytes_most() < bytes) return -EFBIG;  // and SIGXFSZ
+  const int fd = static_cast<int>(result(syscall(SYS_memfd_create, name, MFD_CLOEXEC)));
+  if (fd < 0) return fd;
+  const int rc = set_file_size(fd, bytes);
+  if (rc == 0) return fd;
+  close_file(fd);
+  return rc;
+}
 
 bool is_sealed_memory(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);

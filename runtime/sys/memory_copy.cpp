@@ -10,6 +10,7 @@
 #include "sys/arena.h"
 #include "sys/mem.h"
 #include "sys/proc.h"
+#include "sys/thread.h"
 
 namespace lunar::sys {
 namespace {
@@ -48,9 +49,11 @@ bool memory_is_parents() {
   const uint64_t owner = g_owner.load(std::memory_order_acquire);
   if (owner >> 32 == memory_copy()) {
     const auto pid = static_cast<uint32_t>(getpid());
-    // A child of vfork in a new pid namespace is process 1 of it, as its parent may be of its own.
-    return static_cast<uint32_t>(owner) != pid ||
-           (pid == 1 && g_owners_namespace.load(std::memory_order_relaxed) != pid_namespace());
+    if (static_cast<uint32_t>(owner) != pid) return true;
+    // A child of vfork in a new pid namespace is process 1 of it, as its parent may be of its own. The kernel gives it
+    // no list of robust mutexes; libc's threads have one, which is quicker to ask for than the namespace.
+    return pid == 1 && robust_list() == nullptr &&
+           g_owners_namespace.load(std::memory_order_relaxed) != pid_namespace();
   }
   note_memory_owner();  // forked behind our back
   return false;

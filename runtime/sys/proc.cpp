@@ -317,16 +317,6 @@ uint64_t pid_namespace() {
   return path_status("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
-bool proc_has_own_ids() {
-  char target[16];
-  uint64_t id = 0;
-  const ssize_t n = read_link("/proc/self", target, sizeof target - 1);
-  if (n <= 0) return false;
-  target[n] = 0;
-  return parse_digits(target, &id) != nullptr && id == static_cast<uint64_t>(getpid());
-}
-
-bool process_lives(int pid) { return syscall(SYS_kill, pid, 0) == 0 || errno != ESRCH; }
 bool thread_lives(int thread_id) { return syscall(SYS_tgkill, getpid(), thread_id, 0) == 0 || errno != ESRCH; }
 
 void note_own_descriptor(int fd, bool add) {

@@ -29,9 +29,7 @@ bool this_thread_is_named(const char* prefix);
 // Number of other threads of this process that have not ended (a main thread that has ended stays as a zombie and is
 // not counted); -errno without /proc.
 int other_live_threads();
-bool process_lives(int pid);  // also a zombie
-uint64_t pid_namespace();     // a number for that of this process; 0: /proc does not tell
-bool proc_has_own_ids();      // whether /proc shows process ids of that namespace, and not of one around it
+uint64_t pid_namespace();  // a number for that of this process; 0: /proc does not tell
 // Whether this process has a thread with that id.
 bool thread_lives(int thread_id);
 // Ends the process with the exit status of its first thread, as the kernel does when that one has ended before the

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// account_life: a plain process whose first thread ends while others go on is alive, at every moment of that thread's
-// end; and its charge is given back when the process ends.
+// account_life: a member is alive as long as its memory is there, and its charge is given back then.
 //
-// Idea. The kernel marks a thread's robust mutexes first, closes its descriptors then, and makes it a zombie last. The
-// first thread of the member has a descriptor table of its own with thousands of files in it, so that the time between
-// is long, and we sweep all the while.
+// A plain process whose first thread ends while others go on is alive, at every moment of that thread's end, in this
+// pid namespace or another one. The kernel marks a thread's robust mutexes first, closes its descriptors then, and
+// makes it a zombie last. The first thread of the member has a descriptor table of its own with thousands of files in
+// it, so that the time between is long, and we sweep all the while.
+//
+// The memory of a process that is killed takes as long to be freed as we like: another process shares it (CLONE_VM).
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,6 +27,7 @@ using lunar::Account;
 constexpr int64_t kCap = 100000, kHeld = 1234;
 constexpr int kFiles = 20000;
 constexpr int kRounds = 20;
+constexpr int kLooks = 300;  // of a millisecond
 
 int64_t taken(const Account& account) { return account.cap_pages() - account.free_pages(); }
 
@@ -55,9 +59,20 @@ bool first_thread_is_zombie(pid_t pid) {
   return end != nullptr && end[2] == 'Z';
 }
 
-void round(Account& account) {
+void sweep_and_expect(Account& account, int64_t pages, const char* what) {
+  uint32_t oldest;
+  account.sweep(&oldest);
+  REQUIRE_THAT(taken(account) == pages, "%s: %lld pages are taken, should be %lld", what,
+               static_cast<long long>(taken(account)), static_cast<long long>(pages));
+}
+
+enum class Where { kHere, kOtherNamespace };
+
+void first_thread_ends(Account& account, Where where) {
   int told[2], said[2];
   REQUIRE_THAT(pipe(told) == 0 && pipe(said) == 0, "pipe");
+  if (where == Where::kOtherNamespace && unshare(CLONE_NEWPID) != 0)
+    tier::skip("root", "a pid namespace cannot be made");
   const pid_t pid = fork();
   REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
   if (pid == 0) {
@@ -68,19 +83,49 @@ void round(Account& account) {
   close(said[1]);
   char byte;
   REQUIRE_THAT(read(said[0], &byte, 1) == 1, "the member said nothing");
-  uint32_t oldest;
   for (bool zombie = false, last = false; !last; zombie = first_thread_is_zombie(pid)) {
     last = zombie;  // once more after it
-    account.sweep(&oldest);
-    REQUIRE_THAT(taken(account) == kHeld, "a process that lives was reaped: %lld pages are taken, should be %lld",
-                 static_cast<long long>(taken(account)), static_cast<long long>(kHeld));
+    sweep_and_expect(account, kHeld, "a process that lives");
   }
+  for (int look = 0; where == Where::kOtherNamespace && look < kLooks; ++look, usleep(1000))
+    sweep_and_expect(account, kHeld, "a process that lives in another namespace");
   close(told[1]);
   int status = 0;
   REQUIRE_THAT(waitpid(pid, &status, 0) == pid && status == 0, "the member ended with %d", status);
-  account.sweep(&oldest);
-  REQUIRE_THAT(taken(account) == 0, "%lld pages of a dead process are taken", static_cast<long long>(taken(account)));
+  sweep_and_expect(account, 0, "a dead process");
   close(said[0]);
+}
+
+int share_memory(void* told) {
+  char byte;
+  (void)!read(*static_cast<int*>(told), &byte, 1);
+  return 0;
+}
+
+void killed_slowly(Account& account) {
+  int told[2], said[2];
+  REQUIRE_THAT(pipe(told) == 0 && pipe(said) == 0 && prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, "pipe, prctl");
+  const pid_t pid = fork();
+  REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
+  if (pid == 0) {
+    close(told[1]);
+    REQUIRE_THAT(account.join() == 0 && account.take_plain(kHeld, kCap), "the member cannot join");
+    alignas(16) static char stack[64 << 10];
+    REQUIRE_THAT(clone(share_memory, stack + sizeof stack, CLONE_VM | SIGCHLD, &told[0]) > 0, "clone");
+    REQUIRE_THAT(write(said[1], "g", 1) == 1, "pipe");
+    for (;;) pause();
+  }
+  close(told[0]);
+  char byte;
+  REQUIRE_THAT(read(said[0], &byte, 1) == 1, "the member said nothing");
+  REQUIRE_THAT(kill(pid, SIGKILL) == 0 && waitpid(pid, nullptr, 0) == pid, "kill: %s", strerror(errno));
+  for (int look = 0; look < kLooks; ++look, usleep(1000))
+    sweep_and_expect(account, kHeld, "a killed process whose memory is there");
+  close(told[1]);
+  REQUIRE_THAT(waitpid(-1, nullptr, 0) > 0, "waitpid: %s", strerror(errno));
+  sweep_and_expect(account, 0, "a killed process whose memory is free");
+  close(said[0]);
+  close(said[1]);
 }
 
 }  // namespace
@@ -93,6 +138,8 @@ int main() {
   Account account;
   REQUIRE_THAT(account.open(-1, kCap, int64_t{1} << 40) == 0 && account.join() == 0, "account");
   account.lock_alive();
-  for (int i = 0; i < kRounds; ++i) round(account);
+  killed_slowly(account);
+  for (int i = 0; i < kRounds; ++i) first_thread_ends(account, Where::kHere);
+  first_thread_ends(account, Where::kOtherNamespace);
   return 0;
 }

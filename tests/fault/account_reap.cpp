@@ -31,7 +31,10 @@ pid_t fork_member(Account& account, uint32_t epoch, F body) {
   REQUIRE_THAT(member >= 0, "reserve_child: %d", member);
   const pid_t pid = fork();
   REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
-  if (pid != 0) return pid;
+  if (pid != 0) {
+    account.fork_returned();
+    return pid;
+  }
   REQUIRE_THAT(account.adopt(static_cast<unsigned>(member), ticket) == 0, "adopt");
   account.lock_alive();
   body();

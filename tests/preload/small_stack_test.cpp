@@ -4,6 +4,7 @@
 //   memory       mlock, madvise, mremap, munmap and malloc by such a thread
 //   activation   such a thread's malloc makes the process active
 //   handler      mlock, madvise and fork by such a handler, which takes some of the stack itself
+//   handler-activation, handler-fork-activation   such a handler's mmap, or fork, makes the process active
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -130,13 +131,43 @@ int handler_on_small_stack() {
   return 0;
 }
 
+void grow(int) {
+  volatile char own[kHandlersOwn];
+  own[0] = 1;
+  fill(g_heap = map_private(kHeap), kHeap, 1);
+  g_status = holds(g_heap, kHeap, 1) ? 0 : 1;
+}
+
+int activation_by_handler() {
+  raise_on_small_stack(grow);
+  return 0;
+}
+
+// Plain so far; with a child of that size it cannot stay so.
+int fork_by_handler_activates() {
+  constexpr size_t kHalf = 8 * kMiB;
+  fill(g_heap = map_private(kHalf), kHalf, 1);
+  raise_on_small_stack([](int) {
+    volatile char own[kHandlersOwn];
+    own[0] = 1;
+    const pid_t child = fork();
+    if (child == 0) _exit(holds(g_heap, kHalf, 1) ? 0 : 1);
+    int status = -1;
+    if (child > 0) (void)waitpid(child, &status, 0);
+    g_status = status;
+  });
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
-  int (*body)() = strcmp(argv[2], "fork") == 0      ? fork_on_small_stacks
-                  : strcmp(argv[2], "memory") == 0  ? memory_on_small_stack
-                  : strcmp(argv[2], "handler") == 0 ? handler_on_small_stack
-                                                    : activation_on_small_stack;
+  int (*body)() = strcmp(argv[2], "fork") == 0                      ? fork_on_small_stacks
+                  : strcmp(argv[2], "memory") == 0                  ? memory_on_small_stack
+                  : strcmp(argv[2], "handler") == 0                 ? handler_on_small_stack
+                  : strcmp(argv[2], "handler-activation") == 0      ? activation_by_handler
+                  : strcmp(argv[2], "handler-fork-activation") == 0 ? fork_by_handler_activates
+                                                                    : activation_on_small_stack;
   return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, body);
 }

@@ -261,6 +261,7 @@ TEST_CASE("a fork that failed gives all of it back, once, and only for its own t
   CHECK(parent.fixed_total() == 60);
   CHECK(parent.take_for_child(static_cast<unsigned>(index), 100, 0, true));
   CHECK(taken(parent) == 160);
+  parent.fork_returned();
   parent.release_child(static_cast<unsigned>(index), ticket + 1);
   CHECK(taken(parent) == 160);
   parent.release_child(static_cast<unsigned>(index), ticket);
@@ -400,6 +401,40 @@ TEST_CASE("a request for room is answered once, by the next member that gives ba
   sleeper.join();
 }
 
+TEST_CASE("a fork that made no child, and says so to nobody, gives all of it back at the next sweep") {
+  Tree tree;
+  Account& parent = tree.member();
+  uint64_t ticket = 0;
+  const int index = parent.reserve_child(3, &ticket);
+  REQUIRE(index >= 0);
+  CHECK(parent.take_for_child(static_cast<unsigned>(index), 100, 0, true));
+  uint32_t oldest = 0;
+  CHECK(parent.sweep(&oldest));
+  CHECK(taken(parent) == 100);
+  parent.fork_returned();
+  CHECK(parent.sweep(&oldest));
+  CHECK(taken(parent) == 0);
+  CHECK(oldest == 0);
+}
+
+TEST_CASE("without a descriptor of the account none of the others is taken for dead") {
+  Tree tree;
+  Account& one = tree.member();
+  uint64_t ticket = 0;
+  const int index = one.reserve_child(3, &ticket);
+  REQUIRE((index >= 0 && one.take_for_child(static_cast<unsigned>(index), 100, 0, true)));
+  one.fork_returned();
+  const int kept = dup(tree.fd());
+  REQUIRE((kept >= 0 && close(tree.fd()) == 0));
+  CHECK(one.descriptor() == -1);
+  uint32_t oldest = 0;
+  CHECK(one.sweep(&oldest));
+  CHECK(taken(one) == 100);
+  REQUIRE((dup2(kept, tree.fd()) == tree.fd() && close(kept) == 0));
+  CHECK(one.sweep(&oldest));
+  CHECK(taken(one) == 0);
+}
+
 TEST_CASE("a process that is killed gives back what it had, also its LUN space and its pieces") {
   Tree tree;
   Account& account = tree.member();
@@ -420,6 +455,7 @@ TEST_CASE("a process that is killed gives back what it had, also its LUN space a
     (void)!write(said[1], all ? "y" : "n", 1);
     for (;;) pause();
   }
+  account.fork_returned();
   char answer = 0;
   REQUIRE(read(said[0], &answer, 1) == 1);
   CHECK(answer == 'y');
@@ -460,6 +496,7 @@ TEST_CASE("a child that has not begun yet is alive for a member in another pid n
     (void)!read(told[0], &ticket, 1);  // until the end
     _exit(0);
   }
+  account.fork_returned();
   char answer = 0;
   REQUIRE((pid > 0 && read(said[0], &answer, 1) == 1 && answer == 'y'));
   const pid_t elsewhere = fork();
