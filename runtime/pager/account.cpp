@@ -33,7 +33,7 @@ void make_robust_mutex(pthread_mutex_t* mutex) {
 }
 
 constexpr uint64_t kAdoptWithinNs = 30000000000;
-// From the end of the thread that holds a member's mutex. With a lock: for how long its process is expected to end, too.
+// From the end of the thread that holds a member's mutex. With a lock: for how long its process is expected to end.
 // Without: after which its memory is taken to be free.
 constexpr uint64_t kEndingNs = 2000000000, kFreedNs = 50000000;
 constexpr uint64_t kSettleNs = 100000000;           // how long a short member waits for one that is ending
@@ -500,11 +500,14 @@ Account::Life Account::life_of(unsigned index) {
   const uint32_t state = m.state.load(std::memory_order_acquire);
   const bool has_mutex = state == kMemberPlain || state == kMemberActive, has_lock = m.has_lock.load() != 0;
   const uint64_t now = sys::now_ns();
-  if (has_mutex && !no_owner(state == kMemberPlain ? m.starter : m.alive)) {
+  const bool owned = has_mutex && !no_owner(state == kMemberPlain ? m.starter : m.alive);
+  // Not of an active one that has an owner: service threads end with the process. But libc does not know the id of the
+  // first thread of a child that a system call made, nor the kernel that it holds the mutex.
+  if (has_lock && !(owned && state == kMemberActive) && !is_locked(index)) return Life::kDead;
+  if (owned) {
     m.ownerless_ns.store(0);
     return Life::kAlive;
   }
-  if (has_lock && !is_locked(index)) return Life::kDead;
   if (!has_mutex)
     return !has_lock && state == kMemberReserved && now - m.created_ns.load() > kAdoptWithinNs ? Life::kDead
                                                                                                : Life::kAlive;

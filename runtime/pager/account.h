@@ -149,9 +149,9 @@ class Account {
   int descriptor() const;
   // Becomes a member. The calling thread holds `starter` until the process' housekeeping thread holds `alive`.
   [[nodiscard]] int join();
-  // Before a fork: makes a member for the future child, which adopts it. Index or -errno. *ticket: the child needs it to
-  // adopt the member. Afterwards the parent calls fork_returned(): from then on the member lives and dies with the child
-  // (at once, if there is none).
+  // Before a fork: makes a member for the future child, which adopts it. Index or -errno. *ticket: the child needs it
+  // to adopt the member. Afterwards the parent calls fork_returned(): from then on the member lives and dies with the
+  // child (at once, if there is none).
   [[nodiscard]] int reserve_child(uint32_t fork_epoch, uint64_t* ticket);
   void fork_returned();
   // -ESRCH: the member was reaped: it has no lock, and the child was stopped for 30 s.

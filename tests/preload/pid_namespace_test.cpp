@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// pid_namespace_test LIBRARY: process 1 of a pid namespace forks children that are process 1 of another one, so that
-// their ids are the same, while its threads have pages read and evicted. A child has the memory as it was, and closes
-// nothing of its parent's.
+// pid_namespace_test LIBRARY CASE: a tree of processes that spans pid namespaces.
+//   same-ids       process 1 of a pid namespace forks children that are process 1 of another one, so that their ids are
+//                  the same, while its threads have pages read and evicted. A child has the memory as it was, and closes
+//                  nothing of its parent's
+//   first-thread   a process below the threshold whose first thread has ended can grow after an active process outside
+//                  of its namespace has looked at it
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -75,16 +78,76 @@ int fork_among_readers() {
   return 0;
 }
 
-int in_namespace() {
+bool can_make_namespace() {
   const pid_t first = fork_first();
-  if (first < 0) {
-    printf("skip: root: a pid namespace cannot be made (%s)\n", strerror(errno));
-    return 77;
-  }
+  if (first == 0) _exit(0);
+  if (first < 0) printf("skip: root: a pid namespace cannot be made (%s)\n", strerror(errno));
+  return ends_well(first);
+}
+
+int in_namespace() {
+  if (!can_make_namespace()) return 77;
+  const pid_t first = fork_first();
   if (first == 0) _exit(fork_among_readers());
   return ends_well(first) ? 0 : 1;
 }
 
+char* map_private(size_t bytes) {
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(p != MAP_FAILED && tiered(p));
+  return static_cast<char*>(p);
+}
+
+[[noreturn]] void go_on_without_first_thread(int told, int said) {
+  std::thread([=] {
+    char byte;
+    CHECK(write(said, "g", 1) == 1 && read(told, &byte, 1) == 0);
+    char* p = map_private(kHeap);
+    fill(p, kHeap, 2);
+    CHECK(holds(p, kHeap, 2));
+    _exit(0);
+  }).detach();
+  pthread_exit(nullptr);
+}
+
+int first_thread_ends() {
+  constexpr int kLooks = 30;
+  if (!can_make_namespace()) return 77;
+  int told[2], said[2];
+  char byte;
+  CHECK(pipe(told) == 0 && pipe(said) == 0);
+  const pid_t child = fork();
+  if (child == 0) {  // cannot make threads itself any more
+    close(told[1]);
+    CHECK(unshare(CLONE_NEWPID) == 0);
+    const pid_t first = fork();
+    if (first == 0) go_on_without_first_thread(told[0], said[1]);
+    _exit(ends_well(first) ? 0 : 1);
+  }
+  close(said[1]);
+  CHECK(child > 0 && read(said[0], &byte, 1) == 1);
+  char* p = map_private(kHeap);
+  for (int look = 0; look < kLooks; ++look, usleep(10000)) fill(p, kHeap, 1);  // short of DRAM: looks at the others
+  int kept[2];
+  CHECK(pipe(kept) == 0);
+  const pid_t other = fork();  // gets the first free place in the account
+  if (other == 0) {
+    close(told[1]);
+    close(kept[1]);
+    _exit(read(kept[0], &byte, 1) == 0 && holds(p, kHeap, 1) ? 0 : 1);
+  }
+  close(told[1]);
+  CHECK(ends_well(child));
+  close(kept[1]);
+  CHECK(ends_well(other));
+  CHECK(holds(p, kHeap, 1));
+  return 0;
+}
+
 }  // namespace
 
-int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, in_namespace); }
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  const auto body = strcmp(argv[2], "same-ids") == 0 ? in_namespace : first_thread_ends;
+  return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, body);
+}
