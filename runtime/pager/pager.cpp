@@ -218,7 +218,8 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
     return why->set(rc, "pager: service threads cannot be started (%s); raise the limit (%s)", errno_name(rc),
                     short_of_memory ? sys::memory_limit() : "ulimit -u");
   }
-  // A child may exec at once: only from here on its end is detected, and its charge given back.
+  // A child may exec at once: without a lock in the account, its end is detected, and its charge given back, from here
+  // on only.
   sys::wait_for_start("lunar-housekeep", [&] {
     return state.account.alive_locked() &&
            state.handlers_running.load(std::memory_order_acquire) >= state.handler_count;

@@ -228,9 +228,10 @@ bool is_file(int fd, const FileIdentity& identity) { return identity.inode != 0 
 
 int make_memory_file(const char* name, uint64_t bytes) {
   if (file_bytes_most() < bytes) return -EFBIG;  // and SIGXFSZ
-  const int fd = static_cast<int>(result(syscall(SYS_memfd_create, name, MFD_CLOEXEC)));
+  const int fd = static_cast<int>(result(syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING)));
   if (fd < 0) return fd;
-  const int rc = set_file_size(fd, bytes);
+  int rc = set_file_size(fd, bytes);
+  if (rc == 0) rc = static_cast<int>(result(syscall(SYS_fcntl, fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)));
   if (rc == 0) return fd;
   close_file(fd);
   return rc;

@@ -31,7 +31,7 @@ struct FileIdentity {
 };
 FileIdentity file_identity(int fd);                  // {}: of none
 bool is_file(int fd, const FileIdentity& identity);  // in the calling thread's table; false for {}
-// A memory file of that size (memfd). -EFBIG: RLIMIT_FSIZE is below it.
+// A memory file (memfd), sealed in that size. -EFBIG: RLIMIT_FSIZE is below it.
 [[nodiscard]] int make_memory_file(const char* name, uint64_t bytes);
 // Whether `fd` is memory sealed in size (the account of `lunar run`), not another file that has taken its number.
 bool is_sealed_memory(int fd);

@@ -3,6 +3,7 @@
 // file, as the processes of a tree are. (That the dead give back, and that reaping can be interrupted:
 // tests/fault/account_*.) LUNAR_SEED=N replays a run.
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -103,6 +104,17 @@ TEST_CASE("memory that is no account of this build is refused") {
   CHECK(other.open(fd, 10, 10) == -EPROTO);
   munmap(shared, sizeof(AccountShared));
   close(fd);
+}
+
+TEST_CASE("an account without a tree is a file of its own, which keeps its size and is closed by exec") {
+  Account account;
+  REQUIRE(account.open(-1, 10, 10) == 0);
+  const int fd = account.descriptor();
+  REQUIRE(fd >= 0);
+  CHECK((ftruncate(fd, 0) == -1 && errno == EPERM));
+  CHECK(fcntl(fd, F_GETFD) == FD_CLOEXEC);
+  REQUIRE(account.join() == 0);
+  CHECK(account.take(10, 0));
 }
 
 TEST_CASE("take keeps free what it must, to the page, and charges nothing when it refuses") {
