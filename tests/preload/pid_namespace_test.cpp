@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // pid_namespace_test LIBRARY CASE: a tree of processes that spans pid namespaces.
 //   same-ids       process 1 of a pid namespace forks children that are process 1 of another one, so that their ids are
-//                  the same, while its threads have pages read and evicted. A child has the memory as it was, and closes
-//                  nothing of its parent's
+//                  the same, while its threads have pages read and evicted. A child has the memory as it was, and
+//                  closes nothing of its parent's
 //   first-thread   a process below the threshold whose first thread has ended can grow after an active process outside
 //                  of its namespace has looked at it
 #include <sched.h>
