@@ -96,6 +96,8 @@ int Uring::init(const UringSetup& setup) {
     (void)syscall(SYS_madvise, ring_.sq.sqes, ring_.sq.ring_entries * 2 * sizeof(io_uring_sqe), MADV_DONTFORK);
   }
   fixed_vectors_ = knows_fixed_vectors(&ring_);
+  // Threads with a table of their own have no number that the program could take for its own.
+  if (in_program_files()) ring_.ring_fd = ring_.enter_ring_fd = move_high(ring_.ring_fd);
   // Best effort: 5.18 and newer, and at most 16 rings a thread. Without it the descriptor is used as it is.
   if (!setup.shared) (void)io_uring_register_ring_fd(&ring_);
   ready_ = true;

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // libarkdb, asynchronous gets of records that lie on a device: many at one time, their order with sets, durable ones
 // too, reads that fail, callbacks that issue. The device is sim:, slow and wrong on request, or a file.
+#include <dirent.h>
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -59,7 +63,7 @@ struct Get {
   }
   static void callback(int errcode, uint64_t dt, int64_t res) {
     auto* get = reinterpret_cast<Get*>(dt);
-    if (errcode == EIO || errcode == EBADMSG)
+    if (errcode == EIO || errcode == EBADMSG || errcode == EBADF)
       ++*get->failed;
     else if (errcode != 0 || res != static_cast<int64_t>(get->expected.size()) || get->buffer != get->expected + ".")
       ++*get->wrong;
@@ -267,4 +271,86 @@ TEST_CASE("ark-cold: callbacks issue the next get, beyond what a ring holds, and
   CHECK(done.count() == chains.size());
   CHECK(wrong == 0);
   CHECK(refused == 0);
+}
+
+namespace {
+
+std::set<int> descriptors() {
+  std::set<int> found;
+  DIR* directory = opendir("/proc/self/fd");
+  while (const dirent* entry = directory ? readdir(directory) : nullptr) {
+    const int fd = atoi(entry->d_name);
+    if (entry->d_name[0] != '.' && fd != dirfd(directory)) found.insert(fd);
+  }
+  if (directory) closedir(directory);
+  return found;
+}
+
+// Gets of all kinds, issued by this thread. How many gave something else than the value or an error.
+int read_all(const ColdStore& store, ARI* walk) {
+  Finished done;
+  std::atomic<int> wrong{0}, failed{0};
+  std::vector<Get> gets(300);
+  uint64_t issued = 0;
+  for (size_t i = 0; i < gets.size(); ++i) {
+    gets[i].done = &done, gets[i].wrong = &wrong, gets[i].failed = &failed;
+    issued += gets[i].issue(store.ark, i * 17 % kKeys, 0) == 0;
+  }
+  done.wait_for(issued);
+  for (size_t i = 0; i < 20; ++i) {
+    const std::string value = store.get(std::to_string(i * 31));
+    wrong += value != value_of(i * 31, 0) && value != "(error)";
+  }
+  std::vector<char> keys(100'000);
+  int64_t count = 0;
+  for (int i = 0; i < 5; ++i) (void)ark_nextN(walk, keys.size() / 4, keys.data(), &count);
+  return wrong;
+}
+
+}  // namespace
+
+TEST_CASE("ark-cold: the descriptors of a store, its threads and walks have numbers that no program counts on") {
+  rlimit limit{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  const int least = limit.rlim_cur > 1300 ? 1000 : static_cast<int>(limit.rlim_cur / 4 * 3);
+  const std::set<int> before = descriptors();
+  const File file(64 << 20);
+  const ColdStore store(file.path, 2, 0);
+  REQUIRE(store.status == 0);
+  char key[64];
+  int64_t length = 0;
+  ARI* walk = ark_first(store.ark, sizeof key, &length, key);
+  REQUIRE(walk != nullptr);
+  CHECK(read_all(store, walk) == 0);
+  size_t own = 0;
+  for (const int fd : descriptors()) {
+    if (before.count(fd)) continue;
+    ++own;
+    INFO("descriptor " << fd);
+    CHECK(fd >= least);
+  }
+  CHECK(own >= 2);  // the file, and at least one ring
+}
+
+TEST_CASE("ark-cold: reads of a store whose descriptors the program closed end, with the value or an error") {
+  const File file(64 << 20), own(1 << 20);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    int result = 0;
+    {
+      const ColdStore store(file.path, 2, 0);
+      char key[64];
+      int64_t length = 0;
+      ARI* walk = store.status == 0 ? ark_first(store.ark, sizeof key, &length, key) : nullptr;
+      if (!walk || read_all(store, walk) != 0) _exit(2);
+      for (int fd = 3; fd < 4096; ++fd) close(fd);
+      for (int i = 0; i < 20; ++i)
+        if (open(own.path, O_RDWR) < 0) _exit(3);
+      result = read_all(store, walk) == 0 ? 0 : 4;
+    }
+    _exit(result);  // after ark_delete
+  }
+  int ended = -1;
+  REQUIRE((waitpid(pid, &ended, 0) == pid && WIFEXITED(ended)));
+  CHECK(WEXITSTATUS(ended) == 0);
 }
