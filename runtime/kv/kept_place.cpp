@@ -45,18 +45,18 @@ class SizedFile {
   SizedFile(const SizedFile&) = delete;
   SizedFile& operator=(const SizedFile&) = delete;
   int fd() const { return fd_; }
-  // Locks it, unless another process has it. False: that one, or there are no locks here, as opening will say.
-  bool lock() const { return fd_ >= 0 && sys::lock_range(fd_, sys::RangeLock::kExclusive, 0, 0) == 0; }
+  // Locks it, unless another process has it. 0; -EAGAIN: that one has; -errno: no process can lock files here, as
+  // opening will say.
+  int lock() const { return fd_ < 0 ? fd_ : sys::lock_range(fd_, sys::RangeLock::kExclusive, 0, 0); }
   int64_t bytes() const {
     struct stat status;
     const int error = sys::file_status(fd_, &status);
     return error < 0 ? error : status.st_size;
   }
-  // Nothing was ever written to it.
-  bool is_blank() const {
-    struct stat status;
-    return sys::file_status(fd_, &status) == 0 && status.st_blocks == 0;
-  }
+  // No byte of it was ever written. Its blocks do not tell: of what was written some file systems count none before they
+  // have placed it (ZFS), and others count those of an empty file's attributes. Where holes are not told (some network
+  // file systems) none is blank.
+  bool is_blank() const { return sys::next_data(fd_, 0) == -ENXIO; }
   // Shares the claim that the device has, which closing the device then does not end. Pre: not open.
   void hold(const Device* device) {
     if (device->fd_count() != 0) fd_ = sys::control_file(device->fd(0), F_DUPFD_CLOEXEC, nullptr);
@@ -81,8 +81,10 @@ bool names_virtual_lun(const char* path) {
 // Gives a file its size if it is empty. Only alone with it: what another process makes of it at this moment would be
 // cut off. That one gives it its size, or has it, as opening will find.
 int size_if_empty(const KeptPlace& place, const SizedFile& file, FileBefore* before, ErrorText* why) {
-  for (const uint64_t start = sys::now_ns(); !file.lock(); sys::sleep_ns(kSizePauseNs))
-    if (file.bytes() != 0 || sys::now_ns() - start > kSizeWaitNs) return 0;
+  for (const uint64_t start = sys::now_ns(); const int status = file.lock(); sys::sleep_ns(kSizePauseNs)) {
+    const bool waits = status == -EAGAIN || status == -EINTR;
+    if (!waits || file.bytes() != 0 || sys::now_ns() - start > kSizeWaitNs) return 0;
+  }
   if (file.bytes() != 0) return 0;
   if (*before == FileBefore::kAsItIs) *before = FileBefore::kEmpty;
   const int status = sys::set_file_size(file.fd(), place.bytes_if_empty);
@@ -102,7 +104,10 @@ void undo(const KeptPlace& place, const SizedFile& held, FileBefore before) {
   if (before == FileBefore::kAsItIs) return;
   if (held.fd() >= 0) return undo_made(place, held, before);
   const SizedFile file(sys::open_file(place.path, O_RDWR));
-  if (!file.lock() || !file.is_blank()) return;
+  const int status = file.lock();
+  // Where nothing can be locked it was not sized either.
+  const bool is_empty = file.fd() >= 0 && file.bytes() == 0;
+  if (status == -EAGAIN || (status < 0 && !is_empty) || !file.is_blank()) return;
   if (before == FileBefore::kMissing || static_cast<uint64_t>(file.bytes()) == place.bytes_if_empty)
     undo_made(place, file, before);
 }

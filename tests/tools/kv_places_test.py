@@ -3,6 +3,8 @@
 """`kv_places_test.py LUNAR LIBARKDB`: places of stores that several processes want at the same time, or that the user
 may not use: each process either does what it is told or says why not, in one line, and nothing is lost."""
 import contextlib
+import ctypes
+import errno
 import fcntl
 import os
 import resource
@@ -101,6 +103,49 @@ def an_empty_file_in_use(directory):
             one_line(code, err, [b"in use"], verb)
         with open(place, "rb") as file:
             check(file.read() == b"mine" * (MIB // 4), f"{verb} changed a file that was in use")
+
+
+def a_refused_creator_of_an_empty_file(directory):
+    """The file is as empty as it was, whatever its file system counts as its blocks."""
+    place = os.path.join(directory, "attributed")
+    open(place, "wb").close()
+    try:
+        os.setxattr(place, "user.lunar-test", b"x" * 2000)   # in a block of its own
+    except OSError as error:
+        print(f"skipped in part: no attributes of files: {error}")
+    refused(["create", place, "--size", "8m", "--dram", "1m"], ["is too little"], place)
+    check(os.stat(place).st_size == 0, "a refused creator left the size that it had given to the file")
+
+
+def without_locks():
+    """As on a file system that has none: F_OFD_SETLK and F_OFD_GETLK are refused (a filter of seccomp, x86-64)."""
+    load, equal, answer, fcntl_number, errno_flag, allow = 0x20, 0x15, 0x06, 72, 0x50000, 0x7fff0000
+    program = b"".join(struct.pack("HBBI", *instruction) for instruction in (
+        (load, 0, 0, 0),                         # the number of the system call
+        (equal, 0, 4, fcntl_number),
+        (load, 0, 0, 24),                        # its second argument
+        (equal, 1, 0, fcntl.F_OFD_SETLK),
+        (equal, 0, 1, fcntl.F_OFD_GETLK),
+        (answer, 0, 0, errno_flag | errno.ENOLCK),
+        (answer, 0, 0, allow)))
+    memory = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(memory))
+    libc = ctypes.CDLL(None)
+    no_new_privileges, seccomp_filter = 38, 2
+    if libc.prctl(no_new_privileges, 1, 0, 0, 0) != 0 or libc.prctl(22, seccomp_filter, header, 0, 0) != 0:
+        os._exit(99)
+
+
+def creators_where_nothing_can_be_locked(directory):
+    """Refused, and as if nothing had been tried."""
+    new, empty = os.path.join(directory, "unlocked"), os.path.join(directory, "unlocked-empty")
+    open(empty, "wb").close()
+    for place in (new, empty):
+        result = subprocess.run([LUNAR, "kv", "create", place, "--size", "8m"], capture_output=True, check=False,
+                                preexec_fn=without_locks)
+        one_line(result.returncode, result.stderr, [b"lock"], "without locks")
+    check(not os.path.exists(new), "a refused creator left an empty file")
+    check(os.stat(empty).st_size == 0, "a refused creator changed an empty file")
 
 
 def readers_of_a_damaged_store(directory):
@@ -224,7 +269,8 @@ def a_device_that_cannot_be_written(directory):
 
 def main():
     checks = [creators_at_one_time, loads_at_one_time, a_refused_creator_next_to_another, an_empty_file_in_use,
-              readers_of_a_damaged_store, what_does_not_fit_into_memory]
+              a_refused_creator_of_an_empty_file, creators_where_nothing_can_be_locked, readers_of_a_damaged_store,
+              what_does_not_fit_into_memory]
     if os.geteuid() == 0:
         checks += [rights_of_users, a_device_that_cannot_be_written]
     return run_checks(*checks)
