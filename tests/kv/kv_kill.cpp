@@ -109,7 +109,11 @@ Store* Place::open(Contents contents, Durability durability) {
   options.replay_bytes_most = 16 * kMiB;
   ErrorText why;
   Store* store = nullptr;
-  if (kept_store_open(place, &options, &store, &why) < 0) fail(why.text);
+  // As kv_test::open_device: a killed process may have it still.
+  int status;
+  do status = kept_store_open(place, &options, &store, &why);
+  while (status == -EBUSY);
+  if (status < 0) fail(why.text);
   return store;
 }
 

@@ -4,6 +4,7 @@
 // Threading: no state.
 // May not: be used by code that ships.
 #pragma once
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,14 +73,19 @@ inline void check_store(lunar::kv::Store* store) {
   if (store->validate(&why) < 0) fail(why.text);
 }
 
-// Where the log lies: nullptr (DRAM) when the arguments name no --device URI.
+// Where the log lies: nullptr (DRAM) when the arguments name no --device URI. The kernel ends the rings of a killed
+// process in the background, and has its locks until then: on a busy machine for longer than the second that an open
+// waits. So one that is in use is opened again.
 inline lunar::Device* open_device(const char* uri, uint64_t bytes) {
   if (!uri) return nullptr;
   lunar::DeviceOptions options;
   options.want_bytes = bytes;
   lunar::ErrorText why;
   lunar::Device* device = nullptr;
-  if (lunar::device_open(uri, options, &device, &why) < 0) fail(why.text);
+  int status;
+  do status = lunar::device_open(uri, options, &device, &why);
+  while (status == -EBUSY);
+  if (status < 0) fail(why.text);
   return device;
 }
 

@@ -67,7 +67,7 @@ struct Steps {  // one walk, and how often it gave what
       REQUIRE(peeked == length);
       over = length == -ENOENT;
       REQUIRE((over || length >= 0));
-      if (!over) ++seen[std::string(name.data(), static_cast<uint64_t>(length))];
+      if (!over) ++seen[std::string(name.data(), std::min(static_cast<uint64_t>(length), name.size()))];  // cut
     }
   }
   // Of the keys [0, keys), which ones did not come `times` times.
