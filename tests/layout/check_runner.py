@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`check_runner.py ROOT`: tools/run_tests.py keeps its rules, shown with made-up tests: what passes, fails and skips,
-that a test which hangs is examined, that tests start with default signals, which share the machine, and that an
-untested pager fails the run. And tools/demo and tools/test answer --help at once."""
+"""`check_runner.py ROOT [RULE]...`: tools/run_tests.py keeps its rules (these, or all), shown with made-up tests: what
+passes, fails and skips, that a test which hangs is examined, that tests start with default signals, which share the
+machine, and that an untested pager fails the run. And tools/demo and tools/test answer --help at once."""
 import contextlib
 import importlib.util
 import io
@@ -138,9 +138,10 @@ def sharing():
                    entry("waits-too", alone, waits=True), entry("waits-last", alone, waits=True)]
         code, lines = run(*busy, *waiting)
         check(code == 0, "those that wait: " + "\n".join(lines))
-    order = run(entry("late", "pass", suite="process", alone=True), entry("long", "pass", suite="e2e", priority=9),
-                entry("early", "pass", suite="unit"), entry("slow", "pass", suite="slow"), words=["--list"])[1]
-    check([line.split()[-1] for line in order] == ["early", "long", "late"], f"order: {order}")
+    order = run(entry("late", "pass", suite="process", alone=True), entry("short", "pass", suite="e2e", priority=1),
+                entry("long", "pass", suite="e2e", priority=9), entry("early", "pass", suite="unit"),
+                entry("slow", "pass", suite="slow"), words=["--list"])[1]
+    check([line.split()[-1] for line in order] == ["early", "long", "short", "late"], f"order: {order}")
 
 
 def untested_pager():
@@ -165,8 +166,9 @@ def help_comes_first():
 
 
 def main():
-    for part in (verdicts, limits, signals, sharing, untested_pager, help_comes_first):
-        part()
+    rules = {rule.__name__: rule for rule in (verdicts, limits, signals, sharing, untested_pager, help_comes_first)}
+    for name in sys.argv[2:] or rules:
+        rules[name]()
     print("\n".join(problems) or "the runner keeps its rules")
     return 1 if problems else 0
 

@@ -12,7 +12,7 @@ ROOT = os.path.abspath(sys.argv[1])
 # skip("word", ...), tier::skip("word", ...), LUNAR_SKIP("word", ...), and `skip: word: ` in a text. What comes from a
 # variable is not seen.
 CALL = re.compile(r"\b(?:skip|LUNAR_SKIP)\(\s*\"([^\"]+)\"")
-TEXT = re.compile(r"[\"']skip: ([^:{%\"']+):")
+TEXT = re.compile(r"[\"']skip: ([^:{%\"']+)")
 SOURCE = (".cpp", ".hpp", ".h", ".c", ".py")
 
 

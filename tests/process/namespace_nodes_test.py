@@ -93,7 +93,7 @@ def main():
         folder, one, other, *rest = sys.argv[2:]
         return inside(folder, (one, other), rest[0], rest[1:])
     if os.geteuid() != 0 or not shutil.which("losetup", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"):
-        print("skip: no loop devices (root and losetup)")
+        print("skip: loop: it takes root and losetup")
         return SKIP
     with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=os.environ.get("LUNAR_TEST_DIR", "/var/tmp")) as folder:
         disk, loops = os.path.join(folder, "disk.img"), []
