@@ -7,12 +7,10 @@ read ahead of its commands, and the data is the same.
 """
 import os
 import random
-import shutil
 import sys
-import tempfile
 import time
 
-from redis_server import Server
+from redis_server import Server, Servers, scratch
 
 PATIENCE_S = 120
 KEYS, SIZE, WRITES = 56_000, 1000, 50_000
@@ -72,45 +70,42 @@ def make(directory, dump):
     return digest
 
 
-def main(module, lunar, how):
-    print(f"seed {SEED}")
-    root = tempfile.mkdtemp(prefix="lunar-append-", dir=os.environ.get("TMPDIR", "/var/tmp"))
-    servers, failures = [], []
+def compare(servers, root, module, lunar, how):
+    failures = []
     further, wrapper = (), ()
     if how == "module":
         further = ("--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", root, "size", "500mb")
     elif how == "run":
         wrapper = (lunar, "run", "--dram=16m", "--size=500m", f"--lun={root}", "--")
-    try:
-        for name in ("commands", "dump"):
-            here = os.path.join(root, name)
-            digest = make(here, name == "dump")
-            plain = appending(here)
-            servers.append(plain)
-            plain.end()
-            tiered = appending(here, further, wrapper)
-            servers.append(tiered)
-            faults = tiered.faults() / WRITES
-            cold, ahead = 0, AHEAD_MIN
-            if how == "module":
-                info = tiered.info("lunar")
-                cold, ahead = (int(info["lunar_" + name]) / WRITES for name in ("main_cold_faults", "overlapped_reads"))
-            now = tiered.digest()
-            tiered.end()
-            ratio = tiered.took / plain.took
-            print(f"{name:9} plain {plain.took:.2f} s, tiered {tiered.took:.2f} s ({ratio:.2f}x); "
-                  f"a later write: {faults:.3f} faults"
-                  + (f", {cold:.4f} of them cold, {ahead:.2f} reads ahead" if how == "module" else ""), flush=True)
-            assert now == digest, f"{name}: the digests differ"
-            if faults > FAULTS_MAX or cold > COLD_MAX:
-                failures.append(f"{name}: {faults:.3f} faults a later write, {cold:.4f} of them cold")
-            if ahead < AHEAD_MIN:
-                failures.append(f"{name}: {ahead:.2f} reads ahead a later write: commands wait for their window")
-    finally:
-        for server in servers:
-            server.end()
-        shutil.rmtree(root, ignore_errors=True)
+    for name in ("commands", "dump"):
+        here = os.path.join(root, name)
+        digest = make(here, name == "dump")
+        plain = servers.add(appending(here))
+        plain.end()
+        tiered = servers.add(appending(here, further, wrapper))
+        faults = tiered.faults() / WRITES
+        cold, ahead = 0, AHEAD_MIN
+        if how == "module":
+            info = tiered.info("lunar")
+            cold, ahead = (int(info["lunar_" + name]) / WRITES for name in ("main_cold_faults", "overlapped_reads"))
+        now = tiered.digest()
+        tiered.end()
+        ratio = tiered.took / plain.took
+        print(f"{name:9} plain {plain.took:.2f} s, tiered {tiered.took:.2f} s ({ratio:.2f}x); "
+              f"a later write: {faults:.3f} faults"
+              + (f", {cold:.4f} of them cold, {ahead:.2f} reads ahead" if how == "module" else ""), flush=True)
+        assert now == digest, f"{name}: the digests differ"
+        if faults > FAULTS_MAX or cold > COLD_MAX:
+            failures.append(f"{name}: {faults:.3f} faults a later write, {cold:.4f} of them cold")
+        if ahead < AHEAD_MIN:
+            failures.append(f"{name}: {ahead:.2f} reads ahead a later write: commands wait for their window")
     assert not failures, failures
+
+
+def main(module, lunar, how):
+    print(f"seed {SEED}")
+    with scratch("append") as root, Servers() as servers:
+        compare(servers, root, module, lunar, how)
 
 
 if __name__ == "__main__":

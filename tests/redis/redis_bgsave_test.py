@@ -7,13 +7,11 @@ reads several pages for each key. Bytes are counted, not time, as machines that 
 """
 import os
 import random
-import shutil
 import sys
-import tempfile
 import threading
 import time
 
-from redis_server import Connection, Server, wait_until
+from redis_server import Connection, Server, Servers, scratch, wait_until
 
 PATIENCE_S = 150
 KEYS = 64_000
@@ -75,12 +73,12 @@ def save(server):
 
 def main(module):
     print(f"seed {SEED}")
-    root = tempfile.mkdtemp(prefix="lunar-bgsave-", dir=os.environ.get("TMPDIR", "/var/tmp"))
-    server = Server(root, "--loadmodule", os.path.abspath(module), "dram", "24mb", "lun", root, "size", "400mb",
-                    patience_s=PATIENCE_S)
     stop, problems = threading.Event(), []
-    clients = threading.Thread(target=ask_for_cold_keys, args=(server, stop, problems))
-    try:
+    with scratch("bgsave") as root, Servers() as servers:
+        server = servers.add(Server(root, "--loadmodule", os.path.abspath(module), "dram", "24mb", "lun", root,
+                                    "size", "400mb", patience_s=PATIENCE_S))
+        servers.callback(stop.set)
+        clients = threading.Thread(target=ask_for_cold_keys, args=(server, stop, problems))
         fill(server)
         clients.start()
         read = save(server)
@@ -88,10 +86,6 @@ def main(module):
         clients.join()
         assert not problems, f"wrong values of keys {problems[:5]}"
         assert read <= PAGES_MAX * 4096 * KEYS, f"the child read {read / KEYS / 4096:.2f} pages a key"
-    finally:
-        stop.set()
-        server.end()
-        shutil.rmtree(root, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -9,81 +9,34 @@ of up to ROUNDS runs of each, in turn, as others use the machine.)
 """
 import os
 import re
-import shutil
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 
-DRAM, VALUES = "16m", 16384      # 64 MiB of values: four times the DRAM
+from redis_server import SERVER, Server, Servers, scratch
+
+DRAM, VALUES, BATCH = "16m", 16384, 128      # 64 MiB of values: four times the DRAM
 RATIO_MAX, ROUNDS = 1.5, 8
-SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def connect(server, port):
-    for _ in range(600):
-        if server.poll() is not None:
-            return None
-        try:
-            return socket.create_connection(("127.0.0.1", port))
-        except OSError:
-            time.sleep(0.05)
-    return None
-
-
-def fill(client):
-    replies = client.makefile("rb")
-    for first in range(0, VALUES, 128):
-        client.sendall(b"".join(b"*3\r\n$3\r\nSET\r\n$9\r\nk%08d\r\n$4000\r\n%s\r\n" % (i, os.urandom(4000))
-                                for i in range(first, first + 128)))
-        for _ in range(128):
-            answer = replies.readline()
-            assert answer == b"+OK\r\n", answer
 
 
 def crash(name, prefix, further):
     """Seconds until it has died, and bytes that its memory test went through."""
-    directory = tempfile.mkdtemp(prefix="lunar-crash-", dir=os.environ.get("TMPDIR", "/var/tmp"))
-    port, log = free_port(), os.path.join(directory, "log")
-    command = prefix + [SERVER, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", directory,
-                        "--enable-debug-command", "yes"] + [word.replace("DIRECTORY", directory) for word in further]
-    server = None
-    try:
-        with open(log, "wb") as out:
-            command = [word.replace("DIRECTORY", directory) for word in command]
-            server = subprocess.Popen(command, stdout=out, stderr=out)
-        client = connect(server, port)
-        if client is None:
-            text = open(log, errors="replace").read()
-            if "userfaultfd" in text and os.geteuid() != 0:
-                print("skip: userfaultfd: " + text.splitlines()[-1])
-                sys.exit(77)
-            sys.exit(f"{name}: the server did not start:\n{text}")
-        fill(client)
+    with scratch("crash") as directory, Servers() as servers:
+        prefix, further = ([word.replace("DIRECTORY", directory) for word in words] for words in (prefix, further))
+        server = servers.add(Server(directory, *further, wrapper=prefix))
+        for first in range(0, VALUES, BATCH):
+            server.pipeline([("SET", f"k{i:08}", os.urandom(4000)) for i in range(first, first + BATCH)])
         start = time.monotonic()
-        client.sendall(b"DEBUG SEGFAULT\r\n")
-        status = server.wait()
+        server.client.send([("DEBUG", "SEGFAULT")])
+        status = server.process.wait()
         seconds = time.monotonic() - start
-        text = open(log, errors="replace").read()
+        text = server.text()
         tested = sum(int(n) for n in re.findall(r"memory region [0-9a-f]+ \((\d+) bytes\)", text))
-        assert status == -signal.SIGSEGV, f"{name}: it ended with {status}:\n{text[-2000:]}"
-        assert "REDIS BUG REPORT START" in text and tested > VALUES * 4000, (
-            f"{name}: no report, or {tested} bytes tested:\n{text[-2000:]}")
+        assert status == -signal.SIGSEGV, f"{name}: it ended with {status}"
+        reported = "REDIS BUG REPORT START" in text and tested > VALUES * 4000
+        assert reported, f"{name}: no report, or {tested} bytes tested"
         print(f"{name:7} died after {seconds:.1f} s, {tested >> 20} MiB tested, {seconds / tested * 2**30:.1f} s a GiB")
         return seconds, tested
-    finally:
-        if server is not None and server.poll() is None:
-            server.kill()
-            server.wait()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def main(lunar, module):

@@ -6,14 +6,12 @@ time slice, and the clients with it: on two CPUs next to one busy loop, GETs of 
 second. So they have to come back to the server's CPU. Their affinity is looked at, not the time.
 """
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 
 import redis_bgsave_test
-from redis_server import Server, wait_until
+from redis_server import Server, Servers, scratch, wait_until
 
 PATIENCE_S = 100
 CLIENTS = 8
@@ -34,17 +32,19 @@ def main(module):
     if len(cpus) < 2:
         print("skip: cpus: one CPU only, which the fetchers share with the server in any case")
         sys.exit(77)
-    root = tempfile.mkdtemp(prefix="lunar-crowded-", dir=os.environ.get("TMPDIR", "/var/tmp"))
-    server = Server(root, "--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", root, "size", "400mb",
-                    patience_s=PATIENCE_S)
-    stop, problems, loops = threading.Event(), [], []
-    clients = [threading.Thread(target=redis_bgsave_test.ask_for_cold_keys, args=(server, stop, problems))
-               for _ in range(CLIENTS)]
-    try:
+    stop, problems = threading.Event(), []
+    with scratch("crowded") as root, Servers() as servers:
+        server = servers.add(Server(root, "--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", root,
+                                    "size", "400mb", patience_s=PATIENCE_S))
+        servers.callback(stop.set)
+        clients = [threading.Thread(target=redis_bgsave_test.ask_for_cold_keys, args=(server, stop, problems))
+                   for _ in range(CLIENTS)]
         redis_bgsave_test.fill(server)
         os.sched_setaffinity(server.process.pid, cpus[:1])   # the main thread alone
         for cpu in cpus[1:]:
-            loops.append(subprocess.Popen(["taskset", "-c", str(cpu), "sh", "-c", "while :; do :; done"]))
+            loop = subprocess.Popen(["taskset", "-c", str(cpu), "sh", "-c", "while :; do :; done"])
+            servers.callback(loop.wait)
+            servers.callback(loop.kill)
         for client in clients:
             client.start()
         wait_until("fetchers that may run next to the server",
@@ -53,13 +53,6 @@ def main(module):
         for client in clients:
             client.join()
         assert not problems, f"wrong values of keys {problems[:5]}"
-    finally:
-        stop.set()
-        for loop in loops:
-            loop.kill()
-            loop.wait()
-        server.end()
-        shutil.rmtree(root, ignore_errors=True)
 
 
 if __name__ == "__main__":

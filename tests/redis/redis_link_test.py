@@ -7,14 +7,12 @@ offset.
 """
 import os
 import random
-import shutil
 import socket
 import sys
-import tempfile
 import threading
 import time
 
-from redis_server import Server, wait_until
+from redis_server import Server, Servers, scratch, wait_until
 from resp import words_of
 
 PATIENCE_S = 60
@@ -131,64 +129,60 @@ def both(masters, what, *parts):
     print(f"{what}: equal at {len(masters[0].stream)}", flush=True)
 
 
+def follow(servers, root, module):
+    plain = servers.add(Server(os.path.join(root, "plain"), *LATE, patience_s=PATIENCE_S))
+    for batch in range(0, KEYS, 200):
+        keys = range(batch, batch + 200)
+        plain.client.send([("SET", f"key:{key}", noise(SIZE)) for key in keys])
+        for _ in keys:
+            assert plain.client.receive() == b"OK"
+    assert plain.client.ask("SAVE") == b"OK"
+    with open(os.path.join(root, "plain", "dump.rdb"), "rb") as file:
+        dump = file.read()
+    here = os.path.join(root, "tiered")
+    tiered = servers.add(Server(here, *LATE, "--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", here,
+                                "size", "400mb", patience_s=PATIENCE_S))
+    masters = [Master(plain, dump), Master(tiered, dump)]
+    both(masters, "bursts with silence behind", *(writes(count) for count in (1_000, 2_500, 2_500)))
+    middle = writes(500) + words("SET", "large", noise(1 << 19) * 10) + writes(500)
+    both(masters, "a large value in between", middle)
+
+    # The link ends while there is more than the server was given: what it was not given is asked for again.
+    for i in range(2):
+        data = writes(4_000)
+        for master in masters:
+            sender = begun(master, data)
+            if i == 0:
+                master.replica.client.ask("CLIENT", "KILL", "TYPE", "master")
+            else:
+                master.link.shutdown(socket.SHUT_RDWR)
+            sender.join()
+            master.resumed()
+        print("asked from", masters[1].asked[-1], "of", len(masters[1].stream))
+    both(masters, "links that ended", b"")
+
+    # Not one byte of the old master after REPLICAOF NO ONE, and all before its offset.
+    appends = (words("APPEND", f"key:{RANDOM.randrange(KEYS)}", noise(9)) for _ in range(4_000))
+    data = words("SELECT", 0) + b"".join(appends)
+    before = len(masters[1].stream)
+    sender = begun(masters[1], data)
+    tiered.client.send([("REPLICAOF", "NO", "ONE"), ("INFO", "replication"), ("DEBUG", "DIGEST")])
+    assert tiered.client.receive() == b"OK"
+    at = int(tiered.client.receive().decode().split("master_repl_offset:")[1].split()[0]) - before
+    digest = tiered.client.receive()
+    sender.join()
+    time.sleep(0.5)
+    assert tiered.digest() == digest, "executed behind REPLICAOF NO ONE"
+    masters[0].send(data[:at])
+    masters[0].caught_up("the same part")
+    assert plain.digest() == digest, f"not what comes before {at} of {len(data)}"
+    print(f"switched at {at} of {len(data)}")
+
+
 def main(module):
     print(f"seed {SEED}")
-    root = tempfile.mkdtemp(prefix="lunar-link-", dir=os.environ.get("TMPDIR", "/var/tmp"))
-    servers = []
-    try:
-        plain = Server(os.path.join(root, "plain"), *LATE, patience_s=PATIENCE_S)
-        servers.append(plain)
-        for batch in range(0, KEYS, 200):
-            keys = range(batch, batch + 200)
-            plain.client.send([("SET", f"key:{key}", noise(SIZE)) for key in keys])
-            for _ in keys:
-                assert plain.client.receive() == b"OK"
-        assert plain.client.ask("SAVE") == b"OK"
-        with open(os.path.join(root, "plain", "dump.rdb"), "rb") as file:
-            dump = file.read()
-        here = os.path.join(root, "tiered")
-        tiered = Server(here, *LATE, "--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", here,
-                        "size", "400mb", patience_s=PATIENCE_S)
-        servers.append(tiered)
-        masters = [Master(plain, dump), Master(tiered, dump)]
-        both(masters, "bursts with silence behind", *(writes(count) for count in (1_000, 2_500, 2_500)))
-        middle = writes(500) + words("SET", "large", noise(1 << 19) * 10) + writes(500)
-        both(masters, "a large value in between", middle)
-
-        # The link ends while there is more than the server was given: what it was not given is asked for again.
-        for i in range(2):
-            data = writes(4_000)
-            for master in masters:
-                sender = begun(master, data)
-                if i == 0:
-                    master.replica.client.ask("CLIENT", "KILL", "TYPE", "master")
-                else:
-                    master.link.shutdown(socket.SHUT_RDWR)
-                sender.join()
-                master.resumed()
-            print("asked from", masters[1].asked[-1], "of", len(masters[1].stream))
-        both(masters, "links that ended", b"")
-
-        # Not one byte of the old master after REPLICAOF NO ONE, and all before its offset.
-        appends = (words("APPEND", f"key:{RANDOM.randrange(KEYS)}", noise(9)) for _ in range(4_000))
-        data = words("SELECT", 0) + b"".join(appends)
-        before = len(masters[1].stream)
-        sender = begun(masters[1], data)
-        tiered.client.send([("REPLICAOF", "NO", "ONE"), ("INFO", "replication"), ("DEBUG", "DIGEST")])
-        assert tiered.client.receive() == b"OK"
-        at = int(tiered.client.receive().decode().split("master_repl_offset:")[1].split()[0]) - before
-        digest = tiered.client.receive()
-        sender.join()
-        time.sleep(0.5)
-        assert tiered.digest() == digest, "executed behind REPLICAOF NO ONE"
-        masters[0].send(data[:at])
-        masters[0].caught_up("the same part")
-        assert plain.digest() == digest, f"not what comes before {at} of {len(data)}"
-        print(f"switched at {at} of {len(data)}")
-    finally:
-        for server in servers:
-            server.end()
-        shutil.rmtree(root, ignore_errors=True)
+    with scratch("link") as root, Servers() as servers:
+        follow(servers, root, module)
 
 
 if __name__ == "__main__":

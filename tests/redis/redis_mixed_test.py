@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 
-from redis_server import Server, run_scenario, wait_until
+from redis_server import Server, Servers, run_scenario, wait_until
 from resp import Connection, Refused, words_of
 
 SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
@@ -301,16 +301,14 @@ def difference(one, other):
 
 def mixed(directory, module, rounds):
     rounds = int(os.path.basename(rounds))
-    servers, replies, digests = [], [], []
-    try:
+    replies, digests = [], []
+    with Servers() as servers:
         for name in ("plain", "tiered"):
             def start(what, dram, own=name):
                 there = os.path.join(directory, own, what)
-                os.makedirs(there)
                 tier = ("--loadmodule", module, "dram", dram, "lun", there, "size", "400mb") if own == "tiered" else ()
-                servers.append(Server(there, "--repl-diskless-sync-delay", "0", "--repl-backlog-size", "32mb", *tier,
-                                      patience_s=PATIENCE_S))
-                return servers[-1]
+                return servers.add(Server(there, "--repl-diskless-sync-delay", "0", "--repl-backlog-size", "32mb",
+                                          *tier, patience_s=PATIENCE_S))
             server, replica = start("master", "16mb"), start("replica", "16mb")
             fill(server.client)
             replica.client.ask("REPLICAOF", "127.0.0.1", str(server.port))
@@ -326,16 +324,9 @@ def mixed(directory, module, rounds):
                 assert a == b, f"worker {number}, reply {at} of {len(plain)}: {difference(a, b)}"
             assert len(plain) == len(tiered), f"worker {number}: {len(plain)} and {len(tiered)} replies"
         assert digests[0] == digests[1], f"the data differs: {digests}"
-        lunar = servers[2].info("lunar")
+        lunar = server.info("lunar")   # of the tiered one
         print(f"held {lunar['lunar_gate_held']} times, {lunar['lunar_gate_timeouts']} passed late")
         assert lunar["lunar_gate"] == "watching" and int(lunar["lunar_gate_held"]) >= HELD_MIN, lunar["lunar_gate"]
-    except Exception:
-        for server in servers:
-            print(f"{server.directory} ({server.process.poll()}):\n{server.text()[-2500:]}")
-        raise
-    finally:
-        for server in servers:
-            server.end()
 
 
 if __name__ == "__main__":

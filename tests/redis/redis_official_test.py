@@ -14,9 +14,9 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 
+from redis_server import Servers, scratch
 from redis_space_test import MIB, PATIENCE_S, SEED, Refused, Server, value
 
 DRAM_MIB, KEYS, BYTES = 32, 24000, 4000
@@ -74,6 +74,7 @@ class Official(Server):
                 return
             except OSError:
                 time.sleep(0.05)
+        self.end()
         sys.exit(f"the server does not answer:\n{self.text()[-2000:]}")
 
 
@@ -111,8 +112,8 @@ def wait_for(client, field, wanted):
 
 
 def under_lunar_run(directory, lunar, module, binary):
-    server = Official(directory, lunar, binary)
-    try:
+    with Servers() as servers:
+        server = servers.add(Official(directory, lunar, binary))
         client = server.client()
         print(version(binary).strip(), client.info("memory")["mem_allocator"])
         fill(client)
@@ -152,34 +153,27 @@ def under_lunar_run(directory, lunar, module, binary):
         peak = int(re.findall(r"stats: peak_resident_bytes (\d+)", server.text())[-1])
         assert peak <= DRAM_MIB * MIB, f"{peak} bytes were resident"
         print(f"{KEYS * BYTES / MIB:.0f} MiB of strings and more in {peak / MIB:.1f} MiB of DRAM; {said}")
-    finally:
-        server.end()
 
 
 def refused(directory, module, binary):
-    server = Official(directory, None, binary)
-    try:
+    with Servers() as servers:
+        server = servers.add(Official(directory, None, binary))
         client = server.client()
         client.send([("MODULE", "LOAD", module, "dram", "32mb", "lun", directory)])
         assert isinstance(client.receive(), Refused), "the module loads into a server with an allocator of its own"
         assert "lunar run -- redis-server" in server.text(), server.text()[-1000:]
         server.must_live("a load that is refused")
-    finally:
-        server.end()
 
 
 def main(lunar, module, package, libraries=None):
     print(f"seed {SEED}")
-    directory = tempfile.mkdtemp(prefix="lunar-official-", dir=os.environ.get("TMPDIR", "/var/tmp"))
-    try:
+    with scratch("official") as directory:
         binary = fetch_server(package, directory)
         if binary is None or (libraries and not use_libraries(libraries, os.path.join(directory, "libraries"))):
             return 77
         if " v=6." not in version(binary):
             refused(directory, os.path.abspath(module), binary)
         under_lunar_run(directory, os.path.abspath(lunar), os.path.abspath(module), binary)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
     print("as it should be")
     return 0
 

@@ -11,13 +11,11 @@ the data in DRAM.
 """
 import os
 import random
-import shutil
 import sys
-import tempfile
 import threading
 import time
 
-from redis_server import Server, wait_until as wait
+from redis_server import Server, Servers, scratch, wait_until as wait
 from resp import Connection, Refused
 
 PATIENCE_S = 120
@@ -210,7 +208,7 @@ def faults(master, replica):
 
     writers = write(master, 6_400, kinds)
     time.sleep(0.5)
-    replica.kill()
+    replica.end()
     replica.start()
     replica.client.ask("REPLICAOF", "127.0.0.1", str(master.port))
     joined(writers)
@@ -221,7 +219,7 @@ def faults(master, replica):
     master.client.ask("SAVE")
     writers = write(master, 6_400, kinds)
     time.sleep(0.5)
-    master.kill()
+    master.end()
     for writer in writers:
         writer.join(PATIENCE_S)
     master.start()
@@ -276,16 +274,10 @@ def over(master, replica):
 
 def main(module, scenario):
     print(f"seed {SEED}")
-    root = tempfile.mkdtemp(prefix="lunar-replica-", dir=os.environ.get("TMPDIR", "/var/tmp"))
-    servers = []
-    try:
+    with scratch("replica") as root, Servers() as servers:
         for name in ("master", "replica", *(["replica-of-it"] if scenario == "chain" else [])):
-            servers.append(Member(os.path.join(root, name), "" if os.environ.get("LUNAR_PLAIN") else module))
-        {"stream": stream, "chain": stream, "faults": faults, "over": over}[scenario](*servers)
-    finally:
-        for server in servers:
-            server.end()
-        shutil.rmtree(root, ignore_errors=True)
+            servers.add(Member(os.path.join(root, name), "" if os.environ.get("LUNAR_PLAIN") else module))
+        {"stream": stream, "chain": stream, "faults": faults, "over": over}[scenario](*servers.started)
 
 
 if __name__ == "__main__":

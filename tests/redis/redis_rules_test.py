@@ -6,12 +6,10 @@ A plain server tells what they are. Counts decide: lengths of chains, words in t
 """
 import os
 import re
-import shutil
 import sys
-import tempfile
 import time
 
-from redis_server import Server
+from redis_server import Server, Servers, scratch
 from resp import Connection
 
 PATIENCE_S = 120
@@ -179,11 +177,11 @@ def expire_some(server, prefix):
 def wish_refused(server, user, word):
     """Expiry stays the gate's when a client says SET-ACTIVE-EXPIRE 0 to which the server does not listen."""
     server.ask("ACL", "SETUSER", "nothing", "on", ">pw", "~*", "-@all")
-    stranger = Connection(server.port, PATIENCE_S)
+    other = Connection(server.port, PATIENCE_S)
     if user != "default":
-        stranger.ask("AUTH", user, "pw")
-    stranger.send([("DEBUG", "SET-ACTIVE-EXPIRE", "0")])
-    reply = str(stranger.receive())
+        other.ask("AUTH", user, "pw")
+    other.send([("DEBUG", "SET-ACTIVE-EXPIRE", "0")])
+    reply = str(other.receive())
     require(word in reply, f"DEBUG of the user {user}: {reply}")
     expired = expire_some(server, "refused")
     print(f"tiered: {expired} of {DUE} keys expired in turns after '{reply[:6]}'")
@@ -230,13 +228,10 @@ def import_mode(server, name):
 
 
 def main(module):
-    root = tempfile.mkdtemp(prefix="lunar-rules-", dir=os.environ.get("TMPDIR", "/var/tmp"))
-    servers = []
-    try:
+    with scratch("rules") as root, Servers() as servers:
         tier = ("--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", root, "size", "400mb")
         for name, further in (("plain", ()), ("tiered", tier)):
-            server = CheckedServer(root, name, *further)
-            servers.append(server)
+            server = servers.add(CheckedServer(root, name, *further))
             server.pipeline([("SET", f"cold:{i}", "v" * SIZE) for i in range(COLD)])
             if further:
                 require(server.line("lunar_gate") == "watching" and int(server.line("lunar_evicted_pages")) > 0,
@@ -253,16 +248,11 @@ def main(module):
                 wish_taken_back(server)
             for policy in ("allkeys-random", "allkeys-lru"):
                 eviction(server, name, policy)
-        rehash_goes_on(servers[1])
-        servers[1].end()
-        server = CheckedServer(root, "no-debug", *tier, "--enable-debug-command", "no")
-        servers.append(server)
+        rehash_goes_on(server)   # the tiered one
+        server.end()
+        server = servers.add(CheckedServer(root, "no-debug", *tier, "--enable-debug-command", "no"))
         server.pipeline([("SET", f"cold:{i}", "v" * SIZE) for i in range(COLD)])
         wish_refused(server, "default", "not allowed")
-    finally:
-        for server in servers:
-            server.end()
-        shutil.rmtree(root, ignore_errors=True)
     return 1 if FAILURES else 0
 
 

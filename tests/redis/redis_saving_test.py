@@ -11,10 +11,9 @@ import os
 import random
 import shutil
 import sys
-import tempfile
 import time
 
-from redis_server import Server
+from redis_server import Server, Servers, scratch
 from resp import Connection
 
 PATIENCE_S = 100
@@ -82,9 +81,9 @@ def digested(server):
 
 
 def tiered_again(servers, directory, further, wrapper):
-    servers.append(Server(directory, *further, wrapper=wrapper, patience_s=PATIENCE_S))
-    fill(servers[-1], KEYS, 10_000, False)   # some of it is cold again
-    return servers[-1]
+    server = servers.add(Server(directory, *further, wrapper=wrapper, patience_s=PATIENCE_S))
+    fill(server, KEYS, 10_000, False)   # some of it is cold again
+    return server
 
 
 def between(plain, tiered):
@@ -127,10 +126,7 @@ def resident(server):
     assert sleeps <= SLEEPS_MAX, f"{sleeps} sleeps in a save of what is resident"
 
 
-def main(module, lunar, how):
-    random.seed(SEED)
-    print(f"seed {SEED}")
-    root = tempfile.mkdtemp(prefix="lunar-saving-", dir=os.environ.get("TMPDIR", "/var/tmp"))
+def compare(servers, root, module, lunar, how):
     here, there = os.path.join(root, "tiered"), os.path.join(root, "plain")
     os.mkdir(here), os.mkdir(there)
     further, wrapper = (), ()
@@ -138,51 +134,49 @@ def main(module, lunar, how):
         further = ("--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", here, "size", "400mb")
     elif how == "run":
         wrapper = (lunar, "run", "--dram=16m", "--size=400m", f"--lun={here}", "--")
-    servers = []
-    try:
-        plain = Server(there, patience_s=PATIENCE_S)
-        servers.append(plain)
-        fill(plain, 0, KEYS, False)
-        _, plain_took = saved(plain, "plain SAVE", "SAVE")
-        plain.end()
-        os.unlink(os.path.join(there, "dump.rdb"))
+    plain = servers.add(Server(there, patience_s=PATIENCE_S))
+    fill(plain, 0, KEYS, False)
+    _, plain_took = saved(plain, "plain SAVE", "SAVE")
+    plain.end()
+    os.unlink(os.path.join(there, "dump.rdb"))
 
-        tiered = Server(here, *further, wrapper=wrapper, patience_s=PATIENCE_S)
-        servers.append(tiered)
-        if how == "module":
-            resident(tiered)
-        fill(tiered, 0, KEYS // 2, False)
-        fill(tiered, KEYS // 2, KEYS // 2, True)
-        others(tiered)
-        results = [saved(tiered, "SAVE", "SAVE")]
-        # 32,768 expiries and a few: the table is being rehashed as the save begins.
-        fill(tiered, KEYS, 32_769 - KEYS // 2, True)
-        results.append(saved(tiered, "SAVE while rehashing", "SAVE"))
-        results.append(saved(tiered, "DEBUG RELOAD", "DEBUG", "RELOAD"))
-        results.append(saved(tiered, "SAVE after it", "SAVE"))
-        digests = digested(tiered)
-        tiered.client.ask("SET", "last", "one")
-        tiered.client.ask("SET", "last", "two")
-        last = tiered.digest()
-        start = time.monotonic()
-        tiered.client.send([("SHUTDOWN", "SAVE")])
-        tiered.process.wait(PATIENCE_S)
-        print(f"{'SHUTDOWN SAVE':24} {time.monotonic() - start:6.2f} s")
-        assert tiered.process.returncode == 0, f"SHUTDOWN: {tiered.process.returncode}"
-        shutil.copy(os.path.join(here, "dump.rdb"), os.path.join(there, "dump.rdb"))
-        plain = Server(there, patience_s=PATIENCE_S)
-        servers.append(plain)
-        assert plain.digest() == last, "what was saved is not what there was"
-        between(plain, tiered_again(servers, here, further, wrapper))
-        ratio = results[0][1] / plain_took
-        print(f"plain {plain_took:.2f} s, ratio {ratio:.1f}")
-        for faults, _ in (*results[:2], results[3]):
-            assert faults <= FAULTS_MAX, f"{faults:.3f} faults of the server a key"
-        assert digests <= FAULTS_MAX, f"{digests:.3f} faults of the server a key in DEBUG DIGEST"
-    finally:
-        for server in servers:
-            server.end()
-        shutil.rmtree(root, ignore_errors=True)
+    tiered = servers.add(Server(here, *further, wrapper=wrapper, patience_s=PATIENCE_S))
+    if how == "module":
+        resident(tiered)
+    fill(tiered, 0, KEYS // 2, False)
+    fill(tiered, KEYS // 2, KEYS // 2, True)
+    others(tiered)
+    results = [saved(tiered, "SAVE", "SAVE")]
+    # 32,768 expiries and a few: the table is being rehashed as the save begins.
+    fill(tiered, KEYS, 32_769 - KEYS // 2, True)
+    results.append(saved(tiered, "SAVE while rehashing", "SAVE"))
+    results.append(saved(tiered, "DEBUG RELOAD", "DEBUG", "RELOAD"))
+    results.append(saved(tiered, "SAVE after it", "SAVE"))
+    digests = digested(tiered)
+    tiered.client.ask("SET", "last", "one")
+    tiered.client.ask("SET", "last", "two")
+    last = tiered.digest()
+    start = time.monotonic()
+    tiered.client.send([("SHUTDOWN", "SAVE")])
+    tiered.process.wait(PATIENCE_S)
+    print(f"{'SHUTDOWN SAVE':24} {time.monotonic() - start:6.2f} s")
+    assert tiered.process.returncode == 0, f"SHUTDOWN: {tiered.process.returncode}"
+    shutil.copy(os.path.join(here, "dump.rdb"), os.path.join(there, "dump.rdb"))
+    plain = servers.add(Server(there, patience_s=PATIENCE_S))
+    assert plain.digest() == last, "what was saved is not what there was"
+    between(plain, tiered_again(servers, here, further, wrapper))
+    ratio = results[0][1] / plain_took
+    print(f"plain {plain_took:.2f} s, ratio {ratio:.1f}")
+    for faults, _ in (*results[:2], results[3]):
+        assert faults <= FAULTS_MAX, f"{faults:.3f} faults of the server a key"
+    assert digests <= FAULTS_MAX, f"{digests:.3f} faults of the server a key in DEBUG DIGEST"
+
+
+def main(module, lunar, how):
+    random.seed(SEED)
+    print(f"seed {SEED}")
+    with scratch("saving") as root, Servers() as servers:
+        compare(servers, root, module, lunar, how)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 """Servers of the end-to-end tests, plain or tiered: started, asked and ended. A server that cannot start ends the test
 with its log; without the right to userfaultfd the test is skipped.
 """
+import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -50,7 +50,7 @@ class Server:
         self.start()
 
     def start(self):
-        """Again, on the same port, after kill()."""
+        """Again, on the same port, after end()."""
         started = time.monotonic()
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen(self.command, stdout=out, stderr=out)
@@ -91,14 +91,35 @@ class Server:
                 reply = self.client.receive()
                 assert not isinstance(reply, Exception), reply
 
-    def kill(self):
+    def end(self):
+        """At once, with SIGKILL; a stopped one too."""
         self.process.kill()
         self.process.wait()
 
-    def end(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+
+class Servers(contextlib.ExitStack):
+    """Servers of one test. They are ended in reverse order when it is left; by an exception, each one's log is shown
+    before that."""
+
+    def __init__(self):
+        super().__init__()
+        self.started = []
+
+    def add(self, server):
+        self.started.append(server)
+        self.callback(server.end)
+        return server
+
+    def __exit__(self, kind, *details):
+        for server in self.started if kind and issubclass(kind, Exception) else ():
+            print(f"{server.directory} (exit code: {server.process.poll()}):\n{server.text()[-3000:]}")
+        return super().__exit__(kind, *details)
+
+
+def scratch(name):
+    """A new directory for a test, which `with` removes at its end."""
+    return tempfile.TemporaryDirectory(prefix=f"lunar-{name}-", dir=os.environ.get("TMPDIR", "/var/tmp"),
+                                       ignore_cleanup_errors=True)
 
 
 def run_scenario(name, scenarios, scenario, *arguments):
@@ -107,11 +128,8 @@ def run_scenario(name, scenarios, scenario, *arguments):
     if not os.access(SERVER, os.X_OK):
         print(f"skip: redis-server: {SERVER} is not there")
         return 77
-    directory = tempfile.mkdtemp(prefix=f"lunar-{name}-", dir=os.environ.get("TMPDIR", "/var/tmp"))
     start = time.monotonic()
-    try:
+    with scratch(name) as directory:
         scenarios[scenario.replace("-", "_")](directory, *map(os.path.abspath, arguments))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
     print(f"{scenario} as it should be, in {time.monotonic() - start:.1f} s")
     return 0

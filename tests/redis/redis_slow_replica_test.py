@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-from redis_server import Server as PlainServer, run_scenario, wait_until
+from redis_server import Server as PlainServer, Servers, run_scenario, wait_until
 from redis_space_test import MIB, SEED, space, store, value, with_server
 from resp import Connection, Refused
 
@@ -44,10 +44,10 @@ def ended(server):
     return re.findall(r"replica with client id (\d+) has not taken", server.text())
 
 
-def follow(server, client, directory, *further):
+def follow(servers, server, client, directory, *further):
     """A replica of `server`, and the number of its connection there."""
     before = replicas(client)
-    follower = PlainServer(directory, "--enable-debug-command", "yes", "--repl-diskless-load", "disabled", *further)
+    follower = servers.add(PlainServer(directory, "--repl-diskless-load", "disabled", *further))
     follower.client.ask("REPLICAOF", "127.0.0.1", str(server.port))
     wait_until("the link", lambda: follower.info("replication")["master_link_status"] == "up", PATIENCE_S)
     new = replicas(client) - before
@@ -58,13 +58,10 @@ def follow(server, client, directory, *further):
 def two_replicas(server, directory, tier):
     client = server.client()
     store(server, client, "fill", 0, KEYS, 4000)
-    followers = []
-    try:
-        for name in ("healthy", "stopped"):
-            there = os.path.join(directory, name)
-            os.makedirs(there)
-            followers.append(follow(server, client, there, *tier(there)))
-        (healthy, healthy_id), (stopped, stopped_id) = followers
+    with Servers() as servers:
+        (healthy, healthy_id), (stopped, stopped_id) = (
+            follow(servers, server, client, there, *tier(there))
+            for there in (os.path.join(directory, name) for name in ("healthy", "stopped")))
         syncs = int(client.info("stats")["sync_full"])
         stopped.process.send_signal(signal.SIGSTOP)
         batch = 0
@@ -84,10 +81,6 @@ def two_replicas(server, directory, tier):
         wait_until("the healthy replica has all", lambda: healthy.info("replication").get("slave_repl_offset")
                    == client.info("replication")["master_repl_offset"], PATIENCE_S)
         assert healthy.digest() == client.ask("DEBUG", "DIGEST"), "master and replica differ"
-    finally:
-        for follower, _ in followers:
-            follower.process.send_signal(signal.SIGCONT)
-            follower.end()
 
 
 def lag(client, number):

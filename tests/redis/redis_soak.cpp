@@ -84,7 +84,7 @@ class Soak {
         random_(seed),
         strings_{{board_, {"due", run.keys / 5, due_ms_max(plan), plan.pause_ms / 10}, seed},
                  {board_, {"size", run.keys / 5, 0, plan.pause_ms / 10}, seed}},
-        stranger_(board_, run.keys, plan.pause_ms, seed) {
+        limited_user_(board_, run.keys, plan.pause_ms, seed) {
     const uint64_t each = run.keys / kClients;
     for (unsigned i = 0; i < kClients; ++i) clients_.emplace_back(board_, i, i * each, each, seed, plan.pause_ms);
   }
@@ -97,7 +97,7 @@ class Soak {
   void go() {
     for (SoakClient& client : clients_) threads_.emplace_back([&client] { client.run(); });
     for (SoakStrings& client : strings_) threads_.emplace_back([&client] { client.run(); });
-    threads_.emplace_back([this] { stranger_.run(); });
+    threads_.emplace_back([this] { limited_user_.run(); });
     for (double start = 0;
          !board_.stop.load() && (totals_.lives < kLivesMin || start == 0 || now_s() - start < plan_.seconds);
          ++totals_.lives) {
@@ -116,7 +116,7 @@ class Soak {
     const std::string lun = life.faults == nullptr ? ""
                                                    : fmt::format("sim:{},seed={},{}", kSimPerCap * run_.cap,
                                                                  totals_.lives + 1, life.faults);
-    const std::string further = fmt::format("{} {}", kAppend, SoakStranger::kUser);
+    const std::string further = fmt::format("{} {}", kAppend, SoakLimitedUser::kUser);
     Run run = run_;
     if (life.faults == nullptr) run.size_per_cap *= 2;  // what a replica has not received yet takes LUN space, too
     ServerSetup result = run.tiered("soak", "dump.rdb", further, lun);
@@ -363,11 +363,11 @@ class Soak {
         t.lives, t.kills, t.kills_in_save, t.ends_by_loss, t.saves, t.rewrites, t.budgets, sum.writes, sum.reads,
         sum.connections, sum.in_doubt, sum.happened, sum.errors, t.evicted_pages, t.read_errors, t.write_errors,
         strings_[0].writes(), strings_[0].expired(), strings_[0].reads(), t.gate_expired, strings_[1].rounds(),
-        stranger_.refused(), t.gate_refused, t.replicas);
+        limited_user_.refused(), t.gate_refused, t.replicas);
     if (board_.failures.load() != 0) return;
     require(t.lives >= kLivesMin && t.kills >= 2, "too few lives to show anything");
     require(t.saves >= 2 && t.rewrites >= 1, "too few saves and rewrites");
-    require(strings_[0].expired() > 0 && strings_[1].rounds() > 1 && stranger_.refused() > 0,
+    require(strings_[0].expired() > 0 && strings_[1].rounds() > 1 && limited_user_.refused() > 0,
             "no key expired, sizes did not change, or nothing was refused");
     require(plan_.only != nullptr || (t.replicas > 0 && t.gate_expired > 0 && t.gate_refused > 0),
             "no replica was compared, or the gate had no part in it");
@@ -384,7 +384,7 @@ class Soak {
   Board board_;
   std::deque<SoakClient> clients_;
   SoakStrings strings_[2];  // that expire; of other sizes
-  SoakStranger stranger_;
+  SoakLimitedUser limited_user_;
   std::vector<std::thread> threads_;
   std::vector<int> orphans_;
   Totals totals_;

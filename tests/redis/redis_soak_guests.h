@@ -4,8 +4,8 @@
 //   SoakStrings   strings of its own. `expiring`: each batch of them has its end, by the wall clock; else rounds in
 //                 which most are deleted at random and written anew with another size, so that the heap is full of
 //                 holes
-//   SoakStranger  a user that may read some keys and nothing else: it tries what it may not, and gets NOPERM. That
-//                 nothing has changed is what the owners of the keys see
+//   SoakLimitedUser   a user that may read some keys and nothing else: it tries what it may not, and gets NOPERM. The
+//                 owners of the keys see that nothing has changed
 //
 // Idea of SoakStrings. What a key may be is a list of states: one when all is acknowledged, and one more for each write
 // whose reply has not come. A read must be one of them, at its time: a key is there until its end, and is not behind
@@ -167,12 +167,12 @@ class SoakStrings : public SoakWire {
   uint64_t version_ = 0, round_ = 0, writes_ = 0, reads_ = 0, expired_ = 0;
 };
 
-class SoakStranger : public SoakWire {
+class SoakLimitedUser : public SoakWire {
  public:
   // For the server's command line.
-  static constexpr const char* kUser = "--user stranger on >sesame %R~key:1* +@read -scan +auth";
+  static constexpr const char* kUser = "--user limited on >sesame %R~key:1* +@read -scan +auth";
 
-  SoakStranger(Board& board, uint64_t keys, unsigned pause_ms, uint64_t seed)
+  SoakLimitedUser(Board& board, uint64_t keys, unsigned pause_ms, uint64_t seed)
       : SoakWire(board), keys_(keys), pause_ms_(pause_ms), random_(seed) {}
   void run() {
     SoakWire::run([this] { return connect() && is_let_in(); },
@@ -187,10 +187,10 @@ class SoakStranger : public SoakWire {
 
  private:
   bool is_let_in() {
-    send({"AUTH", "stranger", "sesame"});
+    send({"AUTH", "limited", "sesame"});
     const Reply r = receive();
     if (r && r->type == REDIS_REPLY_STATUS) return true;
-    if (r) board_.fail(fmt::format("the stranger is not let in: '{}'", plain_text(r.get())));
+    if (r) board_.fail(fmt::format("the limited user is not let in: '{}'", plain_text(r.get())));
     hang_up();
     return false;
   }
@@ -199,7 +199,7 @@ class SoakStranger : public SoakWire {
     const Reply r = receive();
     if (!r) return false;
     const bool refused = r->type == REDIS_REPLY_ERROR && strncmp(r->str, "NOPERM", 6) == 0;
-    if (!refused) board_.fail(fmt::format("the stranger is answered '{}'", brief(plain_text(r.get()))));
+    if (!refused) board_.fail(fmt::format("the limited user is answered '{}'", brief(plain_text(r.get()))));
     refused_ += refused;
     return true;
   }
@@ -207,7 +207,7 @@ class SoakStranger : public SoakWire {
     const std::string key = fmt::format("key:{}", random_() % keys_), other = fmt::format("key:2{}", random_() % keys_);
     switch (random_() % 9) {
       case 0:
-        return {"SET", key, "not for a stranger"};
+        return {"SET", key, "not for this user"};
       case 1:
         return {"DEL", key, other};
       case 2:

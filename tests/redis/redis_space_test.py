@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 
-from redis_server import SERVER, Server as PlainServer, explain_start, free_port, run_scenario, wait_until
+from redis_server import SERVER, Server as PlainServer, Servers, explain_start, free_port, run_scenario, wait_until
 from resp import Connection, Refused
 
 PATIENCE_S = 60
@@ -69,6 +69,7 @@ class Server:
                 return
             except OSError:
                 time.sleep(0.05)
+        self.end()
         sys.exit("the server does not answer")
 
     def client(self):
@@ -355,8 +356,8 @@ def replica(directory, module):
 def slow_replica(server, directory):
     client = server.client()
     store(server, client, "fill", 0, 16 * MIB // 4000, 4000)
-    follower = PlainServer(os.path.join(directory, "replica"), "--save", "", "--enable-debug-command", "yes")
-    try:
+    with Servers() as servers:
+        follower = servers.add(PlainServer(os.path.join(directory, "replica")))
         follower.client.ask("REPLICAOF", "127.0.0.1", str(server.port))
         wait_until("the link", lambda: follower.info("replication")["master_link_status"] == "up", PATIENCE_S)
         follower.process.send_signal(signal.SIGSTOP)
@@ -383,9 +384,6 @@ def slow_replica(server, directory):
                    == client.info("replication")["master_repl_offset"], PATIENCE_S)
         assert follower.digest() == client.ask("DEBUG", "DIGEST"), "master and replica differ"
         wait_until("writes go on", lambda: not refused(client, "SET", "one", "x"), PATIENCE_S)
-    finally:
-        follower.process.send_signal(signal.SIGCONT)
-        follower.end()
 
 
 def child(directory, module):
@@ -461,13 +459,10 @@ def rewrite(directory, module):
             text = open(config).read()
             assert re.search(change[0], text, re.M), f"no {change[0]} in:\n{text}"
             open(config, "w").write(re.sub(change[0], change[1], text, flags=re.M))
-        server = Server(directory, module, "--save", "", size=size, config=config)
-        try:
-            client = server.client()
+        with Servers() as servers:
+            client = servers.add(Server(directory, module, "--save", "", size=size, config=config)).client()
             test(client)
             client.ask("CONFIG", "REWRITE")
-        finally:
-            server.end()
         text = open(config).read()     # the module's arguments are in the file now
         added = ("loadmodule", "port", "bind", "dir")
         open(config, "w").write("".join(line for line in text.splitlines(True) if not line.startswith(added)))
@@ -505,15 +500,8 @@ def rewrite(directory, module):
 
 
 def with_server(directory, module, test, *further, **options):
-    server = Server(directory, module, *further, **options)
-    try:
-        test(server)
-    except Exception:
-        state = "lives" if server.process.poll() is None else server.process.returncode
-        print(f"the server {state}:\n{server.text()[-3000:]}")
-        raise
-    finally:
-        server.end()
+    with Servers() as servers:
+        test(servers.add(Server(directory, module, *further, **options)))
 
 
 if __name__ == "__main__":

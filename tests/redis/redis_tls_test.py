@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-# The input gate under TLS: clients of a tiered server's TLS port keep a model of their keys, send pipelines longer than
-# a TLS record, cut commands in two, and hang up in the middle; each reply is checked. Cold commands must have been
-# held, also those behind which the session has more to give (SSL_pending).
-#   redis_tls_test.py MODULE
+"""redis_tls_test MODULE: the input gate under TLS. Clients of a tiered server's TLS port keep a model of their keys,
+send pipelines longer than a TLS record, cut commands in two, and hang up in the middle; each reply is checked. Cold
+commands must have been held, also those behind which the session has more to give (SSL_pending).
+"""
 import os
 import random
-import re
 import shutil
 import socket
 import ssl
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
-SKIP = 77
+from redis_server import Server, Servers, free_port, run_scenario
+
 KEYS = 900             # a client
 CLIENTS = 8
 VALUE = 8 << 10        # 8 x 900 x 8 KiB: 3.5 times the budget
 SECONDS = 6
+SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
 
 
 def command(*words):
@@ -136,74 +136,38 @@ class Client(threading.Thread):
             self.failure = f"client {self.number}: {error!r}"
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-def info(port):
-    with socket.create_connection(("127.0.0.1", port)) as stream:
-        stream.sendall(command("INFO", "lunar"))
-        text = Replies(stream).one().decode()
-    return {name: value for name, value in re.findall(r"^(lunar_\w+):(\S*)", text, re.M)}
-
-
-def start(directory, module, port, tls_port):
-    key, certificate, log = (os.path.join(directory, name) for name in ("key.pem", "certificate.pem", "log"))
+def served(directory, tls_port, module):
+    """A server with a certificate of its own."""
+    key, certificate = (os.path.join(directory, name) for name in ("key.pem", "certificate.pem"))
     subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
                     "-days", "2", "-subj", "/CN=localhost", "-keyout", key, "-out", certificate],
                    check=True, stderr=subprocess.DEVNULL)
-    with open(log, "wb") as out:
-        binary = os.environ.get("LUNAR_REDIS_SERVER", shutil.which("redis-server"))
-        server = subprocess.Popen(
-            [binary, "--bind", "127.0.0.1", "--port", str(port), "--tls-port", str(tls_port),
-             "--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", certificate,
-             "--tls-auth-clients", "no", "--save", "", "--dir", directory,
-             "--loadmodule", module, "dram", "16mb", "lun", directory, "size", "512mb"], stdout=out, stderr=out)
-    for _ in range(600):
-        try:
-            socket.create_connection(("127.0.0.1", tls_port)).close()
-            return server, log
-        except OSError:
-            if server.poll() is not None:
-                break
-            time.sleep(0.05)
-    with open(log, encoding="utf-8", errors="replace") as text:
-        raise SystemExit("the server did not start:\n" + text.read()[-2000:])
+    return Server(directory, "--tls-port", str(tls_port), "--tls-cert-file", certificate, "--tls-key-file", key,
+                  "--tls-ca-cert-file", certificate, "--tls-auth-clients", "no",
+                  "--loadmodule", module, "dram", "16mb", "lun", directory, "size", "512mb")
 
 
-def main():
-    if shutil.which("redis-server") is None or shutil.which("openssl") is None:
-        print("SKIP: redis-server or openssl is not installed")
-        return SKIP
-    seed = int(os.environ.get("LUNAR_SEED", time.time()))
-    print(f"LUNAR_SEED={seed}")
-    port, tls_port = free_port(), free_port()
-    with tempfile.TemporaryDirectory(prefix="lunar-tls-", dir="/var/tmp") as directory:
-        server, log = start(directory, os.path.abspath(sys.argv[1]), port, tls_port)
-        try:
-            clients = [Client(number, tls_port, seed) for number in range(CLIENTS)]
-            for one in clients:
-                one.start()
-            for one in clients:
-                one.join()
-            failures = [one.failure for one in clients if one.failure]
-            told = info(port) if server.poll() is None else {}
-            print(f"{sum(one.sent for one in clients)} replies, {told.get('lunar_gate_held')} commands held, "
-                  f"{told.get('lunar_gate_timeouts')} late, gate {told.get('lunar_gate')}")
-            if told.get("lunar_gate") != "watching":
-                failures.append("the gate does not watch")
-            if int(told.get("lunar_gate_held", 0)) < 100:
-                failures.append("hardly a command was held")
-        finally:
-            server.kill()
-            server.wait()
-        if failures:
-            with open(log, encoding="utf-8", errors="replace") as text:
-                print("\n".join(failures), text.read()[-3000:], sep="\n")
-        return 1 if failures else 0
+def tls(directory, module):
+    tls_port = free_port()
+    with Servers() as servers:
+        server = servers.add(served(directory, tls_port, module))
+        clients = [Client(number, tls_port, SEED) for number in range(CLIENTS)]
+        for one in clients:
+            one.start()
+        for one in clients:
+            one.join()
+        failures = [one.failure for one in clients if one.failure]
+        assert not failures, failures
+        told = server.info("lunar")
+        print(f"{sum(one.sent for one in clients)} replies, {told['lunar_gate_held']} commands held, "
+              f"{told['lunar_gate_timeouts']} late, gate {told['lunar_gate']}")
+        assert told["lunar_gate"] == "watching", "the gate does not watch"
+        assert int(told["lunar_gate_held"]) >= 100, "hardly a command was held"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if shutil.which("openssl") is None:
+        print("skip: openssl: it is not installed")
+        sys.exit(77)
+    print(f"seed {SEED}")
+    sys.exit(run_scenario("tls", globals(), "tls", *sys.argv[1:]))

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 
-from redis_server import run_scenario
+from redis_server import Servers, run_scenario
 from redis_space_test import MIB, PATIENCE_S, SEED, SERVER, Client, Refused, Server, value, with_server
 
 # Redis 7.0 has to be told; Redis 8 and Valkey know no such option any more, or do so anyway.
@@ -270,18 +270,16 @@ def modules(directory, module):
 
     expected = []
     for arguments in good:
-        server = PlainServer(directory)
-        try:
+        with Servers() as servers:
+            server = servers.add(PlainServer(directory))
             client = server.client()
             assert load(client, arguments) == "", server.text()[-2000:]
             expected.append(figures(client))
-        finally:
-            server.end()
 
     for number, arguments in enumerate(good):
         for order in range(0, len(bad), 2 + 2 * number):
-            server = PlainServer(directory)
-            try:
+            with Servers() as servers:
+                server = servers.add(PlainServer(directory))
                 client = server.client()
                 for failing, text in bad[order:] + bad[:order]:
                     seen = len(server.text())
@@ -298,8 +296,6 @@ def modules(directory, module):
                     f"{arguments} after loads that failed: {got} instead of {expected[number]}")
                 if order == 0:
                     loaded_twice(server, client, module, arguments)
-            finally:
-                server.end()
 
 
 def loaded_twice(server, client, module, arguments):

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 
-from redis_server import Server, run_scenario
+from redis_server import Server, Servers, run_scenario
 from resp import words_of
 
 SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
@@ -277,34 +277,28 @@ def wire(directory, module, rounds):
     rounds = int(os.path.basename(rounds))
     pick = random.Random(SEED)
     tier = ("--loadmodule", module, "dram", "16mb", "lun", directory, "size", "400mb")
-    servers = []
-    try:
+    with Servers() as servers:
         for name, further in (("plain", ()), ("tiered", tier)):
-            servers.append(Server(os.path.join(directory, name), "--databases", "4", *further))
-            fill(servers[-1], random.Random(SEED))
-        normal = Normal(*servers)
-        held, ended, cut, scripts = int(servers[1].info("lunar")["lunar_gate_held"]), 0, 0, 0
+            server = servers.add(Server(os.path.join(directory, name), "--databases", "4", *further))
+            fill(server, random.Random(SEED))
+        plain, tiered = servers.started
+        normal = Normal(plain, tiered)
+        held, ended, cut, scripts = int(tiered.info("lunar")["lunar_gate_held"]), 0, 0, 0
         for _ in range(rounds):
             # changed bytes may name another one's keys: alone
             for some in ([Script(pick, c).bytes(False) for c in range(CLIENTS)],
                          [Script(pick, pick.randrange(CLIENTS)).bytes(True)]):
-                got = exchange(some, servers, normal, pick)
+                got = exchange(some, servers.started, normal, pick)
                 ended, cut, scripts = ended + got[0], cut + got[1], scripts + len(some)
-        plain, tiered = (server.digest() for server in servers)
-        assert plain == tiered, f"the data differs: DEBUG DIGEST {plain} and {tiered}"
-        lunar = servers[1].info("lunar")
+        digests = [server.digest() for server in servers.started]
+        assert digests[0] == digests[1], f"the data differs: DEBUG DIGEST {digests}"
+        lunar = tiered.info("lunar")
         held = int(lunar["lunar_gate_held"]) - held
         print(f"{scripts} scripts, {ended} of them ended by the server, {cut} of these with fewer replies from one; "
               f"clients were held {held} times")
         assert lunar["lunar_gate"] == "watching", lunar["lunar_gate"]
         assert held >= HELD_MIN * scripts, "the gate was hardly tested"
         assert cut <= CUT_MAX * ended + 3, f"{cut} of {ended} connections got fewer replies from one server"
-    except AssertionError:
-        print(servers[-1].text()[-3000:] if servers else "")
-        raise
-    finally:
-        for server in servers:
-            server.end()
 
 
 if __name__ == "__main__":
