@@ -17,7 +17,7 @@ namespace {
 
 struct Ahead {
   int fd = -1;                   // -1: not started
-  const int* blocked = nullptr;  // the server handles events inside of a command: no time for turns
+  const int* blocked = nullptr;  // the server handles events inside a command: no time for turns
   // the server's lock, which it gives to its modules' threads while it waits
   size_t (*modules)() = nullptr;
   int (*try_lock)() = nullptr;
@@ -110,7 +110,7 @@ int ahead_add_event(epoll_event* events, int n, int max) {
   const uint64_t now = sys::now_ns();
   const RehashAhead& rehash = gate().rehash;
   DigestAhead& digest = gate().digest;
-  if (!turn_due(now) && !expiry_works() && !rehash.shuts_cron() && !rehash.lifted() && !digest.is_put_off()) return n;
+  if (!turn_due(now) && !expiry_works() && !rehash.shuts_cron() && !rehash.lifted() && !digest.is_deferred()) return n;
   digest.round_begins();
   events[n] = epoll_event{};
   events[n].events = EPOLLIN;

@@ -35,7 +35,7 @@ struct AheadCounters {
 
 // Called in a read, when the gate begins to watch.
 void ahead_start();
-// Whether there may be turns: not while the server handles events inside of a command.
+// Whether there may be turns: not while the server handles events inside a command.
 bool ahead_works();
 // The timeout in milliseconds that the server may sleep.
 int ahead_sleep(int timeout_ms, uint64_t now);

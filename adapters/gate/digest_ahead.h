@@ -6,10 +6,10 @@
 //   that round, read()        the command goes to the server, and nothing of what its client sent behind it
 //   strcasecmp(, "digest")    DEBUG compares its word: evictions are done, the walk is next            ──► starts
 //   malloc()                  each time the walk waits until it is behind the reader
-//   the next read of whatever descriptor, the gate's event, or the next wait: before anything else     ──► stopped and
+//   the next read of any descriptor, the gate's event, or the next wait: before anything else     ──► stopped and
 //                             can change what is read                                                      joined
 //
-// The calls are redirected (program_got.h) for that command alone. A digest inside of a transaction or script is not
+// The calls are redirected (program_got.h) for that command alone. A digest inside a transaction or script is not
 // read ahead.
 //
 // Threading: the main thread. Allocates nothing, except in the loader.
@@ -26,9 +26,9 @@ class DigestAhead {
   // Whether there are rounds that end with an event of the gate, and the call can be redirected.
   bool possible() const;
 
-  void put_off() { put_off_ = true; }
-  bool is_put_off() const { return put_off_; }
-  void round_begins() { in_its_round_ = std::exchange(put_off_, false); }
+  void defer() { deferred_ = true; }
+  bool is_deferred() const { return deferred_; }
+  void round_begins() { in_its_round_ = std::exchange(deferred_, false); }
   bool in_its_round() const { return in_its_round_; }
   void round_ends() {
     in_its_round_ = false;
@@ -50,7 +50,7 @@ class DigestAhead {
  private:
   void redirect();
   void stop();
-  bool put_off_ = false, in_its_round_ = false, goes_ = false;
+  bool deferred_ = false, in_its_round_ = false, goes_ = false;
   bool watched_ = false;
 };
 

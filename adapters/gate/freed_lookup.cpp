@@ -65,7 +65,7 @@ void freed_text(KeyLookup& lookup, const void* text) {
   if (text != nullptr) (void)have_part(lookup, static_cast<const char*>(text) - 1, 1);
 }
 
-// fields: values are texts; scores: values are inside of a skip list's nodes.
+// fields: values are texts; scores: values are inside a skip list's nodes.
 enum class Parts { kMembers, kFields, kScores };
 
 void freed_entries(KeyLookup& lookup, const EntryView* entry, Parts parts) {

@@ -284,8 +284,8 @@ int wait_elsewhere(int epoll, epoll_event* events, int max, int timeout_ms) {
 
 bool on_main_thread() { return pthread_equal(pthread_self(), g_gate.main_thread) != 0; }
 
-// Nothing was ever evicted: all data is in DRAM, and the gate keeps no input, so there is nothing to judge or to wait
-// for. Once something was, this stays false.
+// Nothing was ever evicted: all data is in DRAM, and the gate keeps no input, so no command is looked up and none
+// waits. Once something was, this stays false.
 bool all_in_dram() {
   const Gate& g = g_gate;
   return g.watching() && counters().evictions.get() == 0 && !g.threads_read.load(std::memory_order_relaxed);

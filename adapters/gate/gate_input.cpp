@@ -119,7 +119,7 @@ bool part_at_digest(const Command& command, Rights* rights, bool first, bool lat
     g.digest.goes();
     result->good = end;
   } else {
-    g.digest.put_off();
+    g.digest.defer();
   }
   return true;
 }

@@ -124,7 +124,7 @@ struct KeyLookup {
   const void* find(TableView* table, Slice key, Entries entries);
   // Whether fields of hashes are not plain strings in this server's dictionaries.
   bool has_fields() const { return layout.keyspace() == Keyspace::kDicts; }
-  // The key inside of an object. nullptr: it has none, or it is missing.
+  // The key inside an object. nullptr: it has none, or it is missing.
   const char* key_inside(const ObjectView* object);
   // What `store` (keys or expiries of a database) has for `key`: of keys an object. nullptr likewise.
   const void* look_up(const void* store, Slice key);

@@ -6,7 +6,7 @@
 //                          asks for itself
 // Memory from the latter two that the program resizes moves to the tier.
 //
-// The dynamic linker asks with a lock in its hands that making a thread needs (dlopen). Activation makes threads, in a
+// The dynamic linker asks while it holds a lock that making a thread needs (dlopen). Activation makes threads, in a
 // thread that holds locks of the allocator's: it would wait for the linker, and the linker for it.
 //
 // Threading: any thread, also while the linker holds its locks: nothing here looks up symbols or takes a lock of its

@@ -198,7 +198,7 @@ void on_command(CommandFilterContext* command) {
 }
 
 // Data is not evicted for the stream of replicas that do not take it: the server counts that for no maxmemory, but it
-// lies in the LUN. Not inside of a command, which may be such a replica's.
+// lies in the LUN. Not inside a command, which may be such a replica's.
 void end_slow_replicas(Context* context) {
   if (g_state < State::kHeld) return;
   const Space space = space_now(true);

@@ -13,7 +13,7 @@ namespace lunar::redis {
 // False: the server does not tell, or it is longer than `size` less one.
 [[nodiscard]] bool server_config_text(Context* context, const char* name, char* out, size_t size);
 [[nodiscard]] bool server_config_number(Context* context, const char* name, uint64_t* out);
-// `changed` is called inside of the CONFIG SET that changed `name`. At most kWatchesMax names. False: the server does
+// `changed` is called inside the CONFIG SET that changed `name`. At most kWatchesMax names. False: the server does
 // not tell.
 constexpr unsigned kWatchesMax = 16;
 [[nodiscard]] bool server_config_watch(Context* context, const char* name, void (*changed)(Context*));

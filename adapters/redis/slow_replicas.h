@@ -5,7 +5,7 @@
 //   backlog of the server │◄──────── what the slowest replica has not taken ────────►│ end of the stream
 //                         │                         │◄─ what the next one has not ──►│
 //
-// So only the slowest replica is the reason for what the stream takes, and ending any other one frees nothing. It is
+// So the slowest replica alone determines what the stream takes, and ending any other one frees nothing. It is
 // ended alone; the next one comes when the server has freed what was kept for the first, if that is still too much.
 //
 // A replica that has not acknowledged anything since its synchronization began still receives or loads the data set; it

@@ -34,8 +34,8 @@ bool lies_at(int fd, const char* path) {
   return sys::path_status(path, &there) == 0 && sys::is_file(fd, {there.st_dev, there.st_ino});
 }
 
-// A file that this process sizes, or takes its size from. With its lock, as long as the descriptor is open, nobody else
-// has the file (superpipe/ownership.h).
+// A file that this process sizes, or takes its size from. With its lock, as long as the descriptor is open, no other
+// process has the file (superpipe/ownership.h).
 class SizedFile {
  public:
   explicit SizedFile(int fd = -1) : fd_(fd) {}
@@ -93,7 +93,7 @@ int size_if_empty(const KeptPlace& place, const SizedFile& file, FileBefore* bef
                     : 0;
 }
 
-// Pre: nobody else has the file.
+// Pre: no other process has the file.
 void undo_made(const KeptPlace& place, const SizedFile& file, FileBefore before) {
   if (before == FileBefore::kMissing && lies_at(file.fd(), place.path)) (void)::unlink(place.path);
   if (before == FileBefore::kEmpty) (void)sys::set_file_size(file.fd(), 0);

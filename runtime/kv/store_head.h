@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The head of a store that is kept: its two superblocks. The form: store_format.h.
 //
-// Both lie in the first 64 KiB, so one slip (zeros over the beginning of a device) takes both. What they said can be
-// found again: each root, of which two lie at the end, has the store's uuid and the checksum of its superblock, and of
-// the few geometries that a store can have at its place one alone gives that checksum.
+// Both lie in the first 64 KiB, so one mistake (zeros over the beginning of a device) destroys both. Their content can
+// be reconstructed: each root, of which two lie at the end, has the store's uuid and the checksum of its superblock,
+// and of the few geometries that a store can have at its place only one gives that checksum.
 // Threading: any. Blocks for the device.
 #pragma once
 #include "base/error.h"
@@ -12,8 +12,8 @@
 
 namespace lunar::kv {
 
-// What a read does where both superblocks are gone and a root tells them (of a store that was saved, so that there is
-// something to lose), or where the device is shorter than they say (a copy that was broken off).
+// What a read does if both superblocks are gone and a root describes them (of a store that was saved, so that there is
+// something to lose), or if the device is shorter than they say (a truncated copy).
 enum class HeadDamage : uint8_t {
   kRefuse,   // -EBADMSG
   kSalvage,  // *out is what they were

@@ -94,8 +94,8 @@ class MemberPages {
   std::atomic<uint64_t> raw_;
 };
 
-// A forked child needs DRAM to get done: a Redis child that saves has to keep what describes the keys. With an eighth
-// of its busy parent's share it read those pages again for each key (30 s in place of 5).
+// A forked child needs DRAM to make progress: a Redis child that saves has to keep what describes the keys. With an
+// eighth of its busy parent's share it read those pages again for each key (30 s in place of 5).
 constexpr uint32_t kWeight = 8, kForkedWeight = 4;
 
 struct AccountMember {

@@ -348,17 +348,17 @@ void look(Store* store, Found* found) {
 }
 
 struct Tally {
-  uint64_t refused = 0, opened = 0, rebuilt = 0, doubtful = 0, old_but_told = 0, missing = 0, strangers = 0;
+  uint64_t refused = 0, opened = 0, rebuilt = 0, doubtful = 0, old_but_told = 0, missing = 0, foreign = 0;
 };
 
 // "", or what is wrong.
-std::string judge(const History& history, const Found& found, Tally* tally) {
+std::string wrong_of(const History& history, const Found& found, Tally* tally) {
   if (found.twice) return "a key comes twice";
   for (const auto& [key, value] : found.pairs) {
     // Another store's, from before in this place or by damage, cannot be told from a former open's.
-    const bool strangers = key.find("other ") == 0 && found.doubtful.count(key) != 0;
-    if (!history.ever_was(key, value) && !strangers) return "a value that never was: " + key;
-    tally->strangers += strangers ? 1 : 0;
+    const bool foreign = key.find("other ") == 0 && found.doubtful.count(key) != 0;
+    if (!history.ever_was(key, value) && !foreign) return "a value that never was: " + key;
+    tally->foreign += foreign ? 1 : 0;
     if (history.may_be(key, value)) continue;
     ++tally->old_but_told;
     if (found.doubtful.count(key) == 0 && !found.root_is_old && !found.log_ends_early)
@@ -399,7 +399,7 @@ void try_image(const History& history, const Damager& damager, std::vector<char>
     }
     Found found;
     look(store, &found);
-    if (const std::string wrong = judge(history, found, tally); !wrong.empty())
+    if (const std::string wrong = wrong_of(history, found, tally); !wrong.empty())
       fail(where + (salvage ? "salvaged: " : "opened: ") + wrong);
     std::string value(200'000, 0);
     for (const auto& [key, values] : history.ever()) {
@@ -438,7 +438,7 @@ int main(int argc, char** argv) {
         "%s: %llu refused, %llu opened, %llu salvaged, %llu with doubtful pairs; %llu old pairs, %llu of another "
         "store and %llu missing, all told\n",
         kShapes[i].name, number(tally.refused), number(tally.opened), number(tally.rebuilt), number(tally.doubtful),
-        number(tally.old_but_told), number(tally.strangers), number(tally.missing));
+        number(tally.old_but_told), number(tally.foreign), number(tally.missing));
     if (tally.rebuilt == 0) fail("nothing was salvaged");
   }
   return 0;

@@ -140,7 +140,7 @@ bool salvage(Past& past, Found* found, bool* opens) {
 
 // No value is wrong or silently old, no deleted pair comes back silently. Returns how many pairs are missing, all of
 // which were told of.
-uint64_t judge(const Past& past, const Found& found) {
+uint64_t missing_of(const Past& past, const Found& found) {
   for (const auto& [key, value] : found.pairs) {
     const auto ever = past.ever.find(key);
     if (ever == past.ever.end() || ever->second.count(value) == 0) FAIL("a value that never was: " << key);
@@ -190,7 +190,7 @@ void flip_in_each_block(Durability durability) {
       Found found;
       bool opens = false;
       if (!salvage(past, &found, &opens) || opens) continue;
-      CHECK(judge(past, found) == 0);
+      CHECK(missing_of(past, found) == 0);
       CHECK(found.doubtful.empty());
       CHECK(found.report.pairs_lost == 0);
     }
@@ -201,7 +201,7 @@ void flip_in_each_block(Durability durability) {
     past.memory[block + 77] = static_cast<char>(past.memory[block + 77] ^ 8);
     Found found;
     bool opens = false;
-    if (salvage(past, &found, &opens) && opens) CHECK(judge(past, found) <= 1);
+    if (salvage(past, &found, &opens) && opens) CHECK(missing_of(past, found) <= 1);
   }
 }
 
@@ -233,7 +233,7 @@ uint64_t damage_some(Past& past, unsigned rounds, uint64_t seed, bool many_parts
     Found found;
     bool opens = false;
     if (!salvage(past, &found, &opens) || (opens && past.durability != Durability::kFlush)) continue;
-    const uint64_t missing = judge(past, found);
+    const uint64_t missing = missing_of(past, found);
     if (!records && past.durability == Durability::kFlush) CHECK(missing == 0);
     doubtful += found.doubtful.size();
   }
@@ -272,7 +272,7 @@ TEST_CASE("kv-rebuild: of the records of one open the newest is taken") {
     Found found;
     bool opens = true;
     REQUIRE(salvage(past, &found, &opens));
-    CHECK(judge(past, found) == 0);
+    CHECK(missing_of(past, found) == 0);
     uint64_t older = 0;
     for (const auto& [key, value] : past.now) older += found.pairs[key] != value ? 1 : 0;
     CHECK(older == 0);
@@ -291,7 +291,7 @@ TEST_CASE("kv-rebuild: a state of which a block cannot be read") {
     bool opens = true;
     REQUIRE(salvage(past, &found, &opens));
     CHECK(!opens);
-    const uint64_t missing = judge(past, found);
+    const uint64_t missing = missing_of(past, found);
     if (block != state.front()) CHECK(missing == 0);  // the list of segments
   }
 }
