@@ -22,7 +22,9 @@ directory=$(mktemp -d "${TMPDIR:-/var/tmp}/lunar-replication-XXXXXX")
 declare -A pid port
 cleanup() {
   trap '' INT TERM
-  [ ${#pid[@]} = 0 ] || { kill -KILL "${pid[@]}"; wait; } 2>/dev/null || true
+  local servers
+  mapfile -t servers < <(jobs -p)   # not pid[]: the signal may have come before the last one was written down
+  [ ${#servers[@]} = 0 ] || { kill -KILL "${servers[@]}"; wait; } 2>/dev/null || true
   rm -rf "$directory"
 }
 trap cleanup EXIT
