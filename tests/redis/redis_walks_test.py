@@ -207,9 +207,21 @@ def long(directory, module):
             looks = (client.figure("gate_commands") - looks) / 10
             print(f"{what} of {LONG} cold keys: {faults:.3f} faults of the main thread a key, {looks:.0f} looks")
             worst = max(worst, faults)
+        given_up = client.figure("gate_timeouts")
+        print(f"{given_up} commands passed cold after gate-hold-ms")
+        if worst >= 0.1 and given_up != 0:
+            return False
         assert worst < 0.1, f"{worst:.3f} faults of the main thread a key"
+        return True
 
-    with_server(directory, module, test, lun="sim:1g,latency_us=100", size="1gb", forks="no")
+    # Where other work leaves the pager no CPU, commands are not held to the end: such a run says nothing.
+    good = []
+    for _ in range(3):
+        with_server(directory, module, lambda server: good.append(test(server)), lun="sim:1g,latency_us=100",
+                    size="1gb", forks="no")
+        if good[-1]:
+            return
+    raise AssertionError("three times commands passed cold after gate-hold-ms")
 
 
 def transactions(directory, module):
