@@ -53,9 +53,9 @@ class SizedFile {
     const int error = sys::file_status(fd_, &status);
     return error < 0 ? error : status.st_size;
   }
-  // No byte of it was ever written. Its blocks do not tell: some file systems count none of what was written before they
-  // have placed it (ZFS), and others count those of an empty file's attributes. A file system that does not tell holes
-  // has no blank files.
+  // No byte of it was ever written. Its blocks do not tell: some file systems count none of what was written before
+  // they have placed it (ZFS), and others count those of an empty file's attributes. A file system that does not
+  // tell holes has no blank files.
   bool is_blank() const { return sys::next_data(fd_, 0) == -ENXIO; }
   // Shares the claim that the device has, which closing the device then does not end. Pre: not open.
   void hold(const Device* device) {
