@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "superpipe/device.h"
+#include "superpipe/sim/device_copy.h"
 #include "superpipe/sim/sim_device.h"
 
 namespace lunar_test {
@@ -123,11 +124,11 @@ inline int64_t MemoryDevice::transfer(const lunar::Command& command) {
   switch (command.op) {
     case lunar::Op::kRead:
       for (uint32_t i = 0; i < command.iov_count; place += command.iov[i++].iov_len)
-        memcpy(command.iov[i].iov_base, memory_ + place, command.iov[i].iov_len);
+        lunar::copy_from_device(command.iov[i].iov_base, memory_ + place, command.iov[i].iov_len);
       return static_cast<int64_t>(length);
     case lunar::Op::kWrite:
       for (uint32_t i = 0; i < command.iov_count; place += command.iov[i++].iov_len)
-        memcpy(memory_ + place, command.iov[i].iov_base, command.iov[i].iov_len);
+        lunar::copy_to_device(memory_ + place, command.iov[i].iov_base, command.iov[i].iov_len);
       if (record)
         record->push_back({DeviceEvent::Kind::kWrite, at, length,
                            std::vector<char>(memory_ + at, memory_ + at + length), 0, command.fua});

@@ -10,6 +10,7 @@
 
 #include "superpipe/device_memory.h"
 #include "superpipe/ring/sync_context.h"
+#include "superpipe/sim/device_copy.h"
 #include "sys/fatal.h"
 #include "sys/mem.h"
 #include "sys/memory_constants.h"
@@ -129,9 +130,9 @@ int64_t MemDevice::transfer(const Command& command) {
   for (uint32_t i = 0; done < bytes; ++i) {
     const uint64_t part = command.iov[i].iov_len < bytes - done ? command.iov[i].iov_len : bytes - done;
     if (read)
-      memcpy(command.iov[i].iov_base, base_ + at + done, part);
+      copy_from_device(command.iov[i].iov_base, base_ + at + done, part);
     else
-      memcpy(base_ + at + done, command.iov[i].iov_base, part);
+      copy_to_device(base_ + at + done, command.iov[i].iov_base, part);
     done += part;
   }
   return static_cast<int64_t>(bytes);

@@ -9,6 +9,7 @@
 #include <new>
 
 #include "base/units.h"
+#include "superpipe/sim/device_copy.h"
 #include "sys/arena.h"
 
 namespace lunar {
@@ -89,7 +90,7 @@ namespace {
 void copy_in(char* to, const iovec* iov, uint64_t bytes) {
   for (uint64_t done = 0; done < bytes; ++iov) {
     const uint64_t part = iov->iov_len < bytes - done ? iov->iov_len : bytes - done;
-    memcpy(to + done, iov->iov_base, part);
+    copy_to_device(to + done, iov->iov_base, part);
     done += part;
   }
 }
@@ -102,7 +103,8 @@ void copy_some(char* to, const iovec* iov, uint64_t bytes, Lands lands) {
       uint64_t part = SimBacking::kSector - done % SimBacking::kSector;
       if (part > iov->iov_len - within) part = iov->iov_len - within;
       if (part > bytes - done) part = bytes - done;
-      if (lands(done / SimBacking::kSector)) memcpy(to + done, static_cast<const char*>(iov->iov_base) + within, part);
+      if (lands(done / SimBacking::kSector))
+        copy_to_device(to + done, static_cast<const char*>(iov->iov_base) + within, part);
       within += part;
       done += part;
     }

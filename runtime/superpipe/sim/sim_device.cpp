@@ -13,6 +13,7 @@
 #include "superpipe/context_base.h"
 #include "superpipe/device_memory.h"
 #include "superpipe/ring/sync_context.h"
+#include "superpipe/sim/device_copy.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/thread.h"
@@ -133,7 +134,7 @@ int64_t sim_read(SimDevice* device, const Command& command, uint64_t io) {
   uint64_t left = at < size ? size - at : 0, done = 0;
   for (uint32_t i = 0; i < command.iov_count && left; ++i) {
     const uint64_t bytes = command.iov[i].iov_len < left ? command.iov[i].iov_len : left;
-    memcpy(command.iov[i].iov_base, device->memory() + at + done, bytes);
+    copy_from_device(command.iov[i].iov_base, device->memory() + at + done, bytes);
     done += bytes;
     left -= bytes;
   }
