@@ -110,10 +110,15 @@ TEST_CASE("ark-fork: under load the child's store is whole and stands still") {
     const pid_t pid = ark_fork(store.ark);
     REQUIRE(pid >= 0);
     if (pid == 0) {
+      // Without the heap: that of AddressSanitizer stays locked in a child by a thread that was in it.
       for (int turn = 0; turn < 2; ++turn) {
         for (int i = 0; i < 100; ++i) {
-          const std::string value = store.get(std::to_string(i));
-          IN_CHILD(value.size() >= 50 && value == std::string(value.size(), value[0]));
+          char value[200];
+          int64_t length = 0;
+          const std::string key = std::to_string(i);
+          IN_CHILD(ark_get(store.ark, key.size(), data_of(key), sizeof value, value, 0, &length) == 0);
+          IN_CHILD(length >= 50 && length <= 150);
+          for (int64_t at = 0; at < length; ++at) IN_CHILD(value[at] == value[0]);
         }
         const int64_t count = store.count();
         IN_CHILD(count == 100 || count == 101);
