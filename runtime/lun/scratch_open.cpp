@@ -135,6 +135,7 @@ int close_to_others(Device* device, const char* uri, ErrorText* why) {
 }
 
 int try_open_one(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
+  *out = nullptr;
   struct stat unused;
   const char* hash = strrchr(uri, '#');
   if (hash && is_there(uri, &unused)) hash = nullptr;  // a file of that very name
@@ -143,7 +144,7 @@ int try_open_one(const char* uri, const DeviceOptions& options, Device** out, Er
                : alone ? device_open(uri, options, out, why)
                        : open_shared(uri, out, why);
   if (status == 0) status = close_to_others(*out, uri, why);
-  if (status < 0 || alone) return status;
+  if (status != 0 || alone) return status;
   return check_room(*out, uri, options.want_bytes, why);
 }
 

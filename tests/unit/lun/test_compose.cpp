@@ -60,3 +60,21 @@ TEST_CASE("compose: physical_open refuses a #NAME, and what is there already is 
   CHECK(physical_open(a.c_str(), Format::kIfBlank, &physical, &why) < 0);  // a member belongs to its stripe
   CHECK(physical == nullptr);
 }
+
+// As an earlier call may have left the stack.
+[[gnu::noinline]] static void soil_stack() {
+  volatile char bytes[64 * kKiB];
+  for (volatile char& byte : bytes) byte = 0x5a;
+}
+
+TEST_CASE("compose: of several scratch LUNs, a virtual one whose device is not there is refused") {
+  const std::string there = fresh(), here = "sim:64m,name=" + there;
+  for (const std::string& uris : {std::string("/nowhere/a#one /nowhere/b#two"), here + " /nowhere/b#two",
+                                  std::string(4100, 'a') + "#one /nowhere/b#two"}) {
+    ErrorText why;
+    Device* device = nullptr;
+    soil_stack();
+    CHECK(scratch_open(uris.c_str(), {}, &device, &why) < 0);
+    CHECK(device == nullptr);
+  }
+}
