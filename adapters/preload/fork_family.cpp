@@ -82,7 +82,7 @@ struct ForkHandlers {
   void* object;
 };
 constexpr unsigned kWaitingMax = 32;
-constinit ForkHandlers g_waiting[kWaitingMax];
+constinit ForkHandlers g_waiting[kWaitingMax] = {};
 constinit unsigned g_waiting_count = 0;
 constinit bool g_ours_are_made = false;
 

@@ -19,7 +19,14 @@ struct ErrorText {
   // Formats (see base/format.h, format_line_to) and returns `err`, so that a failing path is one statement:
   //   return why->set(-ENOTSUP, "...: %s; do this", name);
   // Truncates silently at the end of the buffer.
+#ifdef __clang_analyzer__  // follows no variadic function: it would not know that the result is `err`
+  template <class... Arguments>
+  int set(int err, const char*, const Arguments&...) {
+    return err;
+  }
+#else
   int set(int err, const char* format, ...) __attribute__((format(printf, 3, 4)));
+#endif
 };
 
 // Name of an errno value ("ENOMEM"); accepts positive or negative. Static storage.

@@ -30,6 +30,7 @@
 #include "base/error.h"
 #include "kv/budget.h"
 #include "kv/record.h"
+#include "sys/fatal.h"
 
 namespace lunar::kv {
 
@@ -189,7 +190,10 @@ class Index {
    public:
     Cursor(const Index& index, Bucket& bucket) : index_(index), at_(bucket.entries), link_(&bucket.link) {}
     explicit operator bool() const { return at_ != nullptr; }
-    std::atomic<uint64_t>& operator*() const { return *at_; }
+    std::atomic<uint64_t>& operator*() const {
+      LUNAR_DCHECK(at_ != nullptr);
+      return *at_;
+    }
     std::atomic<uint64_t>* link() const { return link_; }  // of the bucket that the cursor is in
     uint64_t marks() const { return link_->load(std::memory_order_seq_cst) >> shift() & kMarkMask; }
     void set_marks(uint64_t marks) const {

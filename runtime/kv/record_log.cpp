@@ -10,6 +10,7 @@
 #include <new>
 
 #include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/mem.h"
 
 namespace lunar::kv {
@@ -434,7 +435,9 @@ int Log::reserve_window(uint64_t count, uint64_t* first) {
   const uint64_t outside = free_.load(std::memory_order_relaxed) - inside, held_outside = held() - held_inside;
   // What lives there must find room elsewhere, a sixteenth of each segment being lost at its end, and where the log
   // goes on, and leave the reserve, in which a state has its place.
-  const uint64_t wanted = units / (segment_bytes() / kUnitBytes / 16 * 15) + 1 + heads;
+  const uint64_t room = segment_bytes() / kUnitBytes / 16 * 15;
+  LUNAR_DCHECK(room > 0);
+  const uint64_t wanted = units / room + 1 + heads;
   if (outside < wanted + free_reserve() || outside + held_outside < wanted + reserve()) return -EAGAIN;
   for (uint64_t i = *first; i < *first + count; ++i) {
     if (state(i) == SegmentState::kFree) segments_[i].state.store(SegmentState::kReserved, std::memory_order_release);

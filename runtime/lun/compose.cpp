@@ -136,7 +136,7 @@ int open_composite(const char* uri, const Scheme& scheme, const DeviceOptions& o
                    Device** out, ErrorText* why) {
   Members members(uri + strlen(scheme.prefix));
   int status = split(uri, scheme, &members, why);
-  if (status < 0) return status;
+  if (status != 0) return status;
   MemberSet set;
   status = open_members(uri, scheme, members, options, format, level, &set, why);
   if (status == 0 && scheme.kind == Kind::kStripe) {
@@ -161,7 +161,7 @@ int open_at(const char* uri, const DeviceOptions& options, Format format, unsign
   if (!scheme) return device_open(uri, options, out, why);
   if (level >= kDepthMax) return why->set(-EINVAL, "LUN %s: nested too deep", uri);
   const int status = open_composite(uri, *scheme, options, format, level, out, why);
-  if (status < 0) return status;
+  if (status != 0) return status;
   if ((*out)->size_bytes() >= options.want_bytes) return 0;
   const SizeText large = format_size((*out)->size_bytes());
   device_close(*out);
@@ -196,7 +196,7 @@ int raw_open(const char* uri, const DeviceOptions& options, Format format, Devic
     if (status == 0 && (*out)->fd_count() == 0) return 0;
     if (status == 0) device_close(*out);
     *out = nullptr;
-    if (status < 0 && (status != -EBUSY || tries == kLabelTries)) return status;  // busy: another was quicker
+    if (status != 0 && (status != -EBUSY || tries == kLabelTries)) return status;  // busy: another was quicker
   }
 }
 
@@ -211,7 +211,7 @@ int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* 
   if (options.read_only) options.claim = Claim::kLook;
   Device* raw = nullptr;
   const int err = raw_open(uri, options, format, &raw, why);
-  return err < 0 ? err : PhysicalLun::open(raw, format, out, why);
+  return err != 0 ? err : PhysicalLun::open(raw, format, out, why);
 }
 
 int physical_end(const char* uri, ErrorText* why) {
@@ -222,7 +222,7 @@ int physical_end(const char* uri, ErrorText* why) {
   PhysicalLun* physical = nullptr;
   int status = raw_open(uri, options, Format::kIfBlank, &raw, why);
   if (status == 0) status = PhysicalLun::open(raw, Format::kEnd, &physical, why);
-  if (status < 0) return status;
+  if (status != 0) return status;
   status = physical->end(why);
   physical->close();
   return status;

@@ -340,7 +340,7 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
     rc = pager_advise(dst, bytes, LUNAR_NORMAL);
   if (rc == 0 && how.replaces && wipe_any()) rc = pager_wipe_on_fork(dst, bytes, false);
   if (rc == 0 && wipe_any()) rc = wipe_move(state, static_cast<char*>(dst), static_cast<char*>(src), bytes);
-  if (rc < 0) return rc;
+  if (rc != 0) return rc;
   if (!pager_active()) {
     sys::Locked<sys::Mutex> lock(state.activation_lock);
     if (!pager_active()) {

@@ -52,7 +52,7 @@ struct PageWord {
   static constexpr uint64_t kHeatShift = 8, kHeatMax = 7, kCharged = 1u << 11, kLunShift = 12, kEpochShift = 16;
   static constexpr uint64_t kIndexShift = 32;
 
-  constexpr PageState state() const { return static_cast<PageState>(raw & kStateMask); }
+  constexpr PageState state() const { return static_cast<PageState>(raw & kStateMask); }  // NOLINT(*EnumCast*): all 8
   constexpr PageState previous() const { return static_cast<PageState>((raw >> kPreviousShift) & 7); }
   // The state that counts for recovery: for a busy page, the state before.
   constexpr PageState settled() const { return state() == PageState::kBusy ? previous() : state(); }

@@ -190,6 +190,7 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
                                     : "see pipe-user-pages-soft");
   // handler i serves node i % nodes
   const unsigned window = need.window, nodes = static_cast<unsigned>(sys::numa_nodes());
+  LUNAR_DCHECK(nodes > 0);
   state.handler_count = 0;
   for (unsigned i = 0; i < need.handlers; ++i) {
     if (state.handlers[i] == nullptr) state.handlers[i] = arena_new<Handler>(state);

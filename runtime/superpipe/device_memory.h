@@ -32,8 +32,9 @@ template <class Kind>
 template <class Kind>
 [[nodiscard]] Kind* device_new(const char* name, const char** kept) {
   char* texts = nullptr;
-  Kind* device = device_new<Kind>(strlen(name) + 1, &texts);
-  if (device) *kept = strcpy(texts, name);
+  const size_t length = strlen(name) + 1;
+  Kind* device = device_new<Kind>(length, &texts);
+  if (device) *kept = static_cast<const char*>(memcpy(texts, name, length));
   return device;
 }
 

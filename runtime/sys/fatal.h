@@ -28,8 +28,8 @@ void set_fatal_hook(void (*hook)());
       ::lunar::fatal("check failed: " #condition " (" __FILE__ "): " __VA_ARGS__); \
   } while (0)
 
-// Debug-build check (meson -Ddebug_checks=true).
-#ifdef LUNAR_DEBUG_CHECKS
+// Debug-build check (meson -Ddebug_checks=true), which static analysis also learns from.
+#if defined(LUNAR_DEBUG_CHECKS) || defined(__clang_analyzer__)
 #define LUNAR_DCHECK(condition) LUNAR_CHECK(condition, "debug check")
 #else
 #define LUNAR_DCHECK(condition) ((void)0)

@@ -174,7 +174,7 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
     status = why->set(-EINVAL, "%s: %s: no virtual LUN on several devices", options.caller, path);
   else
     status = open_stripe(options, &store.device, &grows, why);
-  if (status < 0) return status;
+  if (status != 0) return status;
   grows |= is_growing_file(store.device);
   // Else all that the device has.
   store.log_bytes = grows ? (wanted ? wanted : larger(options.size, kSizeLeast)) : 0;

@@ -67,8 +67,9 @@ int PathDevice::create(const char* name, Device* const* paths, const char* const
   char* texts = nullptr;
   auto* device = device_new<PathDevice>(bytes, &texts);
   const auto keep = [&texts](const char* text) {
-    const char* kept = strcpy(texts, text);
-    texts += strlen(text) + 1;
+    const size_t length = strlen(text) + 1;
+    const char* kept = static_cast<const char*>(memcpy(texts, text, length));
+    texts += length;
     return kept;
   };
   int status = device ? 0 : why->set(-ENOMEM, "LUN %s: out of memory", name);
@@ -84,7 +85,7 @@ int PathDevice::create(const char* name, Device* const* paths, const char* const
     device->failed_.store(device->missing_, std::memory_order_relaxed);
     status = device->verify(may_write, why);
   }
-  if (status < 0) {
+  if (status != 0) {
     for (unsigned i = 0; i < count; ++i) device_close(paths[i]);
     device_free(device);
     return status;

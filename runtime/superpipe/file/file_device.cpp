@@ -108,7 +108,7 @@ int FileDevice::open_uri(const char* uri, const DeviceOptions& options, Device**
   int err = settings_parse(uri, uri + strlen("file:"), specs, 1, path, sizeof path, why);
   Device* device = nullptr;
   if (err == 0) err = FileDevice::open(uri, path, options, &device, why);
-  if (err < 0) return err;
+  if (err != 0) return err;
   err = static_cast<FileDevice*>(device)->choose_polling(sqpoll, why);
   if (err < 0)
     device->close();

@@ -231,7 +231,7 @@ unsigned RingContext::spin(Response* out, unsigned max, int64_t timeout_ns) {
 
   unsigned taken = 0;
   if (spinners.fetch_add(1, std::memory_order_relaxed) < cpus_) {
-    uint64_t now = sys::now_ns(), before = now;
+    uint64_t now = sys::now_ns();
     const uint64_t end = now + limit;
     bool preempted = false;
     do {
@@ -239,7 +239,7 @@ unsigned RingContext::spin(Response* out, unsigned max, int64_t timeout_ns) {
         taken = take(out, max, true);
         if (!taken) sys::cpu_relax();
       }
-      before = now;
+      const uint64_t before = now;
       now = sys::now_ns();
       preempted |= now - before > kPreemptedNs;
     } while (!taken && now < end);

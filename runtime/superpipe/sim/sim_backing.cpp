@@ -8,6 +8,7 @@
 
 #include <new>
 
+#include "base/format.h"
 #include "base/units.h"
 #include "superpipe/sim/device_copy.h"
 #include "sys/arena.h"
@@ -50,7 +51,7 @@ int SimBacking::find_or_make(const char* uri, const char* name, uint64_t bytes, 
   if (backing) {
     backing->bytes_ = bytes;
     backing->log_size_ = cache_bytes;
-    strcpy(backing->name_, name);
+    format_to(backing->name_, sizeof backing->name_, "%s", name);
     backing->memory_ = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
     if (cache_bytes) backing->durable_ = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
     if (cache_bytes) backing->log_ = static_cast<char*>(map_private(cache_bytes, ForkPolicy::kInherit));
