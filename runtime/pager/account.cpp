@@ -169,7 +169,8 @@ int Account::join() {
   member_ = static_cast<unsigned>(index);
   make_lock(member_);
   keep_lock();
-  lock_starter();
+  pthread_mutex_lock(&me().starter);
+  become_plain();
   return 0;
 }
 
@@ -202,16 +203,14 @@ int Account::adopt(unsigned index, uint64_t ticket) {
   const bool ours = waits_for_child(m, ticket);
   if (ours) {
     member_ = index;
+    pthread_mutex_lock(&m.starter);
     m.state.store(kMemberAdopted, std::memory_order_release);
   }
   unlock();
   return ours ? 0 : -ESRCH;
 }
 
-void Account::lock_starter() {
-  pthread_mutex_lock(&me().starter);
-  me().state.store(kMemberPlain, std::memory_order_release);
-}
+void Account::become_plain() { me().state.store(kMemberPlain, std::memory_order_release); }
 
 void Account::lock_alive() {
   pthread_mutex_lock(&me().alive);
@@ -498,9 +497,9 @@ void Account::lun_give(int64_t bytes) {
 Account::Life Account::life_of(unsigned index) {
   AccountMember& m = shared_->members[index];
   const uint32_t state = m.state.load(std::memory_order_acquire);
-  const bool has_mutex = state == kMemberPlain || state == kMemberActive, has_lock = m.has_lock.load() != 0;
+  const bool has_mutex = state != kMemberReserved, has_lock = m.has_lock.load() != 0;
   const uint64_t now = sys::now_ns();
-  const bool owned = has_mutex && !no_owner(state == kMemberPlain ? m.starter : m.alive);
+  const bool owned = has_mutex && !no_owner(state == kMemberActive ? m.alive : m.starter);
   // Not of an active one that has an owner: service threads end with the process. But libc does not know the id of the
   // first thread of a child that a system call made, nor the kernel that it holds the mutex.
   if (has_lock && !(owned && state == kMemberActive) && !is_locked(index)) return Life::kDead;
@@ -508,9 +507,7 @@ Account::Life Account::life_of(unsigned index) {
     m.ownerless_ns.store(0);
     return Life::kAlive;
   }
-  if (!has_mutex)
-    return !has_lock && state == kMemberReserved && now - m.created_ns.load() > kAdoptWithinNs ? Life::kDead
-                                                                                               : Life::kAlive;
+  if (!has_mutex) return !has_lock && now - m.created_ns.load() > kAdoptWithinNs ? Life::kDead : Life::kAlive;
   if (m.ownerless_ns.load() == 0) m.ownerless_ns.store(now);
   const uint64_t since = now - m.ownerless_ns.load();
   if (!has_lock) return since < kFreedNs ? Life::kEnding : Life::kDead;

@@ -49,7 +49,7 @@ enum MemberState : uint32_t {
   kMemberReserved = 1,  // for a child, or a process that is just joining
   kMemberActive = 2,    // `alive` is held by a service thread
   kMemberPlain = 3,     // `starter` is held by its first thread
-  kMemberAdopted = 4,   // by the child: it is about to become active or plain
+  kMemberAdopted = 4,   // by the child, which holds `starter`: it is about to become active or plain
 };
 
 // A sum that all members change, and from which reaping subtracts exactly once although it may be repeated: the lowest
@@ -156,7 +156,7 @@ class Account {
   void fork_returned();
   // -ESRCH: the member was reaped: it has no lock, and the child was stopped for 30 s.
   [[nodiscard]] int adopt(unsigned index, uint64_t ticket);
-  void lock_starter();  // by the first thread of a member that is not active
+  void become_plain();  // by the first thread of a member that is not active, which holds `starter`
   void lock_alive();    // by a service thread that lives as long as the process
 
   // Memory of a member that is not active. take_plain: false if the tree's use would exceed `limit` pages, even after

@@ -491,7 +491,7 @@ void enter_plain_child(PagerState& state) {
   if (g_fork.refusal < 0) fatal("fork: the child cannot be charged (%s)", errno_name(g_fork.refusal));
   if (state.account.adopt(static_cast<unsigned>(g_fork.member), g_fork.ticket) < 0)
     fatal("fork: the child stood still for too long before it began; its place in the account is given up");
-  state.account.lock_starter();
+  state.account.become_plain();
   state.member_pid.store(getpid());
   state.plain_forks = 0;  // of the parent's other threads
   state.plain_fork_pages = 0;

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -536,6 +537,41 @@ TEST_CASE("a child that has not begun yet is alive for a member in another pid n
   uint32_t oldest = 0;
   for (int i = 0; i < 200 && !(account.sweep(&oldest) && taken(account) == 0); ++i) usleep(10000);
   CHECK(taken(account) == 0);
+}
+
+TEST_CASE("a child without a lock that ends before it is active or plain gives all of it back") {
+  Tree tree;
+  Account& account = tree.member();
+  uint64_t ticket = 0;
+  rlimit limit{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  const rlimit none{0, limit.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  const int index = account.reserve_child(2, &ticket);
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  REQUIRE((index >= 0 && account.take_for_child(static_cast<unsigned>(index), 100, 0, true)));
+  int told[2], said[2];
+  REQUIRE((pipe(told) == 0 && pipe(said) == 0));
+  const pid_t pid = fork();
+  if (pid == 0) {
+    close(told[1]);
+    Account child;
+    const bool good = child.open(tree.fd(), 1, 1) == 0 && child.adopt(static_cast<unsigned>(index), ticket) == 0;
+    (void)!write(said[1], good ? "y" : "n", 1);
+    (void)!read(told[0], &ticket, 1);  // until the end
+    _exit(0);
+  }
+  account.fork_returned();
+  char answer = 0;
+  REQUIRE((pid > 0 && read(said[0], &answer, 1) == 1 && answer == 'y'));
+  uint32_t oldest = 0;
+  for (int i = 0; i < 20; ++i, usleep(10000)) CHECK(account.sweep(&oldest));
+  CHECK(taken(account) == 100);
+  close(told[1]);
+  REQUIRE(waitpid(pid, nullptr, 0) == pid);
+  for (int i = 0; i < 200 && !(account.sweep(&oldest) && taken(account) == 0); ++i) usleep(10000);
+  CHECK(taken(account) == 0);
+  for (const int fd : {said[0], said[1], told[0]}) close(fd);
 }
 
 TEST_CASE(
