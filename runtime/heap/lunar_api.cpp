@@ -5,6 +5,7 @@
 // Threading: any thread; init and shutdown take a lock and are meant for a quiet moment. No call throws.
 // May not: be used on the fault path, or under a HostGuard.
 #include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <unistd.h>
 
@@ -107,6 +108,29 @@ int apply_config(Options* options, const lunar_config* config, ErrorText* why) {
   return set_options(options, member(config, &lunar_config::options), why);
 }
 
+// A thread may be making the heap when another one forks. The handlers are younger than the pager's: this lock is taken
+// before the pager's, as its holder does.
+int keep_lock_for_forks() {
+  static bool kept = false;
+  if (kept) return 0;
+  HostGuard guard;
+  const int rc = pthread_atfork(
+      [] {
+        sys::block_signals();  // a handler that forks would wait for this fork
+        g_lock.lock();
+      },
+      [] {
+        g_lock.unlock();
+        sys::unblock_signals();
+      },
+      [] {
+        g_lock.reset_in_child();
+        sys::unblock_signals();
+      });
+  kept = rc == 0;
+  return -rc;
+}
+
 int start(const lunar_config* config, ErrorText* why) {
   Options options;
   int rc = options_load(&options, environ, why);
@@ -115,7 +139,9 @@ int start(const lunar_config* config, ErrorText* why) {
   rc = start_tier(options, why);
   if (rc < 0) return rc;
   HostGuard guard;
-  rc = pager_activate(why);
+  rc = keep_lock_for_forks();
+  rc =
+      rc < 0 ? why->set(rc, "lunar_init: fork handlers cannot be installed (%s)", errno_name(rc)) : pager_activate(why);
   if (rc < 0) (void)pager_destroy();
   return rc;
 }
