@@ -176,6 +176,13 @@ int reserve_slots(PagerState& state, uint32_t epoch) {
   return rc;
 }
 
+// Pages that have come back, and perhaps been written since, are resident in their words, too: the child could not tell
+// their new content from what libc writes there before it is served (was_brought_in).
+void wait_for_release(const PagerState& state) {
+  for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_release();
+  thread_resolvers_wait_for_release();
+}
+
 // The child is charged for what it inherits, in its own name: its parent may be gone before it can do that itself.
 void charge_child(PagerState& state) {
   g_fork.charged = counters().resident.load();
@@ -222,6 +229,7 @@ void prepare_locked(PagerState& state, const void* here, const void* child_stack
   state.forking_since_ns.store(sys::now_ns());
   state.evictor->pause();
   touch_for_child(state, here, child_stack);  // what was evicted again meanwhile
+  wait_for_release(state);
   state.regions.lock.lock();
   state.lun_open_lock.lock();
   const uint32_t before = state.fork_epoch.load(std::memory_order_acquire);
@@ -294,6 +302,14 @@ struct WrittenEarly {
 };
 WrittenEarly g_written_early;
 
+// Whether a relative maps the page, too (and it is not the kernel's page of zeros).
+bool is_shared(const char* at) {
+  const void* const page = at;
+  sys::PageFacts facts;
+  const int pagemap = sys::keep_own_file(sys::OwnFile::kPagemap);
+  return pagemap >= 0 && sys::page_facts(pagemap, &page, 1, &facts) == 0 && facts.present && !facts.exclusive;
+}
+
 // Whether the page that the child has is the evicted one, brought in while the kernel copied words and pages. If not,
 // libc has touched its place in the child, where nothing serves faults yet (it clears what threads of the parent had
 // under their keys): a page of zeros came, which is dropped, or one with what it wrote, which merge_written_early()
@@ -306,6 +322,7 @@ bool was_brought_in(PagerState& state, Region& region, uint64_t page, PageWord e
   if (early.buffer == nullptr) fatal("fork: no memory for two pages");
   if (sys::peek(at, early.buffer, state.page_size) < 0 || page_hash(early.buffer) == region.hashes[page]) return true;
   if (page_is_zero(early.buffer)) return sys::advise(at, state.page_size, MADV_DONTNEED) < 0;
+  if (is_shared(at)) return true;
   // libc writes a few words; what threads of the parent have written since they brought it in is not mostly zeros.
   const size_t words = state.page_size / sizeof(uint64_t);
   size_t written = 0;
@@ -346,18 +363,21 @@ void merge_written_early(PagerState& state) {
 // on bringing pages in: what is present counts, whatever the word says, and what is missing is where it was before it
 // came.
 PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool present) {
+  const bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;  // a page that is there is charged
   PageWord word = region.words[page].load(std::memory_order_relaxed);
   word = word.with_state(word.settled());
   word.raw &= ~PageWord::kWaiter;
   switch (word.state()) {
     case PageState::kResident:
-      return present ? word : word.with_state(word.has_slot() ? PageState::kEvicted : PageState::kEmpty);
+      if (present || word.has_slot()) return present ? word : word.with_state(PageState::kEvicted);
+      return word.with_state(PageState::kEmpty).with_charged(false);
     case PageState::kEvicted:
       return present && was_brought_in(state, region, page, word)
                  ? word.with_state(PageState::kResident).with_epoch(shared_epoch())
                  : word;
     case PageState::kEmpty:
-      return present ? word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch()) : word;
+      if (!present) return word;
+      return word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch()).with_charged(on_touch);
     case PageState::kInFrame: {
       const Frame& frame = state.frames.at(word.index());  // its content stayed with the parent; its slot is written
       if (frame.slot == kNoSlot) {
@@ -409,7 +429,7 @@ void reach_copied_words(const PagerState& state, Region& region) {
 
 // Settles all words, counts resident pages anew, and notes on which LUNs pages lie. Returns how many are resident.
 int64_t settle_words(PagerState& state) {
-  int64_t resident = 0;
+  int64_t resident = 0, pinned = 0;
   uint8_t present[kChunkPages];
   state.luns_referred = 0;
   for (uint32_t r = 0; r < state.regions.count.load(); ++r) reach_copied_words(state, *state.regions.sorted[r].load());
@@ -432,6 +452,7 @@ int64_t settle_words(PagerState& state) {
         if ((next.state() == PageState::kResident || next.state() == PageState::kEvicted) && next.has_slot())
           state.luns_referred |= 1u << next.lun();
         if (next.charged()) ++charged;
+        if (next.pinned()) ++pinned;
         if (next.raw != region->words[at + i].load(std::memory_order_relaxed).raw)  // spares the table a copy-on-write
           region->words[at + i].store(next, std::memory_order_relaxed);
       }
@@ -441,6 +462,7 @@ int64_t settle_words(PagerState& state) {
     }
     if ((region->flags & kRegionChargeOnTouch) != 0) region->committed_pages.store(charged);  // as its words say
   }
+  state.pinned_pages.store(pinned);  // another thread of the parent's may have been in the midst of a pin
   return resident;
 }
 

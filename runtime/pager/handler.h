@@ -30,6 +30,7 @@ struct Handler {
   explicit Handler(PagerState& state) : state_(state), resolver_(state) {}
   [[nodiscard]] int open(unsigned index, unsigned window_pages, int node);
   [[nodiscard]] int start();
+  void wait_for_release() const { resolver_.wait_for_release(); }
   void forget_parents() { resolver_.forget_parents(); }  // in a forked child, before open()
   // Waits until the handler holds nothing that it looked up before the call. Only for threads of the program.
   void wait_for_round() const;

@@ -39,17 +39,14 @@ constinit KeptPages g_kept;
 
 // pre: the lock.
 void unpin_kept(PagerState& state, Kept& gone) {
-  const Kept was = gone;
-  gone = {};
-  if (!was.pinned) return;
-  for (Kept& other : g_kept.entries) {
-    if (other.thread_id == 0 || other.page != was.page) continue;
-    other.pinned = true;
-    return;
-  }
-  Region* region = region_find(was.page);
-  if (region == nullptr) return;
-  state.pinned_pages.fetch_sub(page_clear_pinned(region->words[region->page_of(was.page).value]));
+  Kept* next = nullptr;
+  for (Kept& other : g_kept.entries)
+    if (gone.pinned && &other != &gone && other.thread_id != 0 && other.page == gone.page) next = &other;
+  Region* region = gone.pinned && next == nullptr ? region_find(gone.page) : nullptr;
+  if (next != nullptr) next->pinned = true;
+  if (region != nullptr)
+    state.pinned_pages.fetch_sub(page_clear_pinned(region->words[region->page_of(gone.page).value]));
+  gone = {};  // last: in a child that is forked in between no pin is without an entry
 }
 
 // Looks at some of the entries; the next call continues. pre: the lock.
@@ -81,9 +78,10 @@ void pin_and_touch(PagerState& state, Region& region, PageIndex page) {
   {
     sys::Locked<sys::SpinLock> lock(g_kept.lock);
     Kept* entry = free_entry(state);  // before the pin: a gone thread that had this page takes its own pin along
-    const bool ours = page_set_pinned(word) == 0;
-    if (ours) state.pinned_pages.fetch_add(1);
+    const bool ours = !word.load(std::memory_order_acquire).pinned();
+    // first: in a child that is forked in between no pin is without an entry
     if (entry != nullptr) *entry = {sys::thread_id(), region.address_of(page), ours};
+    state.pinned_pages.fetch_add(1 - page_set_pinned(word));
   }
   while (pager_active()) {
     (void)*static_cast<const volatile char*>(region.address_of(page));

@@ -383,6 +383,15 @@ void thread_resolver_forget(const PagerState& state) {
   }
 }
 
+void thread_resolvers_wait_for_release() {
+  const Resolver* last;
+  {
+    sys::Locked<sys::SpinLock> lock(g_pool.lock);
+    last = g_pool.made_last;
+  }
+  for (const Resolver* r = last; r != nullptr; r = r->made_before) r->wait_for_release();
+}
+
 int pager_touch(const void* address, size_t bytes) {
   if (!pager_active()) return region_find(address) != nullptr ? 0 : -EINVAL;
   lunar_range range{address, bytes};

@@ -13,6 +13,7 @@
 #include "pager/resolver.h"
 #include "pager/state.h"
 #include "sys/log.h"
+#include "sys/thread.h"
 
 namespace lunar {
 namespace {
@@ -40,6 +41,7 @@ void Resolver::finish(unsigned op_index, int64_t result) {
       if (page_hash(window_ + (op.window + i) * state_.page_size) != op.region->hashes[op.first + i])
         bad |= uint64_t{1} << i;
   }
+  const ReleasingScope releasing(releases_);
   const uint64_t since = op.fault && bad == 0 ? state_.watched.take(op.region->address_of(PageIndex(op.first)),
                                                                     op.count * state_.page_size)
                                               : 0;
@@ -133,6 +135,7 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
       continue;
     }
     if (rc > 0) {
+      if (test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
       unsigned filled = static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size);
       for (unsigned i = 0; i < filled; ++i) unlock_installed(op, at + i, false, epoch);
       count_evicted(-static_cast<int64_t>(filled));

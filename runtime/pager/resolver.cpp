@@ -87,7 +87,7 @@ int Resolver::open(const ResolverOptions& options) {
   for (unsigned i = 0; i < window_pages_; ++i) window_used_[i / 64] &= ~(uint64_t{1} << (i % 64));
   free_op_count_ = 0;
   for (unsigned i = 0; i < kOpsMax; ++i) free_ops_[free_op_count_++] = static_cast<uint16_t>(i);
-  ops_in_flight_ = queued_count_ = 0;
+  ops_in_flight_ = queued_count_ = failed_reads_ = 0;
   no_ring_ = false;
   for (Context*& context : contexts_) context = nullptr;
   return 0;
@@ -135,6 +135,11 @@ int Resolver::watch(int fd, uint64_t tag) {
   return contexts_[watch_lun_]->watch(fd, tag | (uint64_t{1} << 63));
 }
 
+void Resolver::wait_for_release() const {
+  const uint64_t seen = releases_.load(std::memory_order_seq_cst);
+  while ((seen & 1) != 0 && releases_.load(std::memory_order_acquire) == seen) sys::sleep_ns(5000);
+}
+
 // First index of `pages` adjacent free window pages within one word, or -1.
 int Resolver::window_take(unsigned pages) {
   for (unsigned w = 0; w < (window_pages_ + 63) / 64; ++w) {
@@ -169,8 +174,10 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   uint32_t id = seen.index();
   void* address = region.address_of(page);
   uint16_t epoch = exclusive_epoch(state_);
+  const ReleasingScope releasing(releases_);
   int64_t rc;
   while ((rc = install_pages(state_, address, frames.memory(id), state_.page_size)) == -EAGAIN) wait_out_stall();
+  if (test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
   bool there = rc == -EEXIST;
   if (rc != static_cast<int64_t>(state_.page_size) && !there) {
     bool gone = is_gone(rc);

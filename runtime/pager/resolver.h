@@ -12,6 +12,7 @@
 // Threading: used by one thread. Fault path: no allocation, no host lock, and tiered memory is touched only through
 // userfaultfd.
 #pragma once
+#include <atomic>
 #include <cstdint>
 
 #include "pager/region.h"
@@ -24,6 +25,20 @@ struct PagerState;
 enum class Outcome : uint8_t { kResident, kStarted, kBusy, kNoRoom, kPoisoned, kGone };
 
 constexpr unsigned kReadRunMax = 64;
+
+// Around the installing of evicted pages and their release: odd inside.
+class ReleasingScope {
+ public:
+  explicit ReleasingScope(std::atomic<uint64_t>& count) : count_(count) {
+    count_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  ~ReleasingScope() { count_.fetch_add(1, std::memory_order_release); }
+  ReleasingScope(const ReleasingScope&) = delete;
+  ReleasingScope& operator=(const ReleasingScope&) = delete;
+
+ private:
+  std::atomic<uint64_t>& count_;
+};
 
 struct ResolverOptions {
   unsigned window_pages = 64;
@@ -44,7 +59,10 @@ class Resolver {
   [[nodiscard]] int open(const ResolverOptions& options);
   void close();  // waits for what is in flight
   // In a forked child, before open(): gives back the memory of its parent's contexts.
-  void forget_parents() { detach(); }
+  void forget_parents() {
+    detach();
+    releases_.store(0);  // its thread may have been in the midst of one
+  }
 
   // Starts to make `page` resident, whose word was `seen` a moment ago; reads up to `run` evicted pages after it whose
   // slots are consecutive (read-ahead). `taken`: pages started or resident from `page` on (>= 1 unless
@@ -70,6 +88,8 @@ class Resolver {
   bool no_ring() const { return no_ring_; }  // the last attempt to attach a context has failed
   bool failed() const { return failed_reads_ != 0; }
   void clear_failed() { failed_reads_ = 0; }
+  // Returns when what it had installed at the call, in place of evicted pages, is released. Called by another thread.
+  void wait_for_release() const;
   void set_keep_free(int64_t pages) { options_.keep_free = pages; }
 
   Resolver* made_before = nullptr;  // the list of those of program threads (range_operations.cpp)
@@ -109,6 +129,7 @@ class Resolver {
   void release_op(unsigned op_index);
 
   PagerState& state_;
+  std::atomic<uint64_t> releases_{0};  // odd: evicted pages are being installed and released
   ResolverOptions options_;
   char* window_ = nullptr;
   unsigned window_pages_ = 0;
@@ -127,5 +148,6 @@ class Resolver {
 };
 
 void thread_resolver_forget(const PagerState& state);  // in a forked child: the rings belong to the parent
+void thread_resolvers_wait_for_release();              // those of program threads
 
 }  // namespace lunar
