@@ -78,6 +78,7 @@ class Node:
             while self.process.poll() is None:
                 try:
                     self.connection = resp.Connection(self.port, PATIENCE_S)
+                    self.connection.ask("PING")   # it listens before it loads the module, and may refuse that
                     return
                 except OSError:
                     time.sleep(0.02)
