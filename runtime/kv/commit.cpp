@@ -347,9 +347,9 @@ bool Log::records_are_sound(uint64_t number, const char* memory, uint64_t from, 
 
 // Not into a frame: a record there is given out, and moved by cleaning, without a look at its checksum, and only those
 // that are replayed are checked.
-int Log::read_to_replay(uint64_t number, char** memory) {
+int Log::read_to_replay(uint64_t number, uint64_t bytes, char** memory) {
   *memory = cleaners_frame();
-  return read_what_can_be(number, *memory, segment_bytes());
+  return read_what_can_be(number, *memory, bytes);
 }
 
 void Log::replayed(uint64_t number, uint64_t life, uint32_t used) {

@@ -263,8 +263,8 @@ class Log {
   // records_are_sound: all records in [from, to) are what was written.
   const media::BatchHeader* batch_at(uint64_t log, uint64_t number, const char* memory, uint64_t at) const;
   bool records_are_sound(uint64_t number, const char* memory, uint64_t from, uint64_t to, uint64_t life) const;
-  // A segment, as read_what_can_be(); until the cleaner's frame is used for something else.
-  [[nodiscard]] int read_to_replay(uint64_t number, char** memory);
+  // The first bytes of a segment, as read_what_can_be(); until the cleaner's frame is used for something else.
+  [[nodiscard]] int read_to_replay(uint64_t number, uint64_t bytes, char** memory);
   void replayed(uint64_t number, uint64_t life, uint32_t used);  // it belongs to the log, up to that byte
   void add_live(Address address, uint64_t units) {
     of(address).live.fetch_add(static_cast<uint32_t>(units), std::memory_order_relaxed);

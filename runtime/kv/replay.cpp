@@ -16,6 +16,7 @@ namespace lunar::kv {
 namespace {
 
 constexpr uint64_t kBlockBytes = media::kBlockBytes;
+constexpr uint64_t kUnlinkedMost = 256;  // segments that no header names: they bound the time of an open
 
 unsigned long long number_of(uint64_t value) { return value; }
 
@@ -141,31 +142,58 @@ int Store::replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* lif
   return 0;
 }
 
+// The batches from `number` on in a segment, of which `memory` holds the bytes up to `to`. visit(batch, at) as in
+// visit_later(). False: no more.
+template <class Visit>
+bool Store::visit_batches(uint64_t log, uint64_t number, uint64_t segment, const char* memory, uint64_t from,
+                          uint64_t to, Visit visit) {
+  for (uint64_t block = from; block < to; block = round_down(block, kBlockBytes) + kBlockBytes) {
+    const uint64_t at = block == 0 ? log_.first_at(segment) : block;
+    const media::BatchHeader* batch = log_.batch_at(log, segment, memory, at);
+    if (batch && batch->number >= number && !visit(batch, at)) return false;
+  }
+  return true;
+}
+
 // Batches from the number of `end` on: looks where the first would be, in the rest of that segment, and in those that
 // come after it. visit(batch, segment, memory, at): false: no more. 0 or -errno of the device; salvage goes on behind
 // what cannot be read.
+//
+// A header names two segments. If all that name the next one are damaged, the log may still continue, in one of the
+// free segments from there on: it takes them in ascending order. So the first block of each is looked at, of
+// kUnlinkedMost by an open that is not for salvage. Where damage is certain, salvage reads them whole.
 template <class Visit>
 int Store::visit_later(uint64_t log, const LogEnd& end, Visit visit) {
   int unread = 0;
   char* memory;
-  uint64_t segment = end.segment + 1, next[2] = {end.next[0], end.next[1]};
+  uint64_t segment = end.segment + 1, next[2] = {end.next[0], end.next[1]}, number = end.number, last = 0;
   for (uint64_t visited = 0; segment != 0 && segment <= log_.segments() && visited < log_.segments(); ++visited) {
-    const int status = log_.read_to_replay(segment - 1, &memory);
+    last = segment - 1;
+    const int status = log_.read_to_replay(last, log_.segment_bytes(), &memory);
     if (status < 0) unread = status;
     if (status < 0 && !salvage_) return status;
-    const bool first = visited == 0;
-    for (uint64_t block = first ? end.at : 0; block < log_.segment_bytes();
-         block = round_down(block, kBlockBytes) + kBlockBytes) {
-      const uint64_t at = block == 0 ? log_.first_at(segment - 1) : block;
-      const media::BatchHeader* batch = log_.batch_at(log, segment - 1, memory, at);
-      if (!batch || batch->number < end.number) continue;
+    const auto linked = [&](const media::BatchHeader* batch, uint64_t at) {
       next[0] = batch->next[0];
       next[1] = batch->next[1];
-      if (!visit(batch, segment - 1, memory, at)) return 0;
-    }
+      number = std::max(number, batch->number + 1);
+      return visit(batch, last, memory, at);
+    };
+    if (!visit_batches(log, end.number, last, memory, visited == 0 ? end.at : 0, log_.segment_bytes(), linked))
+      return 0;
     segment = next[0];
     next[0] = next[1];
     next[1] = 0;
+  }
+  const uint64_t most = salvage_ ? log_.segments() : kUnlinkedMost;
+  const uint64_t bytes = lost_log_ != 0 ? log_.segment_bytes() : kBlockBytes;
+  for (uint64_t i = 1, seen = 0; i < log_.segments() && seen < most; ++i) {
+    const uint64_t unlinked = (last + i) % log_.segments();
+    if (log_.state(unlinked) != SegmentState::kFree) continue;
+    ++seen;
+    // What cannot be read counts as zeros: nothing says that the log has been there.
+    (void)log_.read_to_replay(unlinked, bytes, &memory);
+    const auto found = [&](const media::BatchHeader* batch, uint64_t at) { return visit(batch, unlinked, memory, at); };
+    if (!visit_batches(log, number, unlinked, memory, 0, bytes, found)) return 0;
   }
   return unread;
 }
@@ -228,7 +256,7 @@ int Store::replay(const media::Root& root, ErrorText* why) {
     uint64_t life = log_.state(end.segment) == SegmentState::kSealed ? log_.life(end.segment) : 0;
     const uint64_t number = end.number;
     char* memory;
-    const int read = log_.read_to_replay(end.segment, &memory);
+    const int read = log_.read_to_replay(end.segment, log_.segment_bytes(), &memory);
     status = read < 0 && !salvage_ ? read : replay_segment(root.log, memory, &end, &life);
     if (number != end.number || read < 0) unread = read;
     if (number == end.number && status == 0) {

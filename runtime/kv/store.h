@@ -221,6 +221,9 @@ class Store {
   int replay(const media::Root& root, ErrorText* why);
   int replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* life);
   template <class Visit>
+  bool visit_batches(uint64_t log, uint64_t number, uint64_t segment, const char* memory, uint64_t from, uint64_t to,
+                     Visit visit);
+  template <class Visit>
   int visit_later(uint64_t log, const LogEnd& end, Visit visit);
   int find_later(uint64_t log, const LogEnd& end, ErrorText* why);
   // Called for what salvage has left out. record: a sound record of a set or delete; nullptr: a batch that is damaged.

@@ -28,6 +28,7 @@
 //   or the end: no later batch has durable >= n;
 //   or damage: a later batch has.
 // A segment's headers, and the root, name the two segments after it, so the later batches are found if n is damaged.
+// Behind a longer gap they are found because the log takes free segments in ascending order, around the end.
 // Replay applies the records in order, because each says what it replaces (record.h). What the saved state or the log
 // after it refers to is not overwritten before a younger state is durable. Each open that begins a log gives it a
 // random number, so remains of a former log are never taken for a batch of this one.

@@ -2,6 +2,7 @@
 // What StoreOptions::salvage gets out of a store whose log of durable sets is damaged: the store as it was before the
 // damage, byte by byte, and the name of each key that was set behind it.
 #include <errno.h>
+#include <limits.h>
 
 #include <map>
 #include <memory>
@@ -30,6 +31,7 @@ struct History {
   std::vector<Model> after;        // each operation
   std::vector<std::string> names;  // of the key of each; "": a delete
   uint64_t unreadable = 0;         // as MemoryDevice's
+  Durability durability = Durability::kEach;
 
   int open(Contents contents, bool salvage, Store** store, ErrorText* why) {
     device_ = std::make_unique<lunar_test::MemoryDevice>(memory.data(), kBytes);
@@ -37,7 +39,7 @@ struct History {
     StoreOptions options;
     options.device = device_.get();
     options.contents = contents;
-    options.durability = salvage ? Durability::kFlush : Durability::kEach;
+    options.durability = salvage ? Durability::kFlush : durability;
     options.log_bytes = 0;
     options.segment_bytes = 64 * kKiB;
     options.dram_bytes = 6 * kMiB;
@@ -47,8 +49,9 @@ struct History {
     options.salvage = salvage;
     return Store::open(options, store, why);
   }
-  void write(unsigned operations) {
-    kv_test::Random random(5);
+  // flush_after: so many of them a state is saved.
+  void write(unsigned operations, unsigned flush_after = UINT_MAX, uint64_t seed = 5) {
+    kv_test::Random random(seed);
     ErrorText why;
     Store* store = nullptr;
     REQUIRE(open(Contents::kNew, false, &store, &why) == 0);
@@ -66,6 +69,7 @@ struct History {
         names.push_back(key);
       }
       after.push_back(model);
+      if (i + 1 == flush_after) REQUIRE(store->flush() == 0);
     }
     store->close();
   }
@@ -261,4 +265,60 @@ TEST_CASE("kv-salvage: wherever a block cannot be read, the rest comes out, and 
   REQUIRE(history.open(Contents::kKept, true, &store, &why) == 0);
   CHECK(look(store).pairs == history.after.back());
   store->close();
+}
+
+namespace {
+
+// Segments in a row are gone, anywhere: only what may have been the end of the log is not missed.
+void check_rows_of_segments(History& history, uint64_t in_a_row) {
+  constexpr uint64_t kSegment = 64 * kKiB, kCommits = kSegment / kv::media::kBlockBytes;
+  const std::vector<char> sound = history.memory;
+  const uint64_t count = history.names.size(), end = kBytes - kv::media::kTailBytes - in_a_row * kSegment;
+  unsigned refused = 0;
+  for (uint64_t at = kv::media::kHeadBytes; at <= end; at += kSegment) {
+    history.memory = sound;
+    memset(history.memory.data() + at, 0, in_a_row * kSegment);
+    const std::vector<char> damaged = history.memory;
+    ErrorText why, why_not;
+    Store* store = nullptr;
+    REQUIRE(history.open(Contents::kKept, true, &store, &why_not) == 0);
+    const Found found = look(store);
+    store->close();
+    CHECK(history.memory == damaged);
+    const int plain = history.open(Contents::kKept, false, &store, &why);
+    if (plain == 0) store->close();
+    INFO(in_a_row << " segments at byte " << at << ": " << why.text);
+    if (plain < 0 && std::string(why.text).find("saved state") != std::string::npos) continue;  // kv-rebuild
+    const uint64_t prefix = prefix_of(history, found);
+    CHECK(is_after(history, prefix, found));
+    if (plain == 0) {
+      CHECK(prefix + in_a_row * kCommits >= count);
+      continue;
+    }
+    CHECK(plain == -EBADMSG);
+    CHECK(found.batches >= 1);
+    CHECK(untold(history, prefix, found) <= in_a_row * kCommits);
+    ++refused;
+  }
+  CHECK(refused >= 3);
+  history.memory = sound;
+}
+
+}  // namespace
+
+TEST_CASE("kv-salvage: segments in a row that are gone do not hide the log behind them") {
+  for (const Durability durability : {Durability::kEach, Durability::kGroup}) {
+    History history;
+    history.durability = durability;
+    history.write(220);
+    for (const uint64_t in_a_row : {2, 5}) check_rows_of_segments(history, in_a_row);
+  }
+}
+
+TEST_CASE("kv-salvage: segments in a row that are gone hide no log behind a later state, over another store") {
+  History other, history;
+  other.write(220, 100, 6);
+  history.memory = other.memory;
+  history.write(260, 90);
+  for (const uint64_t in_a_row : {1, 2, 3}) check_rows_of_segments(history, in_a_row);
 }
