@@ -89,5 +89,8 @@ int main(int argc, char** argv) {
   } catch (const lunar::Error& error) {
     std::fprintf(stderr, "bigmap: %s\n", error.what());
     return error.code() == EPERM || error.code() == ENOSYS ? 77 : 1;
+  } catch (const std::exception& error) {  // std::bad_alloc: the map does not fit on the LUN
+    std::fprintf(stderr, "bigmap: %s\n", error.what());
+    return 1;
   }
 }

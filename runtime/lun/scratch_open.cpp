@@ -189,7 +189,7 @@ int scratch_open(const char* uris, const DeviceOptions& options, Device** out, E
   int status = 0;
   for (; opened < count; ++opened) {
     status = open_one(words[opened], each, &members[opened], why);
-    if (status < 0) break;
+    if (status != 0) break;
     if (members[opened]->size_bytes() < least) least = members[opened]->size_bytes();
   }
   if (status == 0) return StripeDevice::create(uris, members, count, 0, least, out, why);

@@ -85,11 +85,11 @@ class [[nodiscard]] Result {
   const T* operator->() const noexcept { return &checked(*this); }
   template <class U>
   T value_or(U&& otherwise) const& {
-    return has_value() ? *value_ : static_cast<T>(std::forward<U>(otherwise));
+    return value_ ? *value_ : static_cast<T>(std::forward<U>(otherwise));
   }
   template <class U>
   T value_or(U&& otherwise) && {
-    return has_value() ? std::move(*value_) : static_cast<T>(std::forward<U>(otherwise));
+    return value_ ? std::move(*value_) : static_cast<T>(std::forward<U>(otherwise));
   }
 
  private:

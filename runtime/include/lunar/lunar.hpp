@@ -180,7 +180,8 @@ class memory_resource : public std::pmr::memory_resource {
 
 // A shared resource for the whole process; it is never destroyed.
 inline std::pmr::memory_resource* resource() noexcept {
-  static memory_resource* shared = new memory_resource;
+  alignas(memory_resource) static unsigned char place[sizeof(memory_resource)];
+  static memory_resource* shared = ::new (static_cast<void*>(place)) memory_resource;
   return shared;
 }
 
