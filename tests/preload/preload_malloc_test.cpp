@@ -76,14 +76,15 @@ void realloc_keeps_content() {
   fill(p, bytes, 7);
   while (bytes < (size_t(48) << 20)) {  // past the DRAM budget
     size_t more = bytes * 2;
-    p = realloc(p, more);
-    CHECK(p != nullptr && holds(p, bytes, 7));
+    void* grown = realloc(p, more);
+    CHECK(grown != nullptr && holds(grown, bytes, 7));
+    p = grown;
     fill(p, more, 7);
     bytes = more;
   }
-  p = realloc(p, bytes / 4);
-  CHECK(p != nullptr && holds(p, bytes / 4, 7));
-  CHECK(realloc(p, 0) == nullptr);
+  void* shrunk = realloc(p, bytes / 4);
+  CHECK(shrunk != nullptr && holds(shrunk, bytes / 4, 7));
+  CHECK(realloc(shrunk, 0) == nullptr);
   p = realloc(nullptr, 10);
   CHECK(p != nullptr && tiered(p));
   free(p);

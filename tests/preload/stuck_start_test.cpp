@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
     printf("skip: userfaultfd: the tier cannot start here (see standard error)\n");
     return 77;
   }
-  rewind(said);
+  CHECK(fseek(said, 0, SEEK_SET) == 0);
   std::string text(4096, '\0');
   text.resize(fread(text.data(), 1, text.size(), said));
   fprintf(stderr, "%s", text.c_str());

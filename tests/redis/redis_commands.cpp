@@ -84,8 +84,10 @@ std::vector<Words> samples(const CommandKeys& keys, const Words& name, int64_t a
       break;
     case KeyForm::kCounted:
       head.push_back("2");
-      for (unsigned i = 1; i <= 2; ++i)
-        head = filled(keyed(std::move(head), 1), head.size() + static_cast<size_t>(keys.step));
+      for (unsigned i = 1; i <= 2; ++i) {
+        const size_t words = head.size() + static_cast<size_t>(keys.step);
+        head = filled(keyed(std::move(head), 1), words);
+      }
       list.push_back(filled(head, std::max(least, head.size() + 1)));
       break;
     case KeyForm::kStreams:
