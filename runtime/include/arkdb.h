@@ -57,10 +57,15 @@ typedef struct
 #endif
     keye {
   uint64_t len;
-#if defined(__cplusplus) && defined(__GNUC__)
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wc99-extensions"
+  uint8_t p[]; /* len bytes */
+#pragma clang diagnostic pop
+#elif defined(__cplusplus) && defined(__GNUC__)
   __extension__ uint8_t p[]; /* len bytes */
 #else
-  uint8_t p[];
+  uint8_t p[]; /* len bytes */
 #endif
 } keye_t;
 #define BMP_KEYE(k) ((keye_t *)((k)->p + (k)->len))

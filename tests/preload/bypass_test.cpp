@@ -105,7 +105,7 @@ struct Denied {
 };
 
 // For all threads: the calls answer `action`.
-void deny(std::vector<Denied> calls, unsigned action) {
+void deny(const std::vector<Denied>& calls, unsigned action) {
   std::vector<sock_filter> code;
   auto number_at = static_cast<unsigned>(offsetof(seccomp_data, nr)),
        second_at = static_cast<unsigned>(offsetof(seccomp_data, args) + 8);
