@@ -14,7 +14,7 @@ namespace lunar::tools {
 // CLI11's "Could not convert: --limit = x" in the words of all other refusals.
 inline std::string flags_error_text(const CLI::ParseError& error) {
   constexpr std::string_view kConversion = "Could not convert: ", kIs = " = ";
-  const std::string text = error.what();
+  std::string text = error.what();
   const size_t is = text.find(kIs);
   if (text.compare(0, kConversion.size(), kConversion) != 0 || is == std::string::npos) return text;
   const std::string flag = text.substr(kConversion.size(), is - kConversion.size());
