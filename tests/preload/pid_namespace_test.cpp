@@ -57,16 +57,21 @@ int fork_among_readers() {
   CHECK(p != MAP_FAILED && tiered(p));
   fill(p, kHeap, 1);
   lock_in_vfork_child(p);
+  constexpr unsigned kReaders = 3;
   std::atomic<bool> stop{false};
+  std::atomic<unsigned> begun{0};
   std::vector<std::thread> readers;
-  for (unsigned t = 0; t < 3; ++t)
+  for (unsigned t = 0; t < kReaders; ++t)
     readers.emplace_back([&, t] {
       for (unsigned long i = 0; !stop; ++i) {
         const size_t part = stamp(t, i) % (kHeap / kPart);
         if (t == 0) CHECK(mlock(p + part * kPart, kPart) == 0 && munlock(p + part * kPart, kPart) == 0);
         CHECK(part_holds(p, part));
+        if (i == 0) ++begun;
       }
     });
+  // A fork by a system call runs no handlers of the allocator's, so no thread may be inside it: it is as it starts.
+  while (begun.load() != kReaders) usleep(1000);
   for (int i = 0; i < kChildren; ++i) {
     const pid_t child = fork_first();
     if (child == 0) be_child(p);
