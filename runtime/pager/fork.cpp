@@ -395,6 +395,11 @@ PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool pre
   }
 }
 
+void tell_present(const void* address, size_t pages, uint8_t* out) {
+  if (int rc = sys::present_pages(address, pages, out); rc < 0)
+    fatal("fork: the child cannot tell which pages it has (/proc/self/pagemap: %s)", errno_name(rc));
+}
+
 // Handlers go on with first touches while the kernel copies, so the copies of words, chunk_used and table_pages may be
 // of different moments: a word may be in use where the others say that none is. What is in the table itself counts.
 void reach_copied_words(const PagerState& state, Region& region) {
@@ -412,8 +417,7 @@ void reach_copied_words(const PagerState& state, Region& region) {
   };
   for (uint64_t first = 0; first < table; first += kAtOnce) {
     const uint64_t n = table - first < kAtOnce ? table - first : kAtOnce;
-    if (int rc = sys::present_pages(region.words + first * words, n, present); rc < 0)
-      fatal("fork: the child cannot tell which pages it has (/proc/self/pagemap: %s)", errno_name(rc));
+    tell_present(region.words + first * words, n, present);
     for (uint64_t at = first * words; at < (first + n) * words && at < region.pages; at += kChunkPages) {
       const uint64_t chunk = at / kChunkPages;
       if (!is_used(chunk, present[at / words - first] != 0)) continue;
@@ -441,8 +445,7 @@ int64_t settle_words(PagerState& state) {
     for (uint64_t at = 0; at < end; at += kChunkPages) {
       if (region->chunk_used[at / kChunkPages].load(std::memory_order_relaxed) == 0) continue;
       uint64_t n = end - at < kChunkPages ? end - at : kChunkPages;
-      if (int rc = sys::present_pages(region->address_of(PageIndex(at)), n, present); rc < 0)
-        fatal("fork: the child cannot tell which pages it has (/proc/self/pagemap: %s)", errno_name(rc));
+      tell_present(region->address_of(PageIndex(at)), n, present);
       int32_t in_chunk = 0;
       int64_t evicted = 0;
       for (uint64_t i = 0; i < n; ++i) {
