@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "pager/state.h"
+#include "tests/fault/first_touch.h"
 #include "tests/support/test_tier.h"
 
 namespace {
@@ -40,22 +41,13 @@ unsigned long long number(uint64_t n) { return n; }
 void first_touch_is_charged() {
   tier::start_tier(kDram, kLun, nullptr, "test_release_delay_us=20000");
   constexpr uint64_t kChunks = 10;
-  const size_t chunk = lunar::kChunkPages * lunar_page_bytes(), bytes = kChunks * chunk;
-  lunar::Region* region = nullptr;
-  REQUIRE_THAT(lunar::region_create(bytes, lunar::kRegionChargeOnTouch, &region) == 0, "region");
-  REQUIRE_THAT(lunar::region_commit_on_touch(region, 0, bytes) == 0, "commit");
+  const size_t chunk = lunar::kChunkPages * lunar_page_bytes();
+  lunar::Region* region = tier::make_charged_on_touch(kChunks);
   char* base = lunar::region_base(region);
-  REQUIRE_THAT(mprotect(base, bytes, PROT_READ | PROT_WRITE) == 0, "mprotect");
   auto touch = [&](uint64_t i) { *reinterpret_cast<volatile uint64_t*>(base + i * chunk) = i + 1; };
   touch(0);  // also activates
   for (uint64_t i = 1; i < kChunks; ++i) {
-    std::atomic<bool> touching{false};
-    std::thread other([&] {
-      touching.store(true);
-      touch(i);
-    });
-    while (!touching.load()) {}
-    usleep(2000);  // now the page is there
+    std::thread other = tier::begin_touch([&, i] { touch(i); });  // now the page is there
     expect_of_child([&] {
       uint64_t there = 0, charged = 0;
       for (uint64_t p = 0; p < region->pages; ++p) {

@@ -10,7 +10,6 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "pager/state.h"
+#include "tests/fault/first_touch.h"
 #include "tests/support/test_tier.h"
 
 extern char** environ;
@@ -678,22 +678,12 @@ void first_touches_beside_forks() {
 void first_touch_of_a_chunk() {
   start("test_reach_delay_us=20000");
   constexpr uint64_t kChunks = 10;
-  const size_t page = lunar_page_bytes(), chunk = lunar::kChunkPages * page, bytes = kChunks * chunk;
-  lunar::Region* region = nullptr;
-  REQUIRE_THAT(lunar::region_create(bytes, lunar::kRegionChargeOnTouch, &region) == 0, "region");
-  REQUIRE_THAT(lunar::region_commit_on_touch(region, 0, bytes) == 0, "commit");
-  char* base = lunar::region_base(region);
-  REQUIRE_THAT(mprotect(base, bytes, PROT_READ | PROT_WRITE) == 0, "mprotect");
+  const size_t chunk = lunar::kChunkPages * lunar_page_bytes();
+  char* base = lunar::region_base(tier::make_charged_on_touch(kChunks));
   auto touch = [&](uint64_t i) { ++*reinterpret_cast<volatile uint64_t*>(base + i * chunk); };
   touch(0);  // also activates
   for (uint64_t i = 1; i < kChunks; ++i) {
-    std::atomic<bool> touching{false};
-    std::thread other([&] {
-      touching.store(true);
-      touch(i);
-    });
-    while (!touching.load()) {}
-    usleep(2000);  // now a handler has the pages
+    std::thread other = tier::begin_touch([&, i] { touch(i); });
     const pid_t child = fork_child([&] {
       for (uint64_t k = 0; k < kChunks; ++k) touch(k);
       REQUIRE_THAT(tier::validate(), "page table of the child");

@@ -491,6 +491,20 @@ TEST_CASE("a process that is killed gives back what it had, also its LUN space a
   close(said[1]);
 }
 
+// A child that adopts its member, takes `fixed` pages, says so ("y"), and lives until nothing more can be told.
+static pid_t fork_adopter(const Tree& tree, int index, uint64_t ticket, int64_t fixed, const int (&told)[2], int said) {
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  close(told[1]);
+  Account child;
+  const bool good = child.open(tree.fd(), 1, 1) == 0 && child.adopt(static_cast<unsigned>(index), ticket) == 0;
+  child.take_fixed(fixed);
+  (void)!write(said, good ? "y" : "n", 1);
+  char none;
+  (void)!read(told[0], &none, 1);
+  _exit(0);
+}
+
 TEST_CASE("a child that has not begun yet is alive for a member in another pid namespace, which cannot look") {
   Tree tree;
   Account& account = tree.member();
@@ -499,16 +513,7 @@ TEST_CASE("a child that has not begun yet is alive for a member in another pid n
   REQUIRE(index >= 0);
   int said[2], told[2];
   REQUIRE((pipe(said) == 0 && pipe(told) == 0));
-  const pid_t pid = fork();
-  if (pid == 0) {
-    close(told[1]);
-    Account child;
-    const bool good = child.open(tree.fd(), 1, 1) == 0 && child.adopt(static_cast<unsigned>(index), ticket) == 0;
-    child.take_fixed(20);
-    (void)!write(said[1], good ? "y" : "n", 1);
-    (void)!read(told[0], &ticket, 1);  // until the end
-    _exit(0);
-  }
+  const pid_t pid = fork_adopter(tree, index, ticket, 20, told, said[1]);
   account.fork_returned();
   char answer = 0;
   REQUIRE((pid > 0 && read(said[0], &answer, 1) == 1 && answer == 'y'));
@@ -552,15 +557,7 @@ TEST_CASE("a child without a lock that ends before it is active or plain gives a
   REQUIRE((index >= 0 && account.take_for_child(static_cast<unsigned>(index), 100, 0, true)));
   int told[2], said[2];
   REQUIRE((pipe(told) == 0 && pipe(said) == 0));
-  const pid_t pid = fork();
-  if (pid == 0) {
-    close(told[1]);
-    Account child;
-    const bool good = child.open(tree.fd(), 1, 1) == 0 && child.adopt(static_cast<unsigned>(index), ticket) == 0;
-    (void)!write(said[1], good ? "y" : "n", 1);
-    (void)!read(told[0], &ticket, 1);  // until the end
-    _exit(0);
-  }
+  const pid_t pid = fork_adopter(tree, index, ticket, 0, told, said[1]);
   account.fork_returned();
   char answer = 0;
   REQUIRE((pid > 0 && read(said[0], &answer, 1) == 1 && answer == 'y'));

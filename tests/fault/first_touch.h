@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// First touches of memory that is charged as it is touched (MAP_NORESERVE), for tests that fork meanwhile.
+#pragma once
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "pager/state.h"
+#include "tests/support/test_tier.h"
+
+namespace tier {
+
+// Committed and accessible, and nothing of it touched.
+inline lunar::Region* make_charged_on_touch(uint64_t chunks) {
+  const size_t bytes = chunks * lunar::kChunkPages * lunar_page_bytes();
+  lunar::Region* region = nullptr;
+  REQUIRE_THAT(lunar::region_create(bytes, lunar::kRegionChargeOnTouch, &region) == 0, "region");
+  REQUIRE_THAT(lunar::region_commit_on_touch(region, 0, bytes) == 0, "commit");
+  REQUIRE_THAT(mprotect(lunar::region_base(region), bytes, PROT_READ | PROT_WRITE) == 0, "mprotect");
+  return region;
+}
+
+// A thread that began to touch 2 ms ago: a handler has its fault, and is held up by a test switch.
+template <class Touch>
+std::thread begin_touch(Touch touch) {
+  std::atomic<bool> touching{false};
+  std::thread thread([&touching, touch] {
+    touching.store(true);
+    touch();
+  });
+  while (!touching.load()) {}
+  usleep(2000);
+  return thread;
+}
+
+}  // namespace tier
