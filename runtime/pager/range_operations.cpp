@@ -261,12 +261,18 @@ int bring_in_ranges(PagerState& state, const lunar_range* ranges, size_t count, 
 
 }  // namespace
 
-PageWord seize(Region& region, uint64_t page) {
-  AtomicPageWord& word = region.words[page];
+PageWord wait_while_busy(const Region& region, uint64_t page) {
   for (unsigned spins = 0;; ++spins) {
-    PageWord seen = word.load(std::memory_order_acquire);
-    if (seen.state() != PageState::kBusy && (!seized(seen) || page_lock(word, seen))) return seen;
+    const PageWord seen = region.words[page].load(std::memory_order_acquire);
+    if (seen.state() != PageState::kBusy) return seen;
     spins < 100 ? sys::cpu_relax() : spins < 200 ? sys::yield_cpu() : sys::sleep_ns(10000);
+  }
+}
+
+PageWord seize(Region& region, uint64_t page) {
+  for (;;) {
+    PageWord seen = wait_while_busy(region, page);
+    if (!seized(seen) || page_lock(region.words[page], seen)) return seen;
   }
 }
 
@@ -595,7 +601,17 @@ int64_t pager_evict(const void* address, size_t bytes) {
   PageRange range;
   int rc = pages_of(state, address, bytes, false, &range);
   if (rc < 0) return rc;
-  return pager_active() ? state.evictor->evict_range(range.region, PageIndex(range.first), PageIndex(range.end)) : 0;
+  if (!pager_active()) return 0;
+  Evictor& evictor = *state.evictor;
+  const int64_t evicted = evictor.evict_range(range.region, PageIndex(range.first), PageIndex(range.end));
+  // The evictor passes over a page in another thread's hands and one that a fork holds back, which may be resident
+  // when they are let go: once more, for those.
+  bool left = false;
+  for (uint64_t p = range.first; p < range.end; ++p) {
+    const PageWord word = wait_while_busy(*range.region, p);
+    left |= word.state() == PageState::kResident && !word.pinned();
+  }
+  return left ? evicted + evictor.evict_range(range.region, PageIndex(range.first), PageIndex(range.end)) : evicted;
 }
 
 int pager_set_dram(uint64_t bytes) {

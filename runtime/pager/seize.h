@@ -20,6 +20,8 @@ struct PageRange {
 // Whole pages touched by the range (outward) or inside it (inward). -EINVAL: not in one region.
 [[nodiscard]] int pages_of(const PagerState& state, const void* address, size_t bytes, bool inward, PageRange* out);
 
+// Waits for the thread that has a page busy; returns the word it leaves.
+PageWord wait_while_busy(const Region& region, uint64_t page);
 // Seizes a page; waits for the thread that has it busy. Returns its word. Empty pages, guard pages and gone pages are
 // not locked: seized() is false for them.
 PageWord seize(Region& region, uint64_t page);

@@ -2,6 +2,7 @@
 // integrity CASE: facts that the pager's promises stand on.
 //
 //   hash_key       the hash of a page's content differs between processes, and is the parent's in a forked child
+//   evict_at_once  lunar_evict drops a page that a handler has installed and not yet let go
 //   evicted_bytes  lunar_stats says what is evicted now: not slots in use, which copies of resident pages hold too
 //   ksm            a process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= leaves it) loses no
 //                  write, as tiered pages are never merged
@@ -94,6 +95,24 @@ void hash_key() {
   uint64_t first = answer_of_child(with_a_tier), second = answer_of_child(with_a_tier);
   REQUIRE_THAT(first != second, "two processes hash the same content to %llx: it can be foreseen",
                static_cast<unsigned long long>(first));
+}
+
+// ---- evict_at_once --------------------------------------------------------------------------------------------------
+
+void evict_at_once() {
+  constexpr uint64_t kPages = 64;
+  tier::start_tier(64 * kMega, 256 * kMega, nullptr, "handlers=1,test_installed_delay_us=100000");
+  const size_t page = lunar_page_bytes();
+  char* base = new_region(kPages * page);
+  for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
+  REQUIRE_THAT(lunar_evict(base, kPages * page) == kPages, "evict");
+  for (uint64_t i = 0; i < kPages; i += 16) {
+    REQUIRE_THAT(tier::stamp_holds(base + i * page, page, i, 1), "page %llu is wrong",
+                 static_cast<unsigned long long>(i));  // we have it, while the handler still holds it
+    const int64_t evicted = lunar_evict(base, kPages * page);
+    REQUIRE_THAT(evicted == 1, "page %llu: %lld pages were evicted, not the one that was resident",
+                 static_cast<unsigned long long>(i), static_cast<long long>(evicted));
+  }
 }
 
 // ---- evicted_bytes --------------------------------------------------------------------------------------------------
@@ -606,6 +625,8 @@ int main(int argc, char** argv) {
   int code = 0;
   if (name == "hash_key")
     hash_key();
+  else if (name == "evict_at_once")
+    evict_at_once();
   else if (name == "evicted_bytes")
     evicted_bytes();
   else if (name == "ksm")
