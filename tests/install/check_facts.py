@@ -233,10 +233,10 @@ def check_commits():
     pages = git("ls-files", "*.md", ".git-blame-ignore-revs").stdout.split()
     named = {(page, name) for page in pages for name in re.findall(r"\b(?=\w*\d)(?=\w*[a-f])[0-9a-f]{7,40}\b",
                                                                    text_of(page))}
-    known = git("cat-file", "--batch-check", input="".join(f"{name}^{{commit}}\n" for _, name in sorted(named))).stdout
-    for (page, name), line in zip(sorted(named), known.splitlines()):
-        if line.endswith(" missing"):
-            problems.append(f"{page} names the commit {name}, which is not there")
+    history = git("rev-list", "HEAD").stdout.split()   # not what a rebase has left in this repository alone
+    for page, name in sorted(named):
+        if not any(commit.startswith(name) for commit in history):
+            problems.append(f"{page} names the commit {name}, which is not in the history")
 
 
 for part in (check_facts, check_redis_defaults, check_stats_keys, check_version, check_kernel_matrix,

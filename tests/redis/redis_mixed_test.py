@@ -30,7 +30,7 @@ SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 
 PATIENCE_S = 120
 WORKERS, KEYS, COUNTERS = 6, 4000, 40
 SIZE = 1500
-HELD_MIN = 100
+HELD_MIN = 10       # the seed decides: 110 to 1027 in 25 of them
 
 
 def text(pick, size):
@@ -326,7 +326,8 @@ def mixed(directory, module, rounds):
         assert digests[0] == digests[1], f"the data differs: {digests}"
         lunar = server.info("lunar")   # of the tiered one
         print(f"held {lunar['lunar_gate_held']} times, {lunar['lunar_gate_timeouts']} passed late")
-        assert lunar["lunar_gate"] == "watching" and int(lunar["lunar_gate_held"]) >= HELD_MIN, lunar["lunar_gate"]
+        assert lunar["lunar_gate"] == "watching" and int(lunar["lunar_gate_held"]) >= HELD_MIN, \
+            "the gate took no part"
 
 
 if __name__ == "__main__":
