@@ -149,6 +149,10 @@ int join_account(PagerState& state, ErrorText* why) {
   const int descriptor = account_descriptor(state.options, why);
   if (descriptor < -1) return descriptor;
   int rc = state.account.open(descriptor, state.dram_bytes >> state.page_shift, pager_lun_bytes());
+  if (rc == -EPROTO)
+    return why->set(rc,
+                    "pager: another build of Lunar made this tree's DRAM account; start the whole tree again, with "
+                    "`lunar run` of one build");
   if (rc == 0) rc = state.account.join();
   if (rc < 0) return why->set(rc, "pager: the shared account cannot be joined (%s)", errno_name(rc));
   state.member_pid.store(getpid());

@@ -289,6 +289,17 @@ TEST_CASE("the command gets its options as variables, the library in front, and 
   CHECK(live.header.sequence % 2 == 0);
 }
 
+TEST_CASE("a program whose library another build's account meets is refused in a line that says what to do") {
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
+  // as another build would have it: the first byte of its magic number differs
+  const Ended ended = lunar_command({"run", "--dram", "64m", "--", "/bin/sh", "-c",
+                                     "printf X | dd of=/proc/self/fd/${LUNAR_ACCOUNT%%:*} bs=1 conv=notrunc "
+                                     "status=none; exec dd if=/dev/zero of=/dev/null bs=80M count=1 status=none"});
+  INFO(ended.err);
+  CHECK(ended.code != 0);
+  CHECK(ended.says("another build of Lunar made this tree's DRAM account; start the whole tree again"));
+}
+
 TEST_CASE("several LUNs reach the command as one list of absolute paths") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
   TempDir dir;
