@@ -124,12 +124,18 @@ bool part_at_digest(const Command& command, Rights* rights, bool first, bool lat
   return true;
 }
 
-// The command at `at` of `text`: the first one may have begun in what the server has.
-Parse parse_at(const Input& input, const char* text, size_t at, size_t bytes, Command* out) {
+// The command at `at` of `text`: the first one may have begun in what the server has. *cold: what the server has of its
+// arguments has left DRAM since, and is in *missing; the command is not known yet.
+Parse parse_at(const Input& input, const char* text, size_t at, size_t bytes, Command* out, bool* cold,
+               NonresidentRanges* missing) {
   const Progress& progress = input.progress;
+  *cold = false;
   if (at != 0 || progress.left == 0) return parse_command(text + at, bytes - at, out);
   const Parse parse = parse_rest(text, bytes, progress.taken, progress.left, progress.bulk, out);
-  return parse == Parse::kCommand && !gate().layout.arguments_taken(*input.client, progress, out) ? Parse::kBad : parse;
+  if (parse != Parse::kCommand) return parse;
+  const Arguments taken = gate().layout.arguments_taken(*input.client, progress, out, missing);
+  *cold = taken == Arguments::kCold;
+  return taken == Arguments::kUnknown ? Parse::kBad : parse;
 }
 
 // Looks at the whole commands of `text`, what the server has of the first one included.
@@ -142,14 +148,29 @@ ScanResult scan_commands(const Input& input, const char* text, size_t bytes, boo
   int database = g.layout.database_of(*input.client);
   unsigned behind = 0;
   bool few = true;
+  const auto pass_cold = [&] {
+    g.work.timeouts.add();
+    missing->count = 0;
+    missing->bytes = 0;
+  };
   for (size_t at = 0; at < bytes;) {
-    const Parse parse = parse_at(input, text, at, bytes, &g.command);
+    bool arguments_cold;
+    const Parse parse = parse_at(input, text, at, bytes, &g.command, &arguments_cold, missing);
     const bool first = at == 0;
     // What the server has is not a whole command, or it waits for something else than input.
     const bool unexpected = parse == Parse::kCommand && first && g.command.bytes <= input.progress.bytes;
     if (parse != Parse::kCommand || unexpected) {
       const bool leave = parse == Parse::kBad || unexpected || g.command.bytes > kPartialMax || first;
       if (leave && !result.cold) {
+        result.good = bytes;
+        few = false;
+      }
+      break;
+    }
+    if (arguments_cold) {
+      result.cold = !late;
+      if (late) {  // and with it what is behind it: which user that runs as is not known
+        pass_cold();
         result.good = bytes;
         few = false;
       }
@@ -175,13 +196,10 @@ ScanResult scan_commands(const Input& input, const char* text, size_t bytes, boo
       break;
     }
     if (!look_up(g.command, keys, &database, rights, first_look, result.cold ? nullptr : &g.cursor, missing)) {
-      if (first && late) {
-        g.work.timeouts.add();
-        missing->count = 0;
-        missing->bytes = 0;
-      } else {
+      if (first && late)
+        pass_cold();
+      else
         result.cold = true;
-      }
     }
     if (!result.cold) {
       result.good = at;

@@ -424,23 +424,22 @@ bool ServerLayout::progress_behind(const ClientView& client, uint64_t used, cons
          out->bulk <= static_cast<int64_t>(kBulkMax) && out->taken <= kArgumentsMax && out->left <= kArgumentsMax;
 }
 
-bool ServerLayout::arguments_taken(const ClientView& client, const Progress& progress, Command* out) {
+Arguments ServerLayout::arguments_taken(const ClientView& client, const Progress& progress, Command* out,
+                                        NonresidentRanges* missing) {
   const auto* const* argument = at<const ObjectView* const*>(&client, shape_->client_argv);
-  NonresidentRanges missing;
-  KeyLookup lookup{*this, &missing};
-  for (unsigned i = 0; i < progress.taken && i < kArgumentsKept; ++i) {
+  KeyLookup lookup{*this, missing};
+  for (unsigned i = 0; i < progress.taken && i < kArgumentsKept && !missing->full(); ++i) {
     const ObjectView* object;
+    if (!lookup.have(argument + i, sizeof *argument) || !lookup.have(object = argument[i], sizeof *object)) continue;
     ErrorText why;
     if (arguments_checked_ < kArgumentsChecked) {
-      if (!peek(argument + i, &object) || check_object(object, &why) < 0) return false;
+      if (check_object(object, &why) < 0) return Arguments::kUnknown;
       ++arguments_checked_;
     }
-    if (!lookup.have(argument + i, sizeof *argument) || !lookup.have(object = argument[i], sizeof *object) ||
-        object->type() != 0 || object->encoding() == 1 || !lookup.have_text(object->pointer))
-      return false;
-    out->argument[i] = {object->pointer, sds_length(object->pointer)};
+    if (object->type() != 0 || object->encoding() == 1) return Arguments::kUnknown;
+    if (lookup.have_text(object->pointer)) out->argument[i] = {object->pointer, sds_length(object->pointer)};
   }
-  return true;
+  return lookup.complete ? Arguments::kThere : Arguments::kCold;
 }
 
 int ServerLayout::database_of(const ClientView& client) const {

@@ -39,6 +39,8 @@ struct Progress {
 };
 
 // What the dictionaries of a database lead to.
+struct NonresidentRanges;
+enum class Arguments : uint8_t { kThere, kCold, kUnknown };  // kUnknown: not as expected
 enum class Keyspace : uint8_t { kDict, kDicts, kTables };
 
 struct EntryView {
@@ -160,9 +162,10 @@ class ServerLayout {
   bool progress_of(const ClientView& client, const void* buffer, Progress* out) const;
   // The same for a master's link, whose buffer may begin with what was executed already.
   bool progress_of_master(const ClientView& master, const void* buffer, Progress* out) const;
-  // The arguments that the server has taken of its current command, as many as are kept. False: they are not as
-  // expected, or not in DRAM.
-  bool arguments_taken(const ClientView& client, const Progress& progress, Command* out);
+  // The arguments that the server has taken of its current command, as many as are kept. kCold: not all are in DRAM;
+  // what is not is in *missing.
+  Arguments arguments_taken(const ClientView& client, const Progress& progress, Command* out,
+                            NonresidentRanges* missing);
   int database_of(const ClientView& client) const;
   // The user that its commands run as; not examined here (client_rights.h).
   const void* user_of(const ClientView& client) const { return at<const void*>(&client, shape_->client_user); }
