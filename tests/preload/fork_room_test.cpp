@@ -29,6 +29,7 @@
 #include <thread>
 
 #include "preload_test.h"
+#include "tier_stats.h"
 
 namespace {
 
@@ -174,12 +175,6 @@ int write_errors() {
   return 0;
 }
 
-struct Stats {  // as lunar/lunar.h has it, up to write_errors
-  size_t struct_size;
-  unsigned long words[22];
-};
-extern "C" int lunar_get_stats(void*) __attribute__((weak));
-
 int no_process() {
   take_memory();
   if (getuid() == 0) CHECK(setresuid(65534, 65534, 65534) == 0);
@@ -191,10 +186,8 @@ int no_process() {
     fill(g_memory, kBytes, turn);
     CHECK(holds(g_memory, kBytes, turn));
   }
-  Stats stats{};
-  stats.struct_size = sizeof stats;
-  CHECK(lunar_get_stats(&stats) == 0);
-  const unsigned long reads = stats.words[20], writes = stats.words[21];
+  const lunar_stats stats = tier_stats();
+  const unsigned long reads = stats.read_errors, writes = stats.write_errors;
   if (writes != 0 || reads != 0) fprintf(stderr, "%lu writes and %lu reads failed\n", writes, reads);
   return writes == 0 && reads == 0 ? 0 : 1;
 }

@@ -10,6 +10,7 @@
 
 #include "preload_faults.h"
 #include "raw_call.h"
+#include "tier_stats.h"
 
 #ifndef MADV_GUARD_INSTALL
 #define MADV_GUARD_INSTALL 102
@@ -209,20 +210,9 @@ unsigned long locked_kb() {
   return kb;
 }
 
-struct Stats {  // as lunar/lunar.h has it
-  size_t struct_size;
-  uint64_t words[40];
-};
-extern "C" int lunar_get_stats(void*) __attribute__((weak));
-uint64_t statistic(unsigned index) {
-  Stats stats{};
-  stats.struct_size = sizeof(size_t) + 20 * sizeof(uint64_t);
-  CHECK(lunar_get_stats(&stats) == 0);
-  return stats.words[index];
-}
-uint64_t pinned_bytes() { return statistic(9); }
-uint64_t major_faults() { return statistic(12); }
-uint64_t prefetched() { return statistic(14); }
+uint64_t pinned_bytes() { return tier_stats().pinned_bytes; }
+uint64_t major_faults() { return tier_stats().major_faults; }
+uint64_t prefetched() { return tier_stats().prefetched; }
 
 size_t present_pages(char* p, size_t bytes) {
   static unsigned char present[(16 << 20) / 4096];

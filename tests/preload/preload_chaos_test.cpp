@@ -24,12 +24,7 @@
 
 #include "preload_test.h"
 #include "tests/support/seed.h"
-
-struct Stats {  // as lunar/lunar.h has it, up to evictions
-  size_t struct_size;
-  uint64_t words[16];
-};
-extern "C" int lunar_get_stats(void*) __attribute__((weak));
+#include "tier_stats.h"
 
 namespace {
 
@@ -394,10 +389,7 @@ int chaos() {
   g_stop.store(true);
   for (auto& thread : threads) thread.join();
   for (Map& map : g_maps) map.check_all("at the end");
-  Stats stats{};
-  stats.struct_size = sizeof stats;
-  CHECK(lunar_get_stats != nullptr && lunar_get_stats(&stats) == 0);
-  const uint64_t evicted = stats.words[15];
+  const uint64_t evicted = tier_stats().evictions;
   printf("%llu operations, %llu forks (%llu refused), %llu pages evicted\n",
          static_cast<unsigned long long>(g_done.load()), static_cast<unsigned long long>(g_forks.load()),
          static_cast<unsigned long long>(g_refused.load()), static_cast<unsigned long long>(evicted));

@@ -29,6 +29,7 @@
 
 #include "preload_test.h"
 #include "raw_call.h"
+#include "tier_stats.h"
 
 namespace {
 
@@ -222,7 +223,7 @@ int own_number(const char* of, int number = 3) {
 void read_beside_direct_io() {
   char* p = map_private(kHeap);
   fill(p, kHeap, 1);
-  usleep(300000);  // its evictions are over
+  for (uint64_t was = 0; tier_stats().evictions != was; usleep(100000)) was = tier_stats().evictions;  // they are over
   const auto fd = static_cast<int>(raw(SYS_openat, AT_FDCWD, "/var/tmp", O_TMPFILE | O_RDWR | O_DIRECT, 0600));
   CHECK(fd >= 0);
   CHECK(raw(SYS_dup2, fd, own_number(kUserfaultfd)) >= 0 && raw(SYS_close, fd) == 0);

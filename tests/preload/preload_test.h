@@ -14,7 +14,7 @@
 #include <cstring>
 #include <initializer_list>
 
-extern "C" int lunar_is_tiered(const void*) __attribute__((weak));
+extern "C" int lunar_is_tiered(const void*) noexcept __attribute__((weak));
 
 #define CHECK(condition)                                                                        \
   do {                                                                                          \
