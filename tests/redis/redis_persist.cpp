@@ -214,7 +214,8 @@ void sync_once(const Run& run, Writer& writer, bool diskless) {
   check_tiered(replica, run, how, 2);
 }
 
-void sync(const Run& run) {
+void sync(Run run) {
+  run.size_per_cap *= 2;  // what a slow replica has not received yet takes LUN space, too
   Writer writer(
       run, in_group(run.tiered("tiered", "dump.rdb", "--repl-diskless-sync-delay 0 --repl-ping-replica-period 3600")));
   // all keys, twice, wait in it
@@ -242,7 +243,8 @@ uint64_t entries(const std::string& directory) {
   return n;
 }
 
-// The pager has a descriptor table of its own: all threads' tables count, each once or as often as before.
+// The pager has a descriptor table of its own: all threads' tables count, each once or as often as before. The kernel's
+// own workers for io_uring (iou-wrk-...) come and go with the load.
 Resources resources(RedisServer& server) {
   const std::string process = fmt::format("/proc/{}", server.pid());
   Resources result;
@@ -253,6 +255,7 @@ Resources resources(RedisServer& server) {
   if (const size_t at = status.find("VmRSS:"); at != std::string::npos)
     result.rss = strtoull(status.c_str() + at + 6, nullptr, 10) * 1024;
   for (const auto& task : std::filesystem::directory_iterator(process + "/task")) {
+    if (text_of(task.path().string() + "/comm").rfind("iou-wrk", 0) == 0) continue;
     ++result.threads;
     result.descriptors += entries(task.path().string() + "/fd");
   }
