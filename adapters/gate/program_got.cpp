@@ -171,16 +171,33 @@ int store(const Object& program, void** slot, void* value) {
 
 }  // namespace
 
+void* function_called(const char* name) {
+  // not RTLD_DEFAULT: for a module loaded RTLD_DEEPBIND that begins with its own libraries
+  void* program = dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);
+  void* found = program == nullptr ? nullptr : dlsym(program, name);
+  Dl_info where;
+  void* entry = nullptr;
+  if (found == nullptr || dladdr1(found, &where, &entry, RTLD_DL_SYMENT) == 0 || entry == nullptr ||
+      static_cast<const ElfW(Sym)*>(entry)->st_shndx != SHN_UNDEF)
+    return found;
+  link_map* map = nullptr;
+  if (dlinfo(program, RTLD_DI_LINKMAP, &map) != 0) return found;
+  while ((map = map->l_next) != nullptr) {  // in the order of the linker's search
+    void* library = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
+    void* defined = library == nullptr ? nullptr : dlsym(library, name);  // there, or in a library that it needs
+    if (defined != nullptr && dladdr(defined, &where) != 0 && where.dli_fbase == reinterpret_cast<void*>(map->l_addr))
+      return defined;
+  }
+  return found;
+}
+
 void* program_calls(const char* name) {
   void* found = nullptr;
   each_slot(main_program(), name, [&](void** slot) {
     found = *slot;
     return false;
   });
-  if (found == nullptr || !in_program_text(found)) return found;
-  // not RTLD_DEFAULT: for a module loaded RTLD_DEEPBIND that begins with its own libraries
-  void* program = dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);
-  return program == nullptr ? nullptr : dlsym(program, name);
+  return found == nullptr || !in_program_text(found) ? found : function_called(name);
 }
 
 int program_redirect(const char* name, void* replacement, void** original, ErrorText* why) {
@@ -210,25 +227,6 @@ int object_redirect(const void* inside, Redirected* calls, size_t count) {
     return rc == 0;
   });
   return rc;
-}
-
-void* function_called(const char* name) {
-  void* found = dlsym(RTLD_DEFAULT, name);
-  Dl_info where;
-  void* entry = nullptr;
-  if (found == nullptr || dladdr1(found, &where, &entry, RTLD_DL_SYMENT) == 0 || entry == nullptr ||
-      static_cast<const ElfW(Sym)*>(entry)->st_shndx != SHN_UNDEF)
-    return found;
-  void* program = dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);
-  link_map* map = nullptr;
-  if (program == nullptr || dlinfo(program, RTLD_DI_LINKMAP, &map) != 0) return found;
-  while ((map = map->l_next) != nullptr) {  // in the order of the linker's search
-    void* library = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
-    void* defined = library == nullptr ? nullptr : dlsym(library, name);  // there, or in a library that it needs
-    if (defined != nullptr && dladdr(defined, &where) != 0 && where.dli_fbase == reinterpret_cast<void*>(map->l_addr))
-      return defined;
-  }
-  return found;
 }
 
 int object_replace_words(const void* inside, const void* original, void* replacement) {

@@ -11,8 +11,9 @@
 
 namespace lunar::redis {
 
-// The function that the main program calls as `name`: the value of its slot, or nullptr if it has none. With lazy
-// binding a slot that was not used yet holds a stub; then the result is what the loader finds under that name.
+// The function that the main program calls as `name`: the value of its slot, or nullptr if it has none. A slot that was
+// not used yet (lazy binding) holds a stub of the program, and one for the address of a function, of a program linked to
+// a fixed address, the program's own jump through the other slot; then the result is that of function_called.
 void* program_calls(const char* name);
 
 // Makes the main program call `replacement` as `name`; *original is what it called before. All slots or none. -ENOENT:

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gate redirects calls of a program that is linked to a fixed address and also takes their address: pointers to the
+// function hold the program's own jump then, which goes where the slot says, so to the replacement. What the
+// replacement calls has to be the function itself. (DEBUG DIGEST hung so: adapters/gate/digest_ahead.cpp.)
+// Threading: main.
+#include <dlfcn.h>
+#include <strings.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "gate/program_got.h"
+
+#define CHECK(condition)                                                      \
+  do {                                                                        \
+    if (!(condition)) {                                                       \
+      fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
+      _Exit(1);                                                               \
+    }                                                                         \
+  } while (0)
+
+namespace {
+
+using Compare = int (*)(const char*, const char*);
+Compare g_before = nullptr;
+int g_calls = 0, g_inside = 0;
+Compare g_pointer = nullptr;
+
+int replacement(const char* a, const char* b) {
+  CHECK(++g_inside == 1);
+  ++g_calls;
+  const int order = g_before(a, b);
+  --g_inside;
+  return order;
+}
+
+const char* object_with(Compare function) {
+  Dl_info where;
+  return dladdr(reinterpret_cast<void*>(function), &where) != 0 ? where.dli_fname : "";
+}
+
+}  // namespace
+
+int main() {
+  g_pointer = strcasecmp;
+  const char* own = object_with(replacement);
+  CHECK(object_with(g_pointer) == own);  // else the linker gives no such jumps, and this shows nothing
+  g_before = reinterpret_cast<Compare>(lunar::redis::program_calls("strcasecmp"));
+  CHECK(g_before != nullptr && object_with(g_before) != own);
+  void* before = nullptr;
+  lunar::ErrorText why;
+  CHECK(lunar::redis::program_redirect("strcasecmp", reinterpret_cast<void*>(replacement), &before, &why) == 0);
+  CHECK(before == reinterpret_cast<void*>(g_before));
+  CHECK(strcasecmp("a word", "A Word") == 0 && g_calls == 1);
+  CHECK(g_pointer("a word", "another") != 0 && g_calls == 2);
+  CHECK(lunar::redis::program_redirect("strcasecmp", reinterpret_cast<void*>(g_before), &before, &why) == 0);
+  CHECK(strcasecmp("a word", "A Word") == 0 && g_calls == 2);
+  return 0;
+}
