@@ -12,8 +12,8 @@
 namespace lunar::redis {
 
 // The function that the main program calls as `name`: the value of its slot, or nullptr if it has none. A slot that was
-// not used yet (lazy binding) holds a stub of the program, and one for the address of a function, of a program linked to
-// a fixed address, the program's own jump through the other slot; then the result is that of function_called.
+// not used yet (lazy binding) holds a stub of the program; one for the address of a function, in a program linked to a
+// fixed address, the program's own jump through the other slot. Then the result is that of function_called.
 void* program_calls(const char* name);
 
 // Makes the main program call `replacement` as `name`; *original is what it called before. All slots or none. -ENOENT:
