@@ -509,12 +509,11 @@ void Handler::check_resident(Region& region, PageIndex page) {
   PageWord seen = word.load(std::memory_order_acquire);
   if (seen.state() == PageState::kResident && page_lock(word, seen)) {
     const int64_t rc = install_pages(state_, address, zero_run(), state_.page_size);
-    if (rc > 0) {  // it stays charged, and resident: with zeros
-      if (seen.has_slot()) slot_release(state_, seen.lun(), seen.slot());
-      seen = seen.with_slot(kNoSlot);
-    }
+    // If there were none, it stays charged, and resident: with zeros, of which its slot is no copy.
+    const Slot slot = rc > 0 ? kNoSlot : seen.slot();
     // As not known to be exclusive: fork takes marks away that are too old, and skips a page in our hands.
-    (void)page_unlock(word, seen.with_epoch(kEpochUnknown));
+    (void)page_unlock(word, seen.with_slot(slot).with_epoch(kEpochUnknown));
+    if (rc > 0) slot_release(state_, seen.lun(), seen.slot());
   }
   (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }

@@ -158,14 +158,12 @@ void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there, 
   AtomicPageWord& word = op.region->words[page.value];
   count_resident(state_, *op.region, page, 1);
   PageWord busy = word.load(std::memory_order_relaxed);
-  Slot slot = busy.slot();
-  if (already_there) {  // other content is there (inherited by fork): the slot is no copy of it
-    slot_release(state_, op.lun, slot);
-    slot = kNoSlot;
-  }
+  // where other content is already (inherited by fork), the slot is no copy of it
+  const Slot slot = already_there ? kNoSlot : busy.slot();
   unsigned heat = op.fault && index != 0 ? kHeatReadAhead : op.heat;
   if (heat == kHeatFault) heat = refault_heat(busy, state_.eviction_time.load(std::memory_order_relaxed), !op.fault);
   bool waiter = page_unlock(word, resident_word(busy, slot, op.lun, heat, epoch));
+  if (already_there) slot_release(state_, op.lun, busy.slot());
   if (waiter || already_there) wake_waiters(state_, op.region->address_of(page), state_.page_size);
 }
 

@@ -189,14 +189,14 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   Slot slot = kNoSlot;
   unsigned lun = 0;
   (void)frames.release(id, &slot, &lun);
-  if (there) {
-    if (slot != kNoSlot) slot_release(state_, lun, slot);
-    slot = kNoSlot;  // the page there may differ from the slot
-  }
   count_resident(state_, region, page, 1);
   count_evicted(-1);
   counters().second_chances.add();
-  bool waiter = page_unlock(word, resident_word(seen, slot, lun, kHeatSecondChance, there ? shared_epoch() : epoch));
+  // what is there already may differ from the slot
+  const PageWord next =
+      resident_word(seen, there ? kNoSlot : slot, lun, kHeatSecondChance, there ? shared_epoch() : epoch);
+  const bool waiter = page_unlock(word, next);
+  if (there) slot_release(state_, lun, slot);
   if (waiter || there) wake_waiters(state_, address, state_.page_size);
   return Outcome::kResident;
 }
