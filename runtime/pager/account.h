@@ -43,6 +43,7 @@ namespace lunar {
 
 constexpr unsigned kMembersMax = 4096;
 constexpr unsigned kCarvePieces = 256;
+constexpr int64_t kKeepFreePages = 32;  // DRAM that only the evictors' own faults may take
 
 enum MemberState : uint32_t {
   kMemberFree = 0,

@@ -87,7 +87,7 @@ int Handler::open(unsigned index, unsigned window_pages, int node) {
   followed_tid_ = delay_tid_ = 0;
   followed_cpu_ = -1;
   late_count_ = 0;
-  return resolver_.open({window_pages, kKeepFreePages, true, sys::numa_nodes() > 1 ? node : -1});
+  return resolver_.open({window_pages, true, sys::numa_nodes() > 1 ? node : -1});
 }
 
 int Handler::start() {
@@ -313,41 +313,100 @@ void Handler::answer(const sys::UffdMessage& message) {
   }
   if (being_moved_to(state_, message.address, 1)) return;  // whatever was there before
   Region* region = state_.regions.find(address);
-  const PageIndex page = region ? region->page_of(address) : PageIndex(0);
-  PageWord seen = region ? region->words[page.value].load(std::memory_order_acquire) : PageWord{};
-  if (region == nullptr || seen.state() == PageState::kGone) {
+  if (region == nullptr)
     answer_outside(message);
-    return;
+  else if (message.write_protected)
+    answer_protected(*region, region->page_of(address), message);
+  else
+    answer_missing(*region, region->page_of(address), message);
+}
+
+// What to bring in with a page: what its range was advised, else what the thread's stream makes likely.
+Ahead Handler::ahead_of(const Region& region, PageIndex page, int thread_id, bool first_touch) {
+  switch (region.access_of(page)) {
+    case Access::kNormal:
+      return streams_.on_fault(thread_id, &region, page.value, first_touch);
+    case Access::kRandom:
+      break;
+    case Access::kSequential:
+      state_.evictor->leave_behind(region, page);
+      return {1, kReadRunMax};
   }
-  if (message.write_protected) {
-    answer_protected(*region, page, message);
-    return;
-  }
-  switch (seen.state()) {
-    case PageState::kEmpty:
-    case PageState::kInFrame:
-    case PageState::kEvicted:
-    case PageState::kBusy:
-      bring_in(*region, page, seen, message);
-      return;
-    case PageState::kResident:
-      check_resident(*region, page);
-      return;
-    // became one when the thread had faulted already: the kernel's marker answers. Or a raw call has taken that
-    // away
-    case PageState::kGuard: {
-      const PageWord empty = seen.with_state(PageState::kEmpty);
-      if (region->words[page.value].compare_exchange_strong(seen, empty))
-        bring_in(*region, page, empty, message);
-      else
-        (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
-      return;
+  return {1, 1};
+}
+
+// A page that is not there: a row for each state of its word. A row that finds that the word has changed looks again.
+void Handler::answer_missing(Region& region, PageIndex page, const sys::UffdMessage& message) {
+  AtomicPageWord& word = region.words[page.value];
+  Demand demand{1, kHeatFault, true};
+  Ahead ahead;
+  bool looked = false, first_touch = false;
+  const auto look_ahead = [&](bool first) {  // once a fault: to a stream, the same page again is its end
+    if (looked) return;
+    looked = true;
+    first_touch = first;
+    ahead = ahead_of(region, page, message.thread_id, first);
+    if (ahead.stride == 1) demand.run = ahead.window;
+  };
+  Begun begun;
+  while (begun.outcome == Outcome::kChanged) {
+    PageWord seen = word.load(std::memory_order_acquire);
+    switch (seen.state()) {
+      case PageState::kEmpty:
+        look_ahead(true);
+        begun = resolver_.zero_fill(region, page, demand);
+        break;
+      case PageState::kInFrame:
+        look_ahead(false);
+        begun = resolver_.from_frame(region, page, seen, demand);
+        break;
+      case PageState::kEvicted:
+        look_ahead(false);
+        begun = resolver_.start_read(region, page, seen, demand);
+        break;
+      case PageState::kBusy:
+        look_ahead(false);
+        begun = Resolver::wait_for_owner(region, page, seen);
+        break;
+      case PageState::kResident:
+        return check_resident(region, page);
+      case PageState::kGuard:  // one since the thread has faulted, or a raw call has taken the kernel's marker away
+        (void)word.compare_exchange_strong(seen, seen.with_state(PageState::kEmpty));
+        break;
+      case PageState::kPoisoned:
+        return mark_lost(region, page, seen, message);
+      case PageState::kGone:
+        return answer_outside(message);
     }
-    case PageState::kPoisoned:
-      mark_lost(*region, page, seen, message);
-      return;
-    case PageState::kGone:  // above
-      return;
+    if (begun.outcome == Outcome::kNoRoom && demand.keep_free >= 0 && may_pass_budget(message)) {
+      demand.run = 1;
+      demand.keep_free = INT32_MIN;
+      begun = {};
+    }
+  }
+  if (begun.outcome == Outcome::kNoRoom) return park(message);
+  if (begun.outcome == Outcome::kBusy) state_.watched.is_in_other_hands();
+  if (begun.outcome == Outcome::kResident)
+    state_.watched.ends(state_.watched.take(region.address_of(page), state_.page_size), false);
+  state_.evictor->wake_if_low();
+  if (!first_touch && begun.outcome != Outcome::kBusy) read_ahead(region, page, ahead, begun.pages);
+}
+
+// The rest of a window, of which `taken` pages have been begun: further runs of a sequence, or the next steps of a
+// stride.
+void Handler::read_ahead(Region& region, PageIndex page, const Ahead& ahead, unsigned taken) {
+  const int64_t step = ahead.stride == 1 ? 0 : ahead.stride;
+  for (unsigned covered = taken; covered < ahead.window;) {
+    const uint64_t next = step == 0 ? page.value + covered : page.value + static_cast<uint64_t>(step) * covered;
+    if (next >= region.pages) break;
+    const PageWord there = region.words[next].load(std::memory_order_acquire);
+    if (there.state() == PageState::kEmpty) break;
+    Begun begun;
+    if (there.state() == PageState::kEvicted)
+      begun = resolver_.start_read(region, PageIndex(next), there,
+                                   {step == 0 ? ahead.window - covered : 1, kHeatReadAhead});
+    if (begun.outcome == Outcome::kNoRoom) break;
+    covered += begun.pages != 0 ? begun.pages : 1;
   }
 }
 
@@ -368,6 +427,8 @@ void Handler::answer_outside(const sys::UffdMessage& message) {
 // A write to a page that a fork has left shared. While a fork goes on, nothing is let through that would then be shared
 // unprotected, but for the forking thread itself, and for a thread whose lock it may be waiting for.
 void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message) {
+  if (region.words[page.value].load(std::memory_order_acquire).state() == PageState::kGone)
+    return answer_outside(message);
   bool force = false;
   if (state_.forking.load(std::memory_order_seq_cst)) {
     force = message.thread_id == state_.forking_tid.load(std::memory_order_relaxed) ||
@@ -434,51 +495,6 @@ bool Handler::may_pass_budget(const sys::UffdMessage& message) {
   if (now - state_.forking_since_ns.load() < kForkStandsNs) return false;
   if (now - passed_since_ >= static_cast<uint64_t>(kParkedWaitNs)) passed_since_ = now, passed_ = 0;
   return passed_++ < kPassMax;
-}
-
-void Handler::bring_in(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message) {
-  bool first_touch = seen.state() == PageState::kEmpty;
-  const Access access = region.access_of(page);
-  const Ahead ahead = access == Access::kNormal ? streams_.on_fault(message.thread_id, &region, page.value, first_touch)
-                                                : Ahead{1, access == Access::kSequential ? kReadRunMax : 1};
-  if (access == Access::kSequential) state_.evictor->leave_behind(region, page);
-  unsigned taken = 0;
-  Outcome outcome = resolver_.begin(region, page, seen, ahead.stride == 1 ? ahead.window : 1, kHeatFault, true, &taken);
-  if (outcome == Outcome::kNoRoom && may_pass_budget(message)) {
-    resolver_.set_keep_free(INT32_MIN);
-    outcome = resolver_.begin(region, page, seen, 1, kHeatFault, true, &taken);
-    resolver_.set_keep_free(kKeepFreePages);
-  }
-  if (outcome == Outcome::kNoRoom) {
-    park(message);
-    return;
-  }
-  if (outcome == Outcome::kResident)
-    state_.watched.ends(state_.watched.take(region.address_of(page), state_.page_size), false);
-  if (outcome == Outcome::kBusy) state_.watched.is_in_other_hands();
-  if (outcome == Outcome::kPoisoned || outcome == Outcome::kGone) {
-    answer(message);
-    return;
-  }
-  state_.evictor->wake_if_low();
-  // The rest of the window: further runs of a sequence, or the next steps of a stride.
-  if (first_touch || ahead.window <= 1 || taken >= ahead.window || outcome == Outcome::kBusy) return;
-  int64_t step = ahead.stride == 1 ? 0 : ahead.stride;
-  for (unsigned covered = taken; covered < ahead.window;) {
-    uint64_t next = step == 0 ? page.value + covered : page.value + static_cast<uint64_t>(step) * covered;
-    if (next >= region.pages) break;
-    const PageWord there = region.words[next].load(std::memory_order_acquire);
-    unsigned got = 1;
-    if (there.state() == PageState::kEvicted) {
-      if (resolver_.begin(region, PageIndex(next), there, step == 0 ? ahead.window - covered : 1, kHeatReadAhead, false,
-                          &got) == Outcome::kNoRoom)
-        break;
-      if (got == 0) got = 1;
-    } else if (there.state() == PageState::kEmpty) {
-      break;
-    }
-    covered += got;
-  }
 }
 
 // The evictor itself met a missing page (the program discarded it by a raw system call): zeros, whatever the word says.

@@ -54,7 +54,9 @@ struct Handler {
   void answer_outside(const sys::UffdMessage& message);
   void answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message);
   void mark_lost(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message);
-  void bring_in(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message);
+  void answer_missing(Region& region, PageIndex page, const sys::UffdMessage& message);
+  Ahead ahead_of(const Region& region, PageIndex page, int thread_id, bool first_touch);
+  void read_ahead(Region& region, PageIndex page, const Ahead& ahead, unsigned taken);
   void answer_evictor(const sys::UffdMessage& message);
   void check_resident(Region& region, PageIndex page);
   void park(const sys::UffdMessage& message);

@@ -85,7 +85,7 @@ Resolver* thread_resolver(PagerState& state, int* error) {
   Resolver* r = take_spare(state);
   *error = -ENOMEM;
   if (r == nullptr) return nullptr;
-  *error = r->open({kReadRunMax, kKeepFreePages, false});
+  *error = r->open({kReadRunMax, false});
   if (*error < 0) {
     give_spare(r);
     return nullptr;
@@ -141,28 +141,50 @@ struct Pass {
   bool no_ring = false;  // likewise, as no command ring can be made (no descriptor, no address space left)
 };
 
+// A row for each state of the page's word. 0 or the page's error; *begun stays as it is where there is nothing to begin.
+int begin_page(Resolver& r, Region& region, PageIndex page, Want want, const Demand& demand, Begun* begun) {
+  const PageWord seen = region.words[page.value].load(std::memory_order_acquire);
+  switch (seen.state()) {
+    case PageState::kEmpty:
+      if (want == Want::kTouch) *begun = r.zero_fill(region, page, demand);
+      return 0;
+    case PageState::kInFrame:
+      *begun = r.from_frame(region, page, seen, demand);
+      return 0;
+    case PageState::kEvicted:
+      *begun = r.start_read(region, page, seen, demand);
+      return 0;
+    case PageState::kBusy:
+      *begun = Resolver::wait_for_owner(region, page, seen);
+      return 0;
+    case PageState::kResident:
+      return 0;
+    case PageState::kGuard:
+      return want == Want::kTouch ? -EFAULT : 0;
+    case PageState::kPoisoned:
+      return -EIO;
+    case PageState::kGone:
+      return -EFAULT;
+  }
+  return 0;
+}
+
 // A thread with reads in flight has their pages busy, and only it can finish them: no signal handler may run meanwhile,
 // as it could touch such a page, or wait for a thread that does.
 int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, Pass* pass) {
   int rc = 0;
   for (uint64_t page = pass->page > range.first ? pass->page : range.first; page < range.end;) {
-    const PageWord seen = range.region->words[page].load(std::memory_order_acquire);
-    const PageState there = seen.state();
-    if (there == PageState::kResident ||
-        ((there == PageState::kEmpty || there == PageState::kGuard) && want == Want::kRead)) {
-      ++page;
-      continue;
-    }
-    unsigned taken = 0;
-    uint64_t left = range.end - page;
-    Outcome outcome =
-        r.begin(*range.region, PageIndex(page), seen, left > kReadRunMax ? kReadRunMax : static_cast<unsigned>(left),
-                kHeatFault, false, &taken);
-    switch (outcome) {
+    const uint64_t left = range.end - page;
+    const Demand demand{left > kReadRunMax ? kReadRunMax : static_cast<unsigned>(left), kHeatFault};
+    Begun begun{Outcome::kResident, 0};
+    if (const int error = begin_page(r, *range.region, PageIndex(page), want, demand, &begun); error < 0) rc = error;
+    switch (begun.outcome) {
       case Outcome::kResident:
       case Outcome::kStarted:
-        page += taken != 0 ? taken : 1;
-        if (++pass->begun % 16 == 0) (void)r.progress(false, 0);
+        page += begun.pages != 0 ? begun.pages : 1;
+        if (begun.pages != 0 && ++pass->begun % 16 == 0) (void)r.progress(false, 0);
+        break;
+      case Outcome::kChanged:
         break;
       case Outcome::kBusy:
         pass->busy = true;
@@ -177,14 +199,6 @@ int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, 
           return rc;
         }
         (void)r.progress(true, 1000000);
-        break;
-      case Outcome::kPoisoned:
-        rc = -EIO;
-        ++page;
-        break;
-      case Outcome::kGone:
-        rc = -EFAULT;
-        ++page;
         break;
     }
   }
@@ -605,7 +619,7 @@ int64_t pager_evict(const void* address, size_t bytes) {
   Evictor& evictor = *state.evictor;
   const int64_t evicted = evictor.evict_range(range.region, PageIndex(range.first), PageIndex(range.end));
   // The evictor passes over a page in another thread's hands and one that a fork holds back, which may be resident
-  // when they are let go: once more, for those.
+  // when they are released: once more, for those.
   bool left = false;
   for (uint64_t p = range.first; p < range.end; ++p) {
     const PageWord word = wait_while_busy(*range.region, p);

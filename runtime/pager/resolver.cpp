@@ -36,6 +36,8 @@ bool space_is_out() {
 // program has closed) says nothing about the page.
 bool is_gone(int64_t rc) { return rc == -ENOENT || rc == -EFAULT || rc == -ESRCH; }
 
+}  // namespace
+
 // DRAM for pages that are to become resident. What is not kept is given back.
 class Reservation {
  public:
@@ -61,19 +63,16 @@ class Reservation {
   unsigned pages_ = 0;
 };
 
-}  // namespace
-
 const char* zero_run() {
   static char* const zeros = static_cast<char*>(map_private(kZeroPages * sys::page_bytes(), ForkPolicy::kInherit));
   return zeros;
 }
 
 int Resolver::open(const ResolverOptions& options) {
-  options_ = options;
   window_pages_ = options.window_pages > 512 ? 512 : options.window_pages;
   if (options.required)
     state_.account.take_fixed(window_pages_);
-  else if (!state_.account.take_fixed_within(window_pages_, options.keep_free))
+  else if (!state_.account.take_fixed_within(window_pages_, kKeepFreePages))
     return -EAGAIN;
   window_ = static_cast<char*>(map_private(window_pages_ * state_.page_size, ForkPolicy::kDontFork));
   if (ops_ == nullptr) ops_ = static_cast<ReadOp*>(arena_alloc(kOpsMax * sizeof(ReadOp)));
@@ -164,12 +163,19 @@ void Resolver::window_give(unsigned first, unsigned pages) {
   window_used_[first / 64] &= ~mask;
 }
 
-// The page's content is still in a frame: copy it back.
-Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
-  Reservation room(state_.account);
-  if (!room.take(1, options_.keep_free)) return Outcome::kNoRoom;
+Begun Resolver::wait_for_owner(Region& region, PageIndex page, PageWord seen) {
   AtomicPageWord& word = region.words[page.value];
-  if (!page_lock(word, seen)) return Outcome::kStarted;  // it changed: the caller tries again
+  if (seen.waiter() || word.compare_exchange_strong(seen, seen.with_waiter(), std::memory_order_acq_rel))
+    return {Outcome::kBusy};
+  return {Outcome::kChanged};
+}
+
+// The page's content is still in a frame: copy it back.
+Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const Demand& demand) {
+  Reservation room(state_.account);
+  if (!room.take(1, demand.keep_free)) return {Outcome::kNoRoom};
+  AtomicPageWord& word = region.words[page.value];
+  if (!page_lock(word, seen)) return {Outcome::kChanged};
   FramePool& frames = state_.frames;
   uint32_t id = seen.index();
   void* address = region.address_of(page);
@@ -183,7 +189,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
     bool gone = is_gone(rc);
     // gone: see unmapped.h
     if (page_unlock(word, seen) || gone) wake_waiters(state_, address, state_.page_size);
-    return Outcome::kNoRoom;
+    return {Outcome::kNoRoom};
   }
   room.keep(1);
   Slot slot = kNoSlot;
@@ -198,7 +204,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   const bool waiter = page_unlock(word, next);
   if (there) slot_release(state_, lun, slot);
   if (waiter || there) wake_waiters(state_, address, state_.page_size);
-  return Outcome::kResident;
+  return {Outcome::kResident, 1};
 }
 
 // While a quarter of the budget is free: as much as is in use just before the page, so that memory which grows upwards
@@ -260,15 +266,8 @@ bool Resolver::settle_filled(Region& region, PageIndex page, uint16_t epoch) {
   return page_unlock(word, resident_word(busy, kNoSlot, state_.own_lun, kHeatFault, epoch).with_charged(on_touch));
 }
 
-unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
-  if (run > kZeroPages) run = kZeroPages;
-  if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
-  Reservation room(state_.account);
-  while (run > 1 && !room.take(run, options_.keep_free + state_.evictor->low_water() / 2)) run /= 2;
-  if (run <= 1 && !room.take(run = 1, options_.keep_free)) return 0;
-  unsigned locked = lock_empty(region, page, run);
-  room.shrink(locked);
-  if (locked == 0) return 0;
+// Fills locked pages with zeros and releases them. Returns how many; the others are empty again.
+unsigned Resolver::fill_locked(Region& region, PageIndex page, unsigned locked, Reservation& room) {
   if (test_switches.reach_delay_us != 0) sys::sleep_ns(test_switches.reach_delay_us * 1000);
   table_reach(state_, region, page.value, page.value + locked);
   for (unsigned done = 0; done < locked;) {
@@ -308,6 +307,21 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
   return locked;
 }
 
+Begun Resolver::zero_fill(Region& region, PageIndex page, const Demand& demand) {
+  unsigned run = demand.fault ? fill_run(region, page, demand.run) : 1;
+  if (run > kZeroPages) run = kZeroPages;
+  if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
+  Reservation room(state_.account);
+  while (run > 1 && !room.take(run, demand.keep_free + state_.evictor->low_water() / 2)) run /= 2;
+  const bool no_room = run <= 1 && !room.take(run = 1, demand.keep_free);
+  const unsigned locked = no_room ? 0 : lock_empty(region, page, run);
+  room.shrink(locked);
+  const unsigned filled = locked == 0 ? 0 : fill_locked(region, page, locked, room);
+  if (filled != 0) return {Outcome::kResident, filled};
+  const PageWord now = region.words[page.value].load(std::memory_order_acquire);
+  return {now.state() == PageState::kEmpty ? Outcome::kNoRoom : Outcome::kChanged};
+}
+
 // How many pages from `page` on are evicted to consecutive slots.
 unsigned Resolver::lock_run(Region& region, PageIndex page, PageWord first, unsigned run) {
   unsigned n = 1;
@@ -320,81 +334,41 @@ unsigned Resolver::lock_run(Region& region, PageIndex page, PageWord first, unsi
   return n;
 }
 
-// Returns kStarted, kNoRoom, or kBusy if the word has changed.
-Outcome Resolver::start_read(Region& region, PageIndex page, PageWord seen, unsigned run, unsigned heat, bool fault,
-                             unsigned* taken) {
-  if (free_op_count_ == 0 || context_for(seen.lun()) == nullptr) return Outcome::kNoRoom;
-  if (run > kReadRunMax) run = kReadRunMax;
+Begun Resolver::start_read(Region& region, PageIndex page, PageWord seen, const Demand& demand) {
+  if (free_op_count_ == 0 || context_for(seen.lun()) == nullptr) return {Outcome::kNoRoom};
+  unsigned run = demand.run < kReadRunMax ? demand.run : kReadRunMax;
   if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
   int first = -1;
   while (run > 1 && (first = window_take(run)) < 0) run /= 2;
-  if (first < 0 && (run = 1, first = window_take(1)) < 0) return Outcome::kNoRoom;
+  if (first < 0 && (run = 1, first = window_take(1)) < 0) return {Outcome::kNoRoom};
   const auto window = static_cast<unsigned>(first);
   Reservation room(state_.account);
-  if (run > 1 && !room.take(run, options_.keep_free + state_.evictor->low_water() / 2)) {
+  if (run > 1 && !room.take(run, demand.keep_free + state_.evictor->low_water() / 2)) {
     window_give(window + 1, run - 1);
     run = 1;
   }
-  if (room.pages() == 0 && !room.take(1, options_.keep_free)) {
+  if (room.pages() == 0 && !room.take(1, demand.keep_free)) {
     window_give(window, 1);
-    return Outcome::kNoRoom;
+    return {Outcome::kNoRoom};
   }
   const unsigned locked = page_lock(region.words[page.value], seen) ? lock_run(region, page, seen, run) : 0;
   room.keep(locked);
   if (locked < run) window_give(window + locked, run - locked);
-  if (locked == 0) return Outcome::kBusy;
+  if (locked == 0) return {Outcome::kChanged};
   const unsigned index = free_ops_[--free_op_count_];
   ops_[index] = {&region,
                  page.value,
                  static_cast<uint16_t>(locked),
                  static_cast<uint16_t>(window),
                  static_cast<uint8_t>(seen.lun()),
-                 static_cast<uint8_t>(heat),
-                 fault,
+                 static_cast<uint8_t>(demand.heat),
+                 demand.fault,
                  0,
                  seen.slot(),
                  {window_ + window * state_.page_size, locked * state_.page_size}};
   ++ops_in_flight_;
   queued_[queued_count_++] = static_cast<uint16_t>(index);
-  *taken = locked;
-  return Outcome::kStarted;
-}
-
-Outcome Resolver::begin(Region& region, PageIndex page, PageWord seen, unsigned run, unsigned heat, bool fault,
-                        unsigned* taken) {
-  AtomicPageWord& word = region.words[page.value];
-  *taken = 0;
-  for (;; seen = word.load(std::memory_order_acquire)) {
-    switch (seen.state()) {
-      case PageState::kResident:
-        *taken = 1;
-        return Outcome::kResident;
-      case PageState::kPoisoned:
-        return Outcome::kPoisoned;
-      case PageState::kGuard:
-      case PageState::kGone:
-        return Outcome::kGone;
-      case PageState::kBusy:
-        if (seen.waiter() || word.compare_exchange_strong(seen, seen.with_waiter(), std::memory_order_acq_rel))
-          return Outcome::kBusy;
-        continue;
-      case PageState::kEmpty:
-        *taken = zero_fill(region, page, fault ? fill_run(region, page, run) : 1);
-        if (*taken != 0) return Outcome::kResident;
-        if (word.load(std::memory_order_acquire).state() != PageState::kEmpty) continue;
-        return Outcome::kNoRoom;
-      case PageState::kInFrame: {
-        Outcome outcome = from_frame(region, page, seen);
-        if (outcome == Outcome::kStarted) continue;
-        *taken = outcome == Outcome::kResident;
-        return outcome;
-      }
-      case PageState::kEvicted:
-        break;
-    }
-    const Outcome outcome = start_read(region, page, seen, run, heat, fault, taken);
-    if (outcome != Outcome::kBusy) return outcome;
-  }
+  return {Outcome::kStarted, locked};
 }
 
 // Submits everything begun since the last time, in one call a LUN. What a full ring does not take stays queued.

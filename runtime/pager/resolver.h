@@ -3,11 +3,14 @@
 // range operation gets one; they share no lock. A resolver owns a context (ring) to every LUN it reads from and a small
 // window of DRAM that reads land in.
 //
-//   begin(page) -> kResident  it is resident now (installed from a frame, zero-filled, or it was already)
-//                  kStarted   a read is in flight; progress() will install it
-//                  kBusy      another thread is working on it (and will wake the waiters)
-//                  kNoRoom    there is no DRAM, window or ring now: try again after progress()
-//                  kPoisoned, kGone (a guard page too)
+// It has one function for each state from which a page comes in. The caller looks at the page's word and dispatches on
+// its state, once: a handler for a fault (Handler::answer_missing), a range operation for a range's next page. What they
+// return:
+//   kResident  it is resident now (zero-filled, or installed from a frame)
+//   kStarted   a read is in flight; progress() will install it
+//   kBusy      another thread is working on it (and will wake the waiters)
+//   kNoRoom    there is no DRAM, window or ring now: try again after progress()
+//   kChanged   the word is not `seen` any more: look again
 //
 // Threading: used by one thread. Fault path: no allocation, no host lock, and tiered memory is touched only through
 // userfaultfd.
@@ -15,14 +18,29 @@
 #include <atomic>
 #include <cstdint>
 
+#include "pager/account.h"
 #include "pager/region.h"
 #include "superpipe/device.h"
 
 namespace lunar {
 
 struct PagerState;
+class Reservation;
 
-enum class Outcome : uint8_t { kResident, kStarted, kBusy, kNoRoom, kPoisoned, kGone };
+enum class Outcome : uint8_t { kResident, kStarted, kBusy, kNoRoom, kChanged };
+
+struct Begun {
+  Outcome outcome = Outcome::kChanged;
+  unsigned pages = 0;  // kResident, kStarted: how many from the page on
+};
+
+// What is asked for with a page.
+struct Demand {
+  unsigned run = 1;  // pages to bring in, this one included; fewer if those behind it cannot come in with it
+  unsigned heat = 0;
+  bool fault = false;  // a thread waits for this page
+  int64_t keep_free = kKeepFreePages;
+};
 
 constexpr unsigned kReadRunMax = 64;
 
@@ -42,7 +60,6 @@ class ReleasingScope {
 
 struct ResolverOptions {
   unsigned window_pages = 64;
-  int64_t keep_free = 0;  // DRAM pages that it must leave free
   // for a handler: its window is taken even if the account is over its cap (after a fork)
   bool required = false;
   int node = -1;  // NUMA node of the window; -1: anywhere
@@ -64,14 +81,15 @@ class Resolver {
     releases_.store(0);  // its thread may have been in the midst of one
   }
 
-  // Starts to make `page` resident, whose word was `seen` a moment ago; reads up to `run` evicted pages after it whose
-  // slots are consecutive (read-ahead). `taken`: pages started or resident from `page` on (>= 1 unless
-  // kBusy/kNoRoom/...). A read is submitted with the next progress().
-  Outcome begin(Region& region, PageIndex page, PageWord seen, unsigned run, unsigned heat, bool fault,
-                unsigned* taken);
-  // Zero-fills up to `run` never-touched pages from `page`. Returns pages filled, 0: kNoRoom/kBusy.
-  unsigned fill_run(const Region& region, PageIndex page, unsigned asked) const;
-  unsigned zero_fill(Region& region, PageIndex page, unsigned run);
+  // A function for each state from which `page` comes in. Its word was `seen` a moment ago.
+  // kEmpty: for a fault, with empty pages behind it.
+  Begun zero_fill(Region& region, PageIndex page, const Demand& demand);
+  // kInFrame: this page alone.
+  Begun from_frame(Region& region, PageIndex page, PageWord seen, const Demand& demand);
+  // kEvicted: with the pages behind it whose slots are consecutive. Submitted by the next progress().
+  Begun start_read(Region& region, PageIndex page, PageWord seen, const Demand& demand);
+  // kBusy: its owner will wake the waiters.
+  static Begun wait_for_owner(Region& region, PageIndex page, PageWord seen);
 
   // Submits the reads begun, takes finished ones and installs them. wait: for at least one response (or the timeout).
   // Returns the number of responses handled.
@@ -90,7 +108,6 @@ class Resolver {
   void clear_failed() { failed_reads_ = 0; }
   // Returns when what it had installed at the call, in place of evicted pages, is released. Called by another thread.
   void wait_for_release() const;
-  void set_keep_free(int64_t pages) { options_.keep_free = pages; }
 
   Resolver* made_before = nullptr;  // the list of those of program threads (range_operations.cpp)
 
@@ -111,14 +128,13 @@ class Resolver {
 
   Context* context_for(unsigned lun);
   void detach();
+  unsigned fill_run(const Region& region, PageIndex page, unsigned asked) const;
   void submit_queued();
   int window_take(unsigned pages);
   void window_give(unsigned first, unsigned pages);
-  Outcome from_frame(Region& region, PageIndex page, PageWord seen);
   unsigned lock_run(Region& region, PageIndex page, PageWord first, unsigned run);
-  Outcome start_read(Region& region, PageIndex page, PageWord seen, unsigned run, unsigned heat, bool fault,
-                     unsigned* taken);
   unsigned lock_empty(Region& region, PageIndex page, unsigned run);
+  unsigned fill_locked(Region& region, PageIndex page, unsigned locked, Reservation& room);
   bool leave_empty(Region& region, PageIndex page);
   bool settle_filled(Region& region, PageIndex page, uint16_t epoch);
   void finish(unsigned op_index, int64_t result);
@@ -130,7 +146,6 @@ class Resolver {
 
   PagerState& state_;
   std::atomic<uint64_t> releases_{0};  // odd: evicted pages are being installed and released
-  ResolverOptions options_;
   char* window_ = nullptr;
   unsigned window_pages_ = 0;
   uint64_t window_used_[8] = {};  // bit set: in use; up to 512 pages

@@ -30,7 +30,6 @@ struct Handler;
 
 constexpr unsigned kLunIds = 16;  // of the LUN field of a page word
 constexpr unsigned kHandlersMax = 64;
-constexpr int64_t kKeepFreePages = 32;  // DRAM that only the evictors' own faults may take
 
 // Bits of PagerState::housekeeping_word. The kernel stores 0 when a service thread ends: a word without
 // kHousekeepingRuns shows that.
