@@ -251,36 +251,50 @@ void carry_over(PagerState& state, Run& run, const Move& how, Unreadable& unread
   if (how.ends) (void)sys::protect(run.source_at(0), run.count * state.page_size, PROT_NONE);
 }
 
-// The words of one page. Its content is where it is to be.
+// The word of a page at its new place: a row for each state. Its content is there already.
+PageWord moved_word(PagerState& state, Run& run, unsigned i) {
+  const PageWord was = run.was[i];
+  const PageIndex from(run.source + i), to(run.target + i);
+  switch (was.state()) {
+    case PageState::kEmpty:
+    case PageState::kGone:
+      return run.there[i];
+    case PageState::kGuard:
+      return run.there[i].with_state(PageState::kGuard);
+    case PageState::kResident:
+      // a relative may have the old one still
+      if (!still_exclusive(was.epoch(), exclusive_epoch(state))) state.account.unshare_always(1);
+      count_resident(state, run.from, from, -1);
+      count_resident(state, run.to, to, 1);
+      // no fork goes on during a mutation
+      return resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch(state));
+    case PageState::kInFrame:
+      state.frames.at(was.index()).word.store(&run.to.words[to.value], std::memory_order_release);
+      return was;
+    case PageState::kPoisoned:  // the new place is marked at its first fault
+      lost_page_clear(state, run.from, from);
+      return was;
+    case PageState::kEvicted:
+    case PageState::kBusy:  // by this thread: `was` is the state before
+      return was;
+  }
+  return was;
+}
+
+// The words of one page, its hash, charge and lock.
 void move_word(PagerState& state, Run& run, unsigned i) {
   const PageWord was = run.was[i];
   const uint64_t s = run.source + i, d = run.target + i;
-  AtomicPageWord &old_word = run.from.words[s], &new_word = run.to.words[d];
-  PageWord moved = run.there[i];
-  if (was.state() == PageState::kGuard) moved = moved.with_state(PageState::kGuard);
-  if (seized(was)) {
-    moved = was;
-    run.to.hashes[d] = run.from.hashes[s];
-  }
-  if (was.state() == PageState::kResident) {
-    // a relative may have the old one still
-    if (!still_exclusive(was.epoch(), exclusive_epoch(state))) state.account.unshare_always(1);
-    count_resident(state, run.from, PageIndex(s), -1);
-    count_resident(state, run.to, PageIndex(d), 1);
-    // no fork goes on during a mutation
-    moved = resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch(state));
-  }
-  if (was.state() == PageState::kInFrame) state.frames.at(was.index()).word.store(&new_word, std::memory_order_release);
-  // the new place is marked at its first fault
-  if (was.state() == PageState::kPoisoned) lost_page_clear(state, run.from, PageIndex(s));
+  if (seized(was)) run.to.hashes[d] = run.from.hashes[s];
+  const PageWord moved = moved_word(state, run, i);
   if (seized(was) && was.charged()) {
     run.from.committed_pages.fetch_sub(1, std::memory_order_relaxed);
     run.to.committed_pages.fetch_add(1, std::memory_order_relaxed);
   }
-  // A lock goes along: on the new place before it is let go of, so that no eviction comes between.
+  // A lock goes along: on the new place before the old one is unlocked, so that no eviction comes between.
   if (pinned_by_program(run.from, s)) {
-    state.pinned_pages.fetch_add(1 - page_set_pinned(new_word));
-    state.pinned_pages.fetch_sub(page_clear_pinned(old_word));
+    state.pinned_pages.fetch_add(1 - page_set_pinned(run.to.words[d]));
+    state.pinned_pages.fetch_sub(page_clear_pinned(run.from.words[s]));
   }
   put_back(state, run.to, d, moved);
   if (was.state() != PageState::kGone)
