@@ -38,22 +38,23 @@ def explain_start(text):
 
 
 class Server:
-    """`words` behind redis-server's own, `wrapper` in front. Its data and its log are in `directory`, which is made.
-    Answers when it is made."""
+    """`words` behind redis-server's own, `wrapper` in front, `config` a file of its own, `environment` beyond ours. Its
+    data and its log are in `directory`, which is made. Answers when it is made."""
 
-    def __init__(self, directory, *words, wrapper=(), patience_s=120):
+    def __init__(self, directory, *words, wrapper=(), config=None, environment=(), patience_s=120):
         os.makedirs(directory, exist_ok=True)
         self.directory, self.log, self.patience_s = directory, os.path.join(directory, "log"), patience_s
-        self.port = free_port()
-        self.command = [*wrapper, SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory,
-                        "--save", "", "--enable-debug-command", "yes", *words]
+        self.port, self.environment = free_port(), {**os.environ, **dict(environment)}
+        self.command = [*wrapper, SERVER, *([config] if config else []), "--port", str(self.port),
+                        "--bind", "127.0.0.1", "--dir", directory, "--save", "", "--enable-debug-command", "yes",
+                        *words]
         self.start()
 
     def start(self):
         """Again, on the same port, after end()."""
         started = time.monotonic()
         with open(self.log, "ab") as out:
-            self.process = subprocess.Popen(self.command, stdout=out, stderr=out)
+            self.process = subprocess.Popen(self.command, stdout=out, stderr=out, env=self.environment)
         while True:
             if self.process.poll() is not None or time.monotonic() > started + self.patience_s:
                 text = self.text()
@@ -70,6 +71,10 @@ class Server:
 
     def text(self):
         return open(self.log, errors="replace").read()
+
+    def must_live(self, what):
+        if self.process.poll() is not None:
+            sys.exit(f"{what}: the server ended with {self.process.returncode}:\n{self.text()[-3000:]}")
 
     def info(self, section):
         lines = self.client.ask("INFO", section).decode().split("\r\n")

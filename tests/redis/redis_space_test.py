@@ -24,12 +24,10 @@ import os
 import random
 import re
 import signal
-import socket
-import subprocess
 import sys
 import time
 
-from redis_server import SERVER, Server as PlainServer, Servers, explain_start, free_port, run_scenario, wait_until
+from redis_server import Server, Servers, run_scenario, wait_until
 from resp import Connection, Refused
 
 PATIENCE_S = 60
@@ -50,43 +48,14 @@ class Client(Connection):
         return self.ask("CONFIG", "GET", name)[1].decode()
 
 
-class Server:
-    def __init__(self, directory, module, *further, size="96mb", forks="yes", config=None, lun=None, wrapper=(),
-                 environment=()):
-        self.directory, self.log = directory, os.path.join(directory, "log")
-        self.port = free_port()
-        tier = ["dram", "16mb", "lun", lun or directory, "size", size] if not wrapper else []
-        command = [*wrapper, SERVER, *([config] if config else []), "--port", str(self.port), "--bind", "127.0.0.1",
-                   "--dir", directory, *further, "--loadmodule", os.path.abspath(module), *tier, "forks", forks]
-        self.out = open(self.log, "ab")
-        environment = {**os.environ, **dict(environment)}
-        self.process = subprocess.Popen(command, stdout=self.out, stderr=self.out, env=environment)
-        for _ in range(600):
-            if self.process.poll() is not None:
-                explain_start(self.text())
-            try:
-                self.client()
-                return
-            except OSError:
-                time.sleep(0.05)
-        self.end()
-        sys.exit("the server does not answer")
+class TieredServer(Server):
+    def __init__(self, directory, module, *further, size="96mb", forks="yes", wrapper=(), **options):
+        tier = ["dram", "16mb", "lun", directory, "size", size] if not wrapper else []
+        super().__init__(directory, *further, "--loadmodule", os.path.abspath(module), *tier, "forks", forks,
+                         wrapper=wrapper, **options)
 
-    def client(self):
+    def connect(self):
         return Client(self.port)
-
-    def text(self):
-        return open(self.log, errors="replace").read()
-
-    def must_live(self, what):
-        if self.process.poll() is not None:
-            sys.exit(f"{what}: the server ended with {self.process.returncode}:\n{self.text()[-3000:]}")
-
-    def end(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        self.out.close()
 
 
 SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
@@ -186,19 +155,19 @@ def fragmented(server, client, saves, evicts):
 
 
 def forks(directory, module):
-    with_server(directory, module, lambda s: fragmented(s, s.client(), True, False), "--save", "3600 1")
+    with_server(directory, module, lambda s: fragmented(s, s.connect(), True, False), "--save", "3600 1")
 
 
 def no_forks(directory, module):
-    with_server(directory, module, lambda s: fragmented(s, s.client(), False, False), "--save", "", forks="no")
+    with_server(directory, module, lambda s: fragmented(s, s.connect(), False, False), forks="no")
 
 
 def pack(directory, module):
-    with_server(directory, module, pack_values, "--save", "", "--enable-debug-command", "yes")
+    with_server(directory, module, pack_values)
 
 
 def pack_values(server):
-    client = server.client()
+    client = server.connect()
     ceiling = client.figure("maxmemory_ceiling_bytes")
     stored = store(server, client, "a", 0, 110 * MIB // 1000, 1000)
     kept = [("a", 1000, drop_most(client, "a", stored, 0))]
@@ -228,19 +197,19 @@ def pack_values(server):
 
 
 def evict(directory, module):
-    with_server(directory, module, lambda s: fragmented(s, s.client(), True, True), "--save", "3600 1",
+    with_server(directory, module, lambda s: fragmented(s, s.connect(), True, True), "--save", "3600 1",
                 "--maxmemory-policy", "allkeys-random")
 
 
 def purge(directory, module, lunar):
     keeping = {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}
     for wrapper in ((), (lunar, "run", "--dram", "16m", "--lun", directory, "--size", "96m", "--")):
-        with_server(directory, module, purged, "--save", "", wrapper=wrapper, environment=keeping)
+        with_server(directory, module, purged, wrapper=wrapper, environment=keeping)
 
 
 def purged(server):
     """Nothing but a purge takes free memory from the allocator here."""
-    client = server.client()
+    client = server.connect()
     stored = store(server, client, "fill", 0, 110 * MIB // 1000, 1000)
     full = client.figure("committed_bytes")
     for first in range(0, stored, 500):
@@ -266,21 +235,21 @@ def refused(client, *command):
 
 def large(directory, module):
     """What is left is 10 MiB for each of these: none may end the server, all that was stored stays."""
-    with_server(directory, module, large_values, "--save", "", forks="no")
+    with_server(directory, module, large_values, forks="no")
 
 
 def large_values(server):
-    client = server.client()
+    client = server.connect()
     store(server, client, "fill", 0, 110 * MIB // 4000, 4000)
     print(space(client), flush=True)
     body = NOISE * 16
-    assert refused(server.client(), "SET", "one", body), "64 MiB were stored where 10 MiB are left"
+    assert refused(server.connect(), "SET", "one", body), "64 MiB were stored where 10 MiB are left"
     server.must_live("SET of 64 MiB")
     for command in (("SETRANGE", "two", 64 * MIB, "x"), ("SETBIT", "three", 8 * 64 * MIB, 1),
                     ("APPEND", "four", body[:8 * MIB])):
-        assert refused(server.client(), *command), f"{command[0]} was done"
+        assert refused(server.connect(), *command), f"{command[0]} was done"
         server.must_live(command[0])
-    clients = [server.client() for _ in range(40)]   # each has sent the head of a value, and waits
+    clients = [server.connect() for _ in range(40)]   # each has sent the head of a value, and waits
     for each in clients:
         each.socket.sendall(b"*3\r\n$3\r\nSET\r\n$4\r\nhead\r\n$%d\r\n" % MIB + body[:1000])
     time.sleep(0.3)
@@ -292,7 +261,7 @@ def large_values(server):
     client.ask("UNLINK", *[f"fill:{key}" for key in range(600)])
     time.sleep(0.3)
     assert not refused(client, "SET", "big", body[:MIB // 2]), f"half a MiB does not fit into 2 MiB\n{space(client)}"
-    greedy = server.client()
+    greedy = server.connect()
     greedy.socket.settimeout(2)
     try:
         greedy.send([("GET", "big")] * 400)
@@ -302,11 +271,11 @@ def large_values(server):
     server.must_live("replies that no client reads")
     assert not refused(client, "GET", "big"), "an honest client was ended"
     script = "for i = 1, 400 do redis.call('SET', 's:' .. i, string.rep('x', 100000)) end return 1"
-    refused(server.client(), "EVAL", script, 0)
+    refused(server.connect(), "EVAL", script, 0)
     server.must_live("a script")
-    refused(server.client(), "EVAL", "local t = {} for i = 1, 200 do t[i] = redis.call('GET', 'big') end return #t", 0)
+    refused(server.connect(), "EVAL", "local t = {} for i = 1, 200 do t[i] = redis.call('GET', 'big') end return #t", 0)
     server.must_live("a script's own memory")
-    refused(server.client(), "MGET", *["big"] * 100)
+    refused(server.connect(), "MGET", *["big"] * 100)
     server.must_live("one reply of 50 MiB")
     peak = int(re.search(r"VmHWM:\s+(\d+)", open(f"/proc/{server.process.pid}/status").read())[1]) >> 10
     assert peak <= 16 + 128, f"its resident set peaked at {peak} MiB, {16 + 128} is what SIZING.md says"
@@ -315,11 +284,11 @@ def large_values(server):
 
 
 def transaction(directory, module):
-    with_server(directory, module, large_transaction, "--save", "", forks="no")
+    with_server(directory, module, large_transaction, forks="no")
 
 
 def large_transaction(server):
-    client, other = server.client(), server.client()
+    client, other = server.connect(), server.connect()
     store(server, client, "fill", 0, 110 * MIB // 4000, 4000)
     client.ask("UNLINK", *[f"fill:{key}" for key in range(1500)])
     time.sleep(0.3)
@@ -349,15 +318,15 @@ def replica(directory, module):
     for policy in ("noeviction", "allkeys-lru"):
         there = os.path.join(directory, policy)
         os.makedirs(os.path.join(there, "replica"))
-        with_server(there, module, lambda s, d=there: slow_replica(s, d), "--save", "", "--maxmemory-policy", policy,
-                    "--repl-diskless-sync-delay", "0", "--enable-debug-command", "yes")
+        with_server(there, module, lambda s, d=there: slow_replica(s, d), "--maxmemory-policy", policy,
+                    "--repl-diskless-sync-delay", "0")
 
 
 def slow_replica(server, directory):
-    client = server.client()
+    client = server.connect()
     store(server, client, "fill", 0, 16 * MIB // 4000, 4000)
     with Servers() as servers:
-        follower = servers.add(PlainServer(os.path.join(directory, "replica")))
+        follower = servers.add(Server(os.path.join(directory, "replica")))
         follower.client.ask("REPLICAOF", "127.0.0.1", str(server.port))
         wait_until("the link", lambda: follower.info("replication")["master_link_status"] == "up", PATIENCE_S)
         follower.process.send_signal(signal.SIGSTOP)
@@ -388,11 +357,11 @@ def slow_replica(server, directory):
 
 def child(directory, module):
     """The same while a save goes on that has taken its half."""
-    with_server(directory, module, while_child_saves, "--save", "3600 1", "--enable-debug-command", "yes")
+    with_server(directory, module, while_child_saves, "--save", "3600 1")
 
 
 def while_child_saves(server):
-    client = server.client()
+    client = server.connect()
     stored = store(server, client, "fill", 0, 24 * MIB // 4000, 4000)
     client.ask("CONFIG", "SET", "rdb-key-save-delay", 1000)
     client.ask("BGSAVE")
@@ -403,7 +372,7 @@ def while_child_saves(server):
     assert "script" in answer, f"200 MB were written: {answer}"
     assert not refused(client, "GET", "s:200"), "what it has written is not there"
     print(f"a script of 200 MB: {answer}; {space(client)}")
-    heads = [server.client() for _ in range(60)]
+    heads = [server.connect() for _ in range(60)]
     for each in heads:
         each.socket.sendall(b"*3\r\n$3\r\nSET\r\n$4\r\nhead\r\n$%d\r\n" % MIB + NOISE[:1000])
     time.sleep(0.3)
@@ -427,7 +396,7 @@ def last_child(directory, module):
 
 def child_is_ended(server):
     """Replies that grow from one to the next until the child's share of the LUN is needed."""
-    client = server.client()
+    client = server.connect()
     store(server, client, "fill", 0, 24 * MIB // 4000, 4000)
     assert not refused(client, "SET", "big", NOISE[:MIB // 2])
     client.ask("CONFIG", "SET", "rdb-key-save-delay", 10000)
@@ -436,7 +405,7 @@ def child_is_ended(server):
     count = 200
     while client.figure("last_resort_children_ended") == 0:
         assert count < 600, f"no child was ended: {space(client)}"
-        refused(server.client(), "MGET", *["big"] * count)
+        refused(server.connect(), "MGET", *["big"] * count)
         server.must_live(f"one reply of {count // 2} MiB")
         count += 10
     end = time.monotonic() + PATIENCE_S
@@ -460,7 +429,7 @@ def rewrite(directory, module):
             assert re.search(change[0], text, re.M), f"no {change[0]} in:\n{text}"
             open(config, "w").write(re.sub(change[0], change[1], text, flags=re.M))
         with Servers() as servers:
-            client = servers.add(Server(directory, module, "--save", "", size=size, config=config)).client()
+            client = servers.add(TieredServer(directory, module, size=size, config=config)).connect()
             test(client)
             client.ask("CONFIG", "REWRITE")
         text = open(config).read()     # the module's arguments are in the file now
@@ -501,7 +470,7 @@ def rewrite(directory, module):
 
 def with_server(directory, module, test, *further, **options):
     with Servers() as servers:
-        test(servers.add(Server(directory, module, *further, **options)))
+        test(servers.add(TieredServer(directory, module, *further, **options)))
 
 
 if __name__ == "__main__":
