@@ -2,7 +2,7 @@
 // integrity CASE: facts that the pager's promises stand on.
 //
 //   hash_key       the hash of a page's content differs between processes, and is the parent's in a forked child
-//   evict_at_once  lunar_evict drops a page that a handler has installed and not yet let go
+//   evict_at_once  lunar_evict drops a page that a handler has installed and not yet released
 //   evicted_bytes  lunar_stats says what is evicted now: not slots in use, which copies of resident pages hold too
 //   ksm            a process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= leaves it) loses no
 //                  write, as tiered pages are never merged

@@ -128,7 +128,7 @@ TEST_CASE("kv-room: a store that held many keys takes a large pair as soon as th
 }
 
 // The windows of such pairs have the tail, the next tails and saved states of others in them.
-TEST_CASE("kv-room: pairs of half of a store come and go beside writers and flushes") {
+TEST_CASE("kv-room: pairs of half of a store come and go while others write and flush") {
   constexpr uint64_t kBytes = 8 * kMiB, kRounds = 60;
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
     std::vector<char> memory(kBytes);

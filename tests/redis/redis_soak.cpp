@@ -187,7 +187,7 @@ class Soak {
         board_.fail(fmt::format("{} ({}) ended, and its log names no page:\n{}", name, life.name, tail(log)));
       return;
     }
-    // By signal 10, SIGUSR1, the server itself ends a child that nobody waits for: its last replica has gone.
+    // By signal 10, SIGUSR1, the server itself ends a child that is of no use any more: its last replica has gone.
     for (const char* text : {"cannot be read back", "FATAL", "crashed by signal", "terminated by signal", "BUG REPORT"})
       if (const size_t at = first_without(log, text, " 10\n"); at != std::string::npos)
         board_.fail(fmt::format("{} ({}): '{}' in its log:\n{}", name, life.name, text,
