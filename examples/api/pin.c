@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
   if (argc == 2 && strcmp(argv[1], "--help") == 0) return usage(0);
   size_t bytes = (argc > 1 ? number_of(argv[1]) : 256) << 20;
   size_t dram = (argc > 2 ? number_of(argv[2]) : 64) << 20;
-  if (argc > 3 || bytes == 0 || dram == 0) return usage(2);
+  if (argc > 3 || bytes < RECORD || dram == 0) return usage(2);
   size_t count = bytes / RECORD;
   lunar_config config = {.struct_size = sizeof(config), .dram_bytes = dram};
   config.lun_bytes = 3 * bytes > dram ? 3 * bytes : dram; /* not less than the DRAM */
