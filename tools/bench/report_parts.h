@@ -3,6 +3,7 @@
 // and the rule by which a run does not count.
 // Threading: plain data. May not be used by runtime/ (it allocates).
 #pragma once
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -66,6 +67,14 @@ Run median_of(const std::vector<Run>& runs, const Fields& own_fields) {
     result.*field.member = values.empty() ? 0 : median(values);
   }
   return result;
+}
+
+// (max - min) / `middle` of a quantity; 0 where `middle` is.
+template <class Run, class Quantity>
+double spread_of(const std::vector<Run>& runs, Quantity quantity, double middle) {
+  const auto [low, high] = std::minmax_element(runs.begin(), runs.end(),
+                                               [&](const Run& a, const Run& b) { return a.*quantity < b.*quantity; });
+  return middle > 0 ? ((*high).*quantity - (*low).*quantity) / middle : 0;
 }
 
 // Counts, rate and latencies of what was done in so many seconds.

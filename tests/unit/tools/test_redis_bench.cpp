@@ -313,7 +313,7 @@ RedisReport sample_report() {
     RedisResult result;
     result.system = system;
     result.workload = "get";
-    result.connections = 50;
+    result.threads = 50;
     for (const double factor : {1.0, 1.5, 0.5}) {
       RedisRun run;
       run.ops_per_s = rate * (result.system == "run" ? factor : 1);

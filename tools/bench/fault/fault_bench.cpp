@@ -166,13 +166,8 @@ RunResult FaultBench::measure_run(SystemUnderTest& who, const std::string& workl
 
 void FaultBench::add_result(const SystemUnderTest& who, const std::string& workload, unsigned threads, int page_cluster,
                             const std::vector<RunResult>& runs) {
-  FaultResult result{who.system(), workload, threads, page_cluster, median_of(runs), 0, runs};
-  double low = runs.front().ops_per_s, high = low;
-  for (const RunResult& one : runs) {
-    low = std::min(low, one.ops_per_s);
-    high = std::max(high, one.ops_per_s);
-  }
-  result.spread = result.median.ops_per_s > 0 ? (high - low) / result.median.ops_per_s : 0;
+  FaultResult result{who.system(), workload, threads, page_cluster};
+  result.put_runs(runs);
   report_.results.push_back(result);
 }
 
@@ -237,13 +232,9 @@ FaultReport FaultBench::run() {
 }
 
 void parse(CLI::App& app, FaultOptions& options, int argc, char** argv) {
-  std::string dram, data, allowance = "24m";
   std::vector<std::string> all(kWorkloadNames.begin(), kWorkloadNames.end());
   options.workloads = all;
-  auto* dram_option = app.add_option("--dram", dram, "DRAM budget of each backend (default 512m; 128m with --quick)");
-  app.add_option("--data", data, "data to touch (default: 4 times --dram)");
-  app.add_option("--allowance", allowance,
-                 "memory limit of each backend above --dram: code, stacks, page tables (default 24m)");
+  const MemoryFlags memory(app, {"512m", "128m", "24m", "data to touch", "code, stacks, page tables"});
   app.add_option("--threads", options.threads, "thread counts, as 1,16")->delimiter(',')->check(CLI::Range(1, 1024));
   app.add_option("--workloads", options.workloads, "any of uniform,zipf,seq,stride,fill,prefetch (default: all)")
       ->delimiter(',')
@@ -259,14 +250,9 @@ void parse(CLI::App& app, FaultOptions& options, int argc, char** argv) {
                            "a rough answer within a minute");
   app.parse(argc, argv);
   common.settle({0.5, 2});
-  if (options.quick && dram_option->count() == 0) dram = "128m";
-  options.dram_bytes = size_option("--dram", dram.empty() ? "512m" : dram);
-  options.data_bytes = data.empty() ? 4 * options.dram_bytes : size_option("--data", data);
-  options.allowance_bytes = size_option("--allowance", allowance);
+  memory.settle(&options);
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   options.data_bytes = options.data_bytes / page * page;
-  if (options.dram_bytes < 16 * kMiBytes) throw CLI::ValidationError("--dram", "at least 16m");
-  if (options.data_bytes < options.dram_bytes) throw CLI::ValidationError("--data", "at least --dram");
 }
 
 }  // namespace

@@ -13,41 +13,24 @@
 namespace lunar::tools {
 
 namespace {
-const FaultResult* find(const FaultReport& report, const std::string& system, const std::string& workload,
-                        unsigned threads) {
-  for (const FaultResult& one : report.results) {
-    if (one.system == system && one.workload == workload && one.threads == threads) return &one;
-  }
-  return nullptr;
-}
 
 void write_options(JsonWriter& json, const FaultOptions& options) {
-  json.key("options").open('{').field("dram_bytes", options.dram_bytes).field("data_bytes", options.data_bytes);
-  json.field("allowance_bytes", options.allowance_bytes).key("threads").open('[');
-  for (const unsigned threads : options.threads) json.value(threads);
-  json.close(']').key("workloads").open('[');
-  for (const std::string& workload : options.workloads) json.value(workload);
-  json.close(']').field("seconds", options.seconds).field("rounds", options.rounds);
-  json.field("write_percent", options.write_percent).field("lun", options.lun).field("lunar_options", options.options);
-  json.field("seed", options.seed).field("quick", options.quick).close('}');
+  open_options(json, options);
+  write_list(json, "threads", options.threads);
+  write_list(json, "workloads", options.workloads);
+  json.field("seconds", options.seconds).field("rounds", options.rounds).field("write_percent", options.write_percent);
+  close_options(json, options);
 }
+
 }  // namespace
 
 Ratios ratios_against(const FaultReport& report, const std::string& baseline) {
-  Ratios ratios;
-  for (const FaultResult& ours : report.results) {
-    if (ours.system != "lunar") continue;
-    const std::string stem = fmt::format("{}_t{}_", ours.workload, ours.threads);
-    if (const FaultResult* theirs = find(report, baseline, ours.workload, ours.threads)) {
-      put_run_ratios(&ratios, stem, ours.runs, theirs->runs);
-    }
-    if (ours.workload != "prefetch") continue;
-    // Against a program that asks for nothing ahead.
-    if (const FaultResult* theirs = find(report, baseline, "uniform", ours.threads)) {
-      put_round_ratios(&ratios, stem + "ops_vs_uniform", ours.runs, theirs->runs, &RunResult::ops_per_s);
-    }
-  }
-  return ratios;
+  return report.ratios("lunar", baseline, [&](Ratios* ratios, const FaultResult& ours, const FaultResult&) {
+    // Prefetch also against a program that asks for nothing ahead.
+    const FaultResult* theirs = ours.workload == "prefetch" ? report.find(baseline, "uniform", ours.threads) : nullptr;
+    if (theirs != nullptr)
+      put_round_ratios(ratios, ours.stem() + "ops_vs_uniform", ours.runs, theirs->runs, &RunResult::ops_per_s);
+  });
 }
 
 std::string report_json(const FaultReport& report) {
@@ -55,15 +38,8 @@ std::string report_json(const FaultReport& report) {
   json.open('{').field("bench", std::string("fault"));
   write_host(json);
   write_options(json, report.options);
-  json.key("results").open('[');
-  for (const FaultResult& one : report.results) {
-    json.open('{').field("system", one.system).field("workload", one.workload).field("threads", one.threads);
-    for (const RunField& field : kRunFields) json.field(field.name, one.median.*field.member);
-    json.field("spread", one.spread);
-    if (one.page_cluster >= 0) json.field("page_cluster", one.page_cluster);
-    json.close('}');
-  }
-  json.close(']');
+  const auto nothing = [](const FaultResult&) {};
+  write_results(json, report.results, nothing, nothing);
   write_ratios(json, {{"swap", ratios_against(report, "swap")}});
   write_end(json, report.skipped, report.peak_bytes, report.failures);
   return json.text();
@@ -76,17 +52,9 @@ std::string report_table(const FaultReport& report) {
   const auto ratios = ratios_against(report, "swap");
   for (const FaultResult& one : report.results) {
     const RunResult& run = one.median;
-    std::string note;
-    if (one.system == "lunar") {
-      const std::string stem = fmt::format("{}_t{}_", one.workload, one.threads);
-      for (const auto& [quantity, label] :
-           {std::pair{"ops", "op/s"}, {"p99", "p99"}, {"cpu", "cpu"}, {"ops_vs_uniform", "of swap uniform"}}) {
-        if (const std::string text = ratio_text(ratios, stem + quantity); !text.empty())
-          note += fmt::format("{}{} {}", note.empty() ? "" : ", ", text, label);
-      }
-    } else if (one.page_cluster >= 0) {
-      note = fmt::format("page-cluster {}", one.page_cluster);
-    }
+    const std::string note =
+        row_note(one.page_cluster, one.system == "lunar" ? ratios : Ratios{}, one.stem(),
+                 {{"ops", "op/s"}, {"p99", "p99"}, {"cpu", "cpu"}, {"ops_vs_uniform", "of swap uniform"}});
     out += fmt::format("{:<9} {:>3}  {:<6} {:>9.0f} {:>10} {:>10} {:>10} {:>10} {:>9.1f} {:>9.0f}  {}\n", one.workload,
                        one.threads, one.system, run.ops_per_s, duration_text(run.mean_ns), duration_text(run.p50_ns),
                        duration_text(run.p99_ns), duration_text(run.p999_ns), run.cpu_us_per_op,

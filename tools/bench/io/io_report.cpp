@@ -108,12 +108,6 @@ void write_cblk(JsonWriter& json, const CblkCost& cblk) {
   json.field("over_most_ns", cblk.over_most_ns).field("reads", cblk.reads).field("rounds", cblk.rounds).close('}');
 }
 
-double spread_of(const std::vector<IoRun>& runs, double IoRun::* quantity, double middle) {
-  const auto [low, high] = std::minmax_element(
-      runs.begin(), runs.end(), [&](const IoRun& a, const IoRun& b) { return a.*quantity < b.*quantity; });
-  return middle > 0 ? ((*high).*quantity - (*low).*quantity) / middle : 0;
-}
-
 }  // namespace
 
 bool noisy_run(const IoRun& run, long cpus) {
@@ -148,7 +142,7 @@ IoResult io_result(const std::string& system, const std::string& workload, const
   result.median = median_of(runs);
   result.runs = runs;
   if (runs.empty()) return result;
-  result.spread = spread_of(runs, static_cast<double IoRun::*>(&RunResult::ops_per_s), result.median.ops_per_s);
+  result.spread = spread_of(runs, &IoRun::ops_per_s, result.median.ops_per_s);
   result.cpu_spread = spread_of(runs, &IoRun::kiops_per_cpu, result.median.kiops_per_cpu);
   return result;
 }

@@ -314,9 +314,7 @@ void KvStage::add_row(const std::string& system, const KvStep& step, const std::
   row.htc = setup_.htc;
   row.runs.insert(row.runs.end(), runs.begin(), runs.end());
   row.median = median_of(row.runs);
-  const auto [low, high] = std::minmax_element(
-      row.runs.begin(), row.runs.end(), [](const KvRun& a, const KvRun& b) { return a.ops_per_s < b.ops_per_s; });
-  row.spread = row.median.ops_per_s > 0 ? (high->ops_per_s - low->ops_per_s) / row.median.ops_per_s : 0;
+  row.spread = spread_of(row.runs, &KvRun::ops_per_s, row.median.ops_per_s);
 }
 
 }  // namespace lunar::tools

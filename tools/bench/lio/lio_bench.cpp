@@ -291,9 +291,6 @@ void LioBench::run_workload(bool write, bool wait) {
       for (const LioRun& one : tallies[i].runs) values.push_back(one.*member);
       return median(values);
     };
-    const auto [low, high] =
-        std::minmax_element(tallies[i].runs.begin(), tallies[i].runs.end(),
-                            [](const LioRun& a, const LioRun& b) { return a.ops_per_s < b.ops_per_s; });
     LioResult result{backends_[i]->system(), workload};
     result.ops_per_s = middle(&LioRun::ops_per_s);
     result.mean_ns = middle(&LioRun::mean_ns);
@@ -302,7 +299,7 @@ void LioBench::run_workload(bool write, bool wait) {
     result.p50_ns = tallies[i].done.percentile(0.5);
     result.p99_ns = tallies[i].done.percentile(0.99);
     result.return_p99_ns = tallies[i].returned.percentile(0.99);
-    result.spread = (high->ops_per_s - low->ops_per_s) / result.ops_per_s;
+    result.spread = spread_of(tallies[i].runs, &LioRun::ops_per_s, result.ops_per_s);
     result.runs = tallies[i].runs;
     report_.results.push_back(result);
   }

@@ -265,18 +265,11 @@ void RedisBench::add_result(const std::string& system, const std::string& worklo
   RedisResult result;
   result.system = system;
   result.workload = workload;
-  result.connections = options().connections;
+  result.threads = options().connections;
   result.pipeline = pipeline;
   result.rounds = static_cast<unsigned>(runs.size());
   result.page_cluster = page_cluster;
-  result.median = median_of(runs);
-  result.runs = runs;
-  double low = runs.front().ops_per_s, high = low;
-  for (const RedisRun& one : runs) {
-    low = std::min(low, one.ops_per_s);
-    high = std::max(high, one.ops_per_s);
-  }
-  result.spread = result.median.ops_per_s > 0 ? (high - low) / result.median.ops_per_s : 0;
+  result.put_runs(runs);
   report_.results.push_back(result);
 }
 

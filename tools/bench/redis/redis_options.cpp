@@ -42,14 +42,8 @@ std::string check_workload(const std::string& name) {
   return parse_redis_workload(name) ? std::string() : "no workload is named " + name;
 }
 
-void finish(RedisOptions& options, const std::string& dram, const std::string& data, const std::string& allowance,
-            const std::string& value_size) {
-  options.dram_bytes = size_option("--dram", dram);
-  options.data_bytes = data.empty() ? 4 * options.dram_bytes : size_option("--data", data);
-  options.allowance_bytes = size_option("--allowance", allowance);
+void finish(RedisOptions& options, const std::string& value_size) {
   options.value_bytes = size_option("--value-size", value_size);
-  if (options.dram_bytes < 16 * kMiBytes) throw CLI::ValidationError("--dram", "at least 16m");
-  if (options.data_bytes < options.dram_bytes) throw CLI::ValidationError("--data", "at least --dram");
   if (options.value_bytes < Dataset::kValueBytesMin || options.value_bytes > Dataset::kValueBytesMax) {
     throw CLI::ValidationError("--value-size", "from 16 to 512k");
   }
@@ -82,12 +76,9 @@ void finish(RedisOptions& options, const std::string& dram, const std::string& d
 }
 
 void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
-  std::string dram, data, allowance = "48m", value_size = "1k";
+  std::string value_size = "1k";
   options.workloads = kDefault;
-  auto* dram_option = app.add_option("--dram", dram, "DRAM budget of each backend (default 256m; 64m with --quick)");
-  app.add_option("--data", data, "bytes of values (default: 4 times --dram)");
-  app.add_option("--allowance", allowance,
-                 "memory limit of each backend above --dram: code, buffers, page tables (default 48m)");
+  const MemoryFlags memory(app, {"256m", "64m", "48m", "bytes of values", "code, buffers, page tables"});
   app.add_option("--value-size", value_size, "bytes of a value (default 1k)");
   app.add_option("--connections", options.connections, "clients (default 50)")->check(CLI::Range(2, 1000));
   app.add_option("--pipeline", options.pipeline, "requests at once of the -pipe workloads (default 16)")
@@ -118,10 +109,10 @@ void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
       "a rough answer within a minute: get,zipf,hotcold,get-fits (a save takes longer)");
   app.footer(footer());
   app.parse(argc, argv);
-  if (dram_option->count() == 0) dram = options.quick ? "64m" : "256m";
   common.settle({1, 1});
   if (options.quick && workloads->count() == 0) options.workloads = kQuick;
-  finish(options, dram, data, allowance, value_size);
+  memory.settle(&options);
+  finish(options, value_size);
 }
 
 }  // namespace

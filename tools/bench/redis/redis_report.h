@@ -2,25 +2,21 @@
 // The options of `lunar bench redis` and its results: medians over rounds, ratios, the JSON object and the table.
 // Threading: plain data. May not be used by runtime/ (it allocates).
 #pragma once
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "tools/bench/common_options.h"
+#include "tools/bench/memory_report.h"
 #include "tools/bench/redis/workloads.h"
-#include "tools/bench/report_parts.h"
-#include "tools/bench/run_result.h"
 
 namespace lunar::tools {
 
-struct RedisOptions : CommonOptions {
-  uint64_t dram_bytes = 0, data_bytes = 0, allowance_bytes = 0;
+struct RedisOptions : MemoryOptions {
+  RedisOptions() { systems = {"lunar", "run", "swap"}; }
   size_t value_bytes = 1024;
   unsigned connections = 50, pipeline = 16;
   double rate = 2000;
-  std::vector<std::string> workloads, systems{"lunar", "run", "swap"};
-  std::string options, redis_server, module, plot, swap = "file";
+  std::string redis_server, module, plot, swap = "file";
   bool fits = false, compressible = false;
   unsigned shards = 1;
 };
@@ -51,26 +47,17 @@ inline constexpr RedisRunField kRedisRunFields[] = {
     {"server_read_bytes", &RedisRun::server_read_bytes},
 };
 
-struct RedisResult {
-  std::string system, workload;
-  unsigned connections = 0, pipeline = 1, rounds = 1;
-  int page_cluster = -1;       // swap's setting for this workload; -1: not swap
-  RedisRun median;             // quantity by quantity over the rounds
-  double spread = 0;           // (max - min) / median of ops_per_s
-  std::vector<RedisRun> runs;  // round by round
+RedisRun median_of(const std::vector<RedisRun>& runs);
+
+struct RedisResult : MemoryResult<RedisRun> {
+  unsigned pipeline = 1, rounds = 1;
 };
 
-struct RedisReport {
-  RedisOptions options;
-  std::vector<RedisResult> results;
-  std::map<std::string, std::string> skipped;  // system or check: reason
-  std::vector<std::string> failures;           // why the run does not count; empty when it does
-  std::map<std::string, double> peak_bytes;    // the highest of each system's memory cgroups
+struct RedisReport : MemoryReport<RedisOptions, RedisResult> {
   std::string redis_version;
   std::string swap_state;  // of swap's swap
 };
 
-RedisRun median_of(const std::vector<RedisRun>& runs);
 // `ours` divided by `baseline`, keys WORKLOAD_tCONNECTIONS_QUANTITY (put_round_ratios).
 Ratios ratios_of(const RedisReport& report, const std::string& ours, const std::string& baseline);
 std::string report_json(const RedisReport& report);
