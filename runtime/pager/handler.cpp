@@ -525,6 +525,7 @@ void Handler::check_resident(Region& region, PageIndex page) {
   PageWord seen = word.load(std::memory_order_acquire);
   if (seen.state() == PageState::kResident && page_lock(word, seen)) {
     const int64_t rc = install_pages(state_, address, zero_run(), state_.page_size);
+    if (rc > 0 && test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
     // If there were none, it stays charged, and resident: with zeros, of which its slot is no copy.
     const Slot slot = rc > 0 ? kNoSlot : seen.slot();
     // As not known to be exclusive: fork takes marks away that are too old, and skips a page in our hands.

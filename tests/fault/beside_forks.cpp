@@ -6,7 +6,9 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -198,6 +200,52 @@ void touch_in_the_midst() {
   other.join();
 }
 
+// The program has dropped a page by a raw system call, and a handler has put zeros there, which the page's slot is no
+// copy of (test_installed_delay_us). The child has the word that still names the slot, and writes there what it held:
+// the slot is kept for it, whatever the parent writes meanwhile.
+void slot_of_a_dropped_page() {
+  constexpr uint64_t kSmallLun = 64 * tier::kMega;
+  tier::start_tier(kDram, kSmallLun, nullptr, "handlers=1,test_installed_delay_us=1000000");
+  Zeroed pages;
+  pages.make();
+  const auto fill_other = [&](uint64_t version) {  // takes new slots, and every frame
+    char* other = static_cast<char*>(lunar_region_create(Zeroed::kPages * pages.page));
+    REQUIRE_THAT(other != nullptr, "region");
+    for (uint64_t i = 0; i < Zeroed::kPages; ++i) tier::stamp_write(other + i * pages.page, pages.page, i, version);
+    REQUIRE_THAT(lunar_evict(other, Zeroed::kPages * pages.page) > 0, "evict");
+    REQUIRE_THAT(lunar_region_destroy(other, Zeroed::kPages * pages.page) == 0, "destroy");
+  };
+  REQUIRE_THAT(tier::stamp_holds(pages.at(3), pages.page, 3, 1), "content of the page");
+  while (lunar::pager_page_state(pages.at(3)) != static_cast<int>(lunar::PageState::kResident)) usleep(1000);
+  // Slots are taken in runs: those next to it are free.
+  REQUIRE_THAT(lunar_discard(pages.at(0), 3 * pages.page) == 0, "discard");
+  REQUIRE_THAT(lunar_discard(pages.at(4), 508 * pages.page) == 0, "discard");
+  REQUIRE_THAT(syscall(SYS_madvise, pages.at(3), pages.page, MADV_DONTNEED) == 0, "madvise");
+  int written[2];
+  REQUIRE_THAT(pipe(written) == 0, "pipe");
+  REQUIRE_THAT(*reinterpret_cast<volatile uint64_t*>(pages.at(3)) == 0, "the page was dropped");
+  const pid_t pid = fork();
+  REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
+  if (pid == 0) {
+    close(written[1]);
+    char end;
+    REQUIRE_THAT(read(written[0], &end, 1) == 0, "pipe");
+    tier::stamp_write(pages.at(3), pages.page, 3, 1);
+    REQUIRE_THAT(lunar_evict(pages.at(3), pages.page) == 1, "evict");
+    fill_other(1000);
+    REQUIRE_THAT(lunar::pager_page_state(pages.at(3)) == static_cast<int>(lunar::PageState::kEvicted), "a frame");
+    REQUIRE_THAT(tier::stamp_holds(pages.at(3), pages.page, 3, 1), "content of the child's page");
+    fflush(nullptr);
+    _exit(0);
+  }
+  for (uint64_t round = 0; round < 2 * kSmallLun / (Zeroed::kPages * pages.page); ++round) fill_other(2 + round);
+  close(written[0]);
+  close(written[1]);
+  int status = 0;
+  REQUIRE_THAT(waitpid(pid, &status, 0) == pid, "waitpid: %s", strerror(errno));
+  REQUIRE_THAT(status == 0, "the child ended with status %x", status);
+}
+
 struct Case {
   const char* name;
   void (*run)();
@@ -207,7 +255,8 @@ constexpr Case kCases[] = {{"first-touch-is-charged", first_touch_is_charged},
                            {"first-allocation", first_allocation},
                            {"zeroed-after-a-fault", zeroed_after_a_fault},
                            {"zeroed-after-a-touch", zeroed_after_a_touch},
-                           {"touch-in-the-midst", touch_in_the_midst}};
+                           {"touch-in-the-midst", touch_in_the_midst},
+                           {"slot-of-a-dropped-page", slot_of_a_dropped_page}};
 
 }  // namespace
 
