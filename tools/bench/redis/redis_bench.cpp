@@ -57,11 +57,11 @@ class RedisBench {
   const RedisOptions& options() const { return report_.options; }
   bool forks() const {
     return std::any_of(options().workloads.begin(), options().workloads.end(),
-                       [](const std::string& name) { return parse_redis_workload(name)->base->job == SideJob::kSave; });
+                       [](const std::string& name) { return known_redis_workload(name).base->job == SideJob::kSave; });
   }
   bool replicas() const {
     return std::any_of(options().workloads.begin(), options().workloads.end(),
-                       [](const std::string& name) { return parse_redis_workload(name)->base->stage->replica; });
+                       [](const std::string& name) { return known_redis_workload(name).base->stage->replica; });
   }
   bool wants(const std::string& system) const {
     return report_.skipped.count(system) == 0 &&
@@ -213,7 +213,7 @@ RedisBackend::Setup::Words RedisBench::words_of(const std::string& system, unsig
   if (system == "run") {
     words.wrapper = {"/proc/self/exe", "run", "--dram", dram, "--lun", lun, "--size", size};
     for (const auto& [name, value] : lunar_options(options().options))
-      words.wrapper.push_back("--" + name + "=" + value);
+      words.wrapper.push_back(fmt::format("--{}={}", name, value));
     words.wrapper.push_back("--");
   } else {
     words.further = {"--loadmodule", options().module, "dram", dram, "lun", lun, "size", size};
@@ -355,7 +355,7 @@ RedisReport RedisBench::run() {
   std::vector<std::pair<std::pair<const RedisStage*, bool>, std::vector<RedisWorkload>>>
       stages;  // in order of appearance
   for (const std::string& name : options().workloads) {
-    const RedisWorkload workload = *parse_redis_workload(name);
+    const RedisWorkload workload = known_redis_workload(name);
     const std::pair<const RedisStage*, bool> key{workload.base->stage, workload.fits};
     auto found = std::find_if(stages.begin(), stages.end(), [&](const auto& stage) { return stage.first == key; });
     if (found == stages.end()) found = stages.insert(stages.end(), {key, {}});

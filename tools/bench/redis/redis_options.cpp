@@ -55,7 +55,7 @@ void finish(RedisOptions& options, const std::string& value_size) {
   }
   if (options.fits) {
     for (std::string& name : options.workloads) {
-      if (!parse_redis_workload(name)->fits) name += "-fits";
+      if (!known_redis_workload(name).fits) name += "-fits";
     }
   }
   // Twice the same would be one row.

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <stdexcept>
 
 namespace lunar::tools {
 
@@ -85,6 +86,11 @@ std::optional<RedisWorkload> parse_redis_workload(const std::string& name) {
   if (found == std::end(kBases)) return std::nullopt;
   workload.base = found;
   return workload;
+}
+
+RedisWorkload known_redis_workload(const std::string& name) {
+  if (const std::optional<RedisWorkload> workload = parse_redis_workload(name)) return *workload;
+  throw std::logic_error("no workload is named " + name);
 }
 
 std::string load_workload_name(const RedisStage& stage, bool fits) {

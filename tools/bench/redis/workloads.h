@@ -49,6 +49,7 @@ struct RedisWorkload {
   bool pipelined = false, fits = false;
 };
 std::optional<RedisWorkload> parse_redis_workload(const std::string& name);
+RedisWorkload known_redis_workload(const std::string& name);  // throws std::logic_error for another
 // "load", "load-zset-fits": how a server's data got there.
 std::string load_workload_name(const RedisStage& stage, bool fits);
 // The lines of --help.
