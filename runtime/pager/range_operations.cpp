@@ -141,7 +141,7 @@ struct Pass {
   bool no_ring = false;  // likewise, as no command ring can be made (no descriptor, no address space left)
 };
 
-// A row for each state of the page's word. 0 or the page's error; *begun stays as it is where there is nothing to begin.
+// A row for each state of the page's word. 0 or the page's error; *begun stays as it is where nothing is to be begun.
 int begin_page(Resolver& r, Region& region, PageIndex page, Want want, const Demand& demand, Begun* begun) {
   const PageWord seen = region.words[page.value].load(std::memory_order_acquire);
   switch (seen.state()) {

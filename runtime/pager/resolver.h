@@ -4,8 +4,8 @@
 // window of DRAM that reads land in.
 //
 // It has one function for each state from which a page comes in. The caller looks at the page's word and dispatches on
-// its state, once: a handler for a fault (Handler::answer_missing), a range operation for a range's next page. What they
-// return:
+// its state, once: a handler for a fault (Handler::answer_missing), a range operation for the next page of a range. The
+// functions return:
 //   kResident  it is resident now (zero-filled, or installed from a frame)
 //   kStarted   a read is in flight; progress() will install it
 //   kBusy      another thread is working on it (and will wake the waiters)

@@ -186,9 +186,9 @@ void hand_over_room(PagerState& state, bool sure);
 // fork handlers have not seen, and registered. 0 or -errno.
 [[nodiscard]] int watch_fresh_range(PagerState& state, void* address, size_t bytes);
 
-// Frees a slot, if it is one: at once, or when the children that may read it have ended. Slots of ancestors' LUNs belong
-// to the ancestors. Pre: no word names it any more (a fork may copy the word after the slot was freed), or no fork can
-// come in between (evictor, MutatorScope).
+// Frees a slot, if it is one: at once, or when the children that may read it have ended. Slots of ancestors' LUNs
+// belong to the ancestors. Pre: no word names it any more (a fork may copy the word after the slot was freed), or no
+// fork can come in between (evictor, MutatorScope).
 void slot_release(PagerState& state, unsigned lun, Slot slot);
 void deferred_slots_release(PagerState& state);  // by the housekeeping thread
 uint64_t deferred_slot_count();
