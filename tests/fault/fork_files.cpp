@@ -73,7 +73,7 @@ FILE* open_tiered(const char* text) {
 
 void check_file(FILE* file, const char* expected, const char* who) {
   char line[64] = {};
-  rewind(file);
+  REQUIRE_THAT(fseek(file, 0, SEEK_SET) == 0, "%s: fseek: %s", who, strerror(errno));
   REQUIRE_THAT(fgets(line, sizeof line, file) != nullptr && strcmp(line, expected) == 0, "%s reads '%s' of '%s'", who,
                line, expected);
 }

@@ -546,7 +546,7 @@ void spawn_is_served() {
     REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict");
     pid_t pid = 0;
     if (round == 2) {
-      pid = vfork();
+      pid = vfork();  // NOLINT(bugprone-unsafe-functions): served, too
       if (pid == 0) {
         dup2(out[1], 1);
         execve(text + 100, arguments, environ);

@@ -83,7 +83,7 @@ void round_of(uint64_t round, tier::Random& random) {
   if (!random.one_in(4)) evict_some(maps.from, random);
   std::atomic<bool> over{false};
   std::vector<std::thread> threads;
-  const auto until_over = [&](auto body) {
+  const auto until_over = [&](const auto& body) {
     threads.emplace_back([&over, body] {
       while (!over.load()) body();
     });

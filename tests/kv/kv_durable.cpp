@@ -81,7 +81,7 @@ class History {
   void read_all(Store* store, std::vector<Key>* keys);
   void crash_at(size_t event);
   void go_on(std::vector<Key>* keys, std::vector<DeviceEvent>* events);
-  void crash_again(std::vector<Key> keys, const std::vector<DeviceEvent>& events);
+  void crash_again(std::vector<Key> found, const std::vector<DeviceEvent>& events);
 
   Random random_;
   const uint64_t seed_;
@@ -230,8 +230,7 @@ void History::go_on(std::vector<Key>* keys, std::vector<DeviceEvent>* events) {
   roll_back(&undo, &copy_);
 }
 
-void History::crash_again(std::vector<Key> keys, const std::vector<DeviceEvent>& events) {
-  std::vector<Key> found = keys;
+void History::crash_again(std::vector<Key> found, const std::vector<DeviceEvent>& events) {
   std::vector<DeviceEvent> undo, undo_open;
   const size_t event = random_.below(events.size());
   size_t flushed = 0;

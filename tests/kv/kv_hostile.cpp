@@ -400,7 +400,7 @@ void try_image(const History& history, const Damager& damager, std::vector<char>
     Found found;
     look(store, &found);
     if (const std::string wrong = wrong_of(history, found, tally); !wrong.empty())
-      fail(where + (salvage ? "salvaged: " : "opened: ") + wrong);
+      fail(std::string(where).append(salvage ? "salvaged: " : "opened: ").append(wrong));
     std::string value(200'000, 0);
     for (const auto& [key, values] : history.ever()) {
       const int64_t length = store->get(bytes_of(key), value.data(), value.size(), 0);

@@ -392,7 +392,7 @@ TEST_CASE("kv-hpp: a store that was closed or moved from answers EINVAL") {
   kv::Store& itself = store;
   store = std::move(itself);
   CHECK(*store.get("key") == "value");
-  const kv::Store* closed[] = {&store, &other};
+  const kv::Store* closed[] = {&store, &other};  // NOLINT(bugprone-use-after-move): likewise
   REQUIRE(store.close());
   CHECK(code(store.close()) == EINVAL);
   for (const kv::Store* one : closed) {

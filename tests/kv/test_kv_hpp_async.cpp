@@ -32,7 +32,7 @@ struct Chain {
   int left;
   std::atomic<int>& wrong;
 
-  static void step(std::shared_ptr<Chain> chain) {
+  static void step(const std::shared_ptr<Chain>& chain) {
     if (chain->left == 0) return chain->ended.add();
     const int number = chain->left;
     const kv::Result<void> begun =
@@ -68,7 +68,7 @@ TEST_CASE("kv-async: callbacks get the results of the blocking calls, on another
   done.wait_for(3);
   REQUIRE(store.async_del("key", [&](kv::Result<std::uint64_t> r) { check(r && *r == 5); }));
   done.wait_for(4);
-  REQUIRE(store.async_get("key", [&](kv::Result<std::string> r) { check(r.error() == kv::not_found); }));
+  REQUIRE(store.async_get("key", [&](const kv::Result<std::string>& r) { check(r.error() == kv::not_found); }));
   REQUIRE(store.async_del("key", [&](kv::Result<std::uint64_t> r) { check(r.error() == kv::not_found); }));
   REQUIRE(store.async_exists("key", [&](kv::Result<std::uint64_t> r) { check(r.error() == kv::not_found); }));
   done.wait_for(7);
@@ -122,7 +122,7 @@ TEST_CASE("kv-async: a callback may be any callable, also one that only moves, a
 TEST_CASE("kv-async: what is refused is told, its callback is destroyed and not called") {
   kv::Store store = store_of(), moved = std::move(store);
   auto kept = std::make_shared<int>(0);
-  const auto callback = [kept](auto) { ++*kept; };
+  const auto callback = [kept](const auto&) { ++*kept; };
   CHECK(code(store.async_get("key", callback)) == EINVAL);  // NOLINT(bugprone-use-after-move)
   CHECK(code(store.async_set("key", "value", callback)) == EINVAL);
   CHECK(code(store.async_del("key", callback)) == EINVAL);

@@ -355,4 +355,8 @@ int demo_main(int argc, char** argv) {
 
 }  // namespace lunar::tools
 
-int main(int argc, char** argv) { return lunar::tools::demo_main(argc, argv); }
+int main(int argc, char** argv) {
+  try {
+    return lunar::tools::demo_main(argc, argv);
+  } catch (...) { return 1; }  // its words could not be written
+}

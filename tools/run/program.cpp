@@ -165,7 +165,7 @@ std::string program_of_env(const std::string& words) {
 
 int check_file(const std::string& path, unsigned depth, bool* shell, std::string* why);
 
-int check_script(const std::string& path, std::string line, unsigned depth, std::string* why) {
+int check_script(const std::string& path, const std::string& line, unsigned depth, std::string* why) {
   if (depth > 4)
     return fail(kExitNotExecutable, why, text_of("%s: too many interpreters of interpreters", path.c_str()));
   std::string interpreter, rest;

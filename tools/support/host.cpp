@@ -349,8 +349,8 @@ std::string find_own_library(const std::string& in_build, const std::string& ins
 #endif
   };
   for (const std::string& candidate : candidates) {
-    std::string place = candidate[0] == '/' ? candidate : directory + "/" + candidate;
-    std::string file = place + "/" + (candidate == ".." ? in_build : installed);
+    const std::string place = candidate[0] == '/' ? candidate : text_of("%s/%s", directory.c_str(), candidate.c_str());
+    const std::string file = text_of("%s/%s", place.c_str(), (candidate == ".." ? in_build : installed).c_str());
     if (access(file.c_str(), R_OK) == 0) {
       char* absolute = realpath(file.c_str(), nullptr);
       std::string found = absolute ? absolute : file;

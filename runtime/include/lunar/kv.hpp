@@ -284,6 +284,7 @@ struct Pending {
   Pending(ARK* ark, Call call, Bytes key, Bytes value, std::size_t room, F&& function_)
       : request(ark, call, key, value, room), function(std::forward<F>(function_)) {}
 
+  // NOLINTNEXTLINE(bugprone-exception-escape): a callback that throws ends the program
   static void done(int error, std::uint64_t tag, std::int64_t length) noexcept {
     auto* pending = reinterpret_cast<Pending*>(static_cast<std::uintptr_t>(tag));
     if (!pending->request.finish(error, length, done, pending)) return;
