@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -224,25 +225,24 @@ TEST_CASE("every workload has a name of its own and its line in the help") {
   for (const RedisBase& one : redis_bases()) {
     INFO(one.name);
     CHECK(names.insert(one.name).second);
-    CHECK(parse_redis_workload(one.name)->base == &one);
+    CHECK(known_redis_workload(one.name).base == &one);
     CHECK(workloads_help().find(one.help) != std::string::npos);
     CHECK((one.hot_share != 0) == (one.keys == KeyChoice::kHot || one.keys == KeyChoice::kHotAndCold));
   }
 }
 
 TEST_CASE("workload names take -pipe and -fits") {
-  const auto plain = parse_redis_workload("get"), both = parse_redis_workload("zset-pipe-fits");
-  REQUIRE(plain.has_value());
-  CHECK_FALSE(plain->fits);
-  CHECK_FALSE(plain->pipelined);
-  REQUIRE(both.has_value());
-  CHECK(std::string(both->base->name) == "zset");
-  CHECK(both->base->stage->kind == DataKind::kSortedSets);
-  CHECK(both->fits);
-  CHECK(both->pipelined);
+  const RedisWorkload plain = known_redis_workload("get"), both = known_redis_workload("zset-pipe-fits");
+  CHECK_FALSE(plain.fits);
+  CHECK_FALSE(plain.pipelined);
+  CHECK(std::string(both.base->name) == "zset");
+  CHECK(both.base->stage->kind == DataKind::kSortedSets);
+  CHECK(both.fits);
+  CHECK(both.pipelined);
   for (const char* name : {"", "gets", "-fits", "get-fits-pipe", "get-pipe-pipe", "get-"}) {
     INFO(name);
     CHECK_FALSE(parse_redis_workload(name).has_value());
+    CHECK_THROWS_AS(known_redis_workload(name), std::logic_error);
   }
 }
 
