@@ -17,6 +17,9 @@ namespace {
 
 constexpr unsigned kPoorMost = 256;  // segments with little dead space that one call cleans: four times what one takes
 
+// Segments that could not be read whole are tried again at most so often, so that a full store answers at once.
+constexpr uint64_t kRetryDamagedNs = 1'000'000'000;
+
 // For readers to leave what is retired, or a writer to publish.
 void wait_a_little(unsigned round) { round < 100 ? sys::yield_cpu() : sys::sleep_ns(50'000); }
 
@@ -206,8 +209,9 @@ int Store::room_for_segment_locked() {
       case Gain::kOver:
         return error;
       case Gain::kFull:
-        if (retried || !log_.retry_damaged()) return error;
+        if (retried || sys::now_ns() < retry_damaged_at_ || !log_.retry_damaged()) return error;
         retried = true;
+        retry_damaged_at_ = sys::now_ns() + kRetryDamagedNs;
         break;
       case Gain::kWait:
         wait_a_little(round++);

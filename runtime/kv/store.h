@@ -332,8 +332,9 @@ class Store {
   bool salvage_ = false;
   uint64_t lost_log_ = 0;  // salvage has left out what follows lost_ in that log; 0: nothing
   LogEnd lost_;
-  Rebuilt rebuilt_;       // salvage of a damaged state; otherwise empty
-  uint64_t full_at_ = 0;  // live bytes when saves or cleaning no longer helped. Under the cleaning mutex
+  Rebuilt rebuilt_;                // salvage of a damaged state; otherwise empty
+  uint64_t retry_damaged_at_ = 0;  // ns. Under the cleaning mutex
+  uint64_t full_at_ = 0;           // live bytes when saves or cleaning no longer helped. Under the cleaning mutex
   media::Superblock super_ = {};
   AtomicImage root_;
   unsigned root_bad_ = 0;         // slots that were invalid at the open: SlotReport::bad

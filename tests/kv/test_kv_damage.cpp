@@ -351,3 +351,28 @@ TEST_CASE("kv-damage: cleaning ahead goes on behind damaged segments, so that no
   CHECK(kept.store->cleaned_bytes() > kMiB);
   CHECK(kept.store->waits_for_room() == 0);
 }
+
+TEST_CASE("kv-damage: a full store with damaged segments refuses sets without reading these each time") {
+  Kept kv;
+  kv.open(Contents::kNew);
+  const std::string value(900, 'v');
+  uint64_t keys = 0;
+  for (; keys * 1000 < kBytes * 6 / 10; ++keys) kv.set("key " + std::to_string(keys), value);
+  kv.reopen();
+  uint64_t damaged = 0;
+  const char* last = nullptr;
+  for (char* at = nullptr; (at = kv.record_of("key ", at));) {
+    if (last && (at - kv.memory.data()) / (64 * kKiB) == (last - kv.memory.data()) / (64 * kKiB)) continue;
+    last = at;
+    at[sizeof(Record) + 100] ^= 1;
+    ++damaged;
+  }
+  REQUIRE(damaged > 20);
+  for (uint64_t i = 1; i < keys; i += 2) (void)kv.store->del(bytes_of("key " + std::to_string(i)));
+  uint64_t more = 0;
+  while (kv.store->set(bytes_of("more " + std::to_string(more)), bytes_of(value)) == 0) ++more;
+  const uint64_t before = kv.store->device_ios();
+  for (uint64_t i = 0; i < 200; ++i)
+    REQUIRE(kv.store->set(bytes_of("another " + std::to_string(i)), bytes_of(value)) == -ENOSPC);
+  CHECK(kv.store->device_ios() - before < 10 * damaged);
+}
