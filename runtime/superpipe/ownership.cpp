@@ -9,6 +9,7 @@
 
 #include "superpipe/device_files.h"
 #include "superpipe/device_in_use.h"
+#include "superpipe/lock_holders.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 
@@ -94,8 +95,17 @@ int DeviceFiles::lock_unless(uint64_t own, uint64_t other) {
   return status > 0 ? -EAGAIN : status;
 }
 
-int DeviceFiles::lock_claim(Claim claim) {
-  const uint64_t start = sys::now_ns();
+// Whether a process has what is in the way of the claim.
+bool DeviceFiles::others_hold(Claim claim) const {
+  const int fds[] = {fd(0), fd(1)};
+  const LockedBytes alone[] = {{0, 0}}, parts[] = {{0, 1}, {kWholeByte, 1}}, whole[] = {{0, 1}, {kPartsByte, 1}};
+  if (claim == Claim::kWhole) return any_process_locks(fds, lock_count(), whole, 2);
+  if (claim == Claim::kParts) return any_process_locks(fds, lock_count(), parts, 2);
+  return any_process_locks(fds, lock_count(), alone, 1);
+}
+
+int DeviceFiles::lock_claim(Claim claim, const char* path) {
+  LockWait wait(path);
   int status;
   do {
     if (claim == Claim::kWhole)
@@ -106,7 +116,8 @@ int DeviceFiles::lock_claim(Claim claim) {
       return lock_among();
     else
       status = lock_alone();
-  } while ((status == -EAGAIN || status == -EINTR) && pause(start));
+  } while ((status == -EAGAIN || status == -EINTR) &&
+           wait.pause([&] { return claim == Claim::kForced || others_hold(claim); }));
   claim_ = claim == Claim::kForced ? Claim::kAlone : claim;
   return status == 0 || claim != Claim::kForced ? status : lock_among();
 }
@@ -200,7 +211,7 @@ int DeviceFiles::claim(Claim claim, bool read_only, const char* path, ErrorText*
   if (claim != Claim::kLook) {
     status = open_lock(path, why);
     if (status < 0) return status;
-    status = lock_claim(claim);
+    status = lock_claim(claim, path);
     if (status == -EAGAIN || status == -EINTR) return refuse(path, why);
     if (status < 0)
       return why->set(status, "LUN %s: cannot be locked (%s); its file system must know file locks", path,

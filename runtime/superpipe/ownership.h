@@ -15,8 +15,9 @@
 //
 // Each member of a stripe is claimed; of paths that are opened as kAlone, the first.
 //
-// A conflicting open fails after a second with -EBUSY and a line that says what the device is used for. (It waits
-// because the ring of a killed owner holds its files for some more milliseconds.) Formatting is a write under kParts,
+// A conflicting open fails after a second with -EBUSY and a line that says what the device is used for. It waits
+// because the ring of a killed owner holds its files, and so its locks, until its last write has ended: usually for
+// milliseconds. While no process that can be seen has the locks, it waits up to 30 s (lock_holders.h). Formatting is a write under kParts,
 // so it never meets a kWhole or kAlone. The labels of a blank stripe are written while its members are held as kAlone.
 // Users in the kernel (mount, swap, device-mapper, a loop device over a file) are checked after the open. A block
 // device that is opened for writing, or as kAlone, is then claimed from the kernel too (O_EXCL), which keeps mount,

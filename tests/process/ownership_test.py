@@ -12,6 +12,7 @@ import hashlib
 import os
 import shlex
 import shutil
+import socket
 import stat
 import struct
 import subprocess
@@ -31,6 +32,7 @@ AT_ONCE = 6
 # A program of `lunar run` has its LUN from when it grows.
 GROWS = "import sys\nheap = bytearray(b'x') * (40 << 20)\nprint('open', flush=True)\nsys.stdin.read()"
 F_OFD_SETLK = 37
+FIRST_OWNER = (1 << 62) + 64   # runtime/lun/volume/lun_locks.h: of the first virtual LUN
 BLKZEROOUT, BLKFLSBUF = 0x127f, 0x1261
 problems = []
 
@@ -303,8 +305,8 @@ def jobs_of_loops(folder, loops):
 
 
 def jobs_of_files_and_loops(folder, loops):
-    for job in (no_devices, killed_owners_leave_nothing, forced_is_seen, forced_has_a_lock, blank_stripes,
-                twelve_at_once, capi):
+    for job in (no_devices, killed_owners_leave_nothing, killed_owner_that_ends_slowly, forced_is_seen,
+                forced_has_a_lock, blank_stripes, twelve_at_once, capi):
         yield job, (folder,)
     yield from jobs_of_files(folder)
     if loops.usable:
@@ -461,6 +463,41 @@ def killed_owners_leave_nothing(folder):
         with open(path, "r+b") as file:
             file.truncate(0)
             file.truncate(DISK_BYTES)
+
+
+class LockWithoutProcess:
+    """A lock on bytes of `path` that no process has a descriptor of, as the rings of a killed owner have it until their
+    last write has ended: its descriptor is on its way through a socket."""
+
+    def __init__(self, path, kind, first, length):
+        self.ends = socket.socketpair()
+        with open(path, "r+b") as file:
+            fcntl.fcntl(file.fileno(), F_OFD_SETLK, struct.pack("hhqqi4x", kind, 0, first, length, 0))
+            socket.send_fds(self.ends[0], [b"."], [file.fileno()])
+
+    def end(self):
+        for end in self.ends:
+            end.close()
+
+
+def killed_owner_that_ends_slowly(folder):
+    """Its successor waits; one that a live owner is in the way of is refused."""
+    path = new_file(folder, "slow-end.img")
+    check(prepared("named", path), f"{path}#owned")
+    for use, kind, first, length in (("bench", fcntl.F_WRLCK, 0, 0), ("named", fcntl.F_RDLCK, FIRST_OWNER, 2)):
+        on = new_file(folder, "slow-end-scratch.img") if use == "bench" else path
+        lock = LockWithoutProcess(on, kind, first, length)
+        holder = Holder(use, on, wait=False)
+        time.sleep(3)
+        came = holder.process.poll() is not None
+        lock.end()
+        holder.listen()
+        check(holder.open and not came, f"{use} of {on} after a killed owner that took 3 s to end: {holder.said}")
+        began = time.monotonic()
+        refused(use, on, "a live owner has it")
+        took = time.monotonic() - began
+        check(took < 15 * SLOWNESS, f"{use} of {on}, which a live owner has: refused after {took:.1f} s")
+        holder.end()
 
 
 def forced_is_seen(folder):

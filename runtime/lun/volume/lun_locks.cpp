@@ -8,6 +8,7 @@
 #include "lun/volume/lock_fds.h"
 #include "lun/volume/physical_lun.h"
 #include "superpipe/device_files.h"
+#include "superpipe/lock_holders.h"
 #include "sys/file.h"
 #include "sys/memory_copy.h"
 #include "sys/proc.h"
@@ -118,6 +119,14 @@ void LunLocks::disown(unsigned index) { (void)device_lock(device_, sys::RangeLoc
 
 int LunLocks::owned(unsigned index) { return device_locked(device_, owner_byte(index), 1); }
 int LunLocks::owned_exclusively(unsigned index) { return device_locked(device_, exclusive_byte(index), 1); }
+
+bool LunLocks::any_process_owns(unsigned index) const {
+  int fds[kLockFilesMax];
+  unsigned count = 0;
+  for (; count < device_->lock_count() && count < kLockFilesMax; ++count) fds[count] = device_->fd(count);
+  const LockedBytes owners = {owner_byte(index), 2};
+  return any_process_locks(fds, count, &owners, 1);
+}
 
 int LunLocks::owned_by_any(unsigned index) {
   if (!own_files_ || metadata_count_ == 0) return owned(index);

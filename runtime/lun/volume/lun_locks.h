@@ -43,6 +43,8 @@ class LunLocks {
   // Whether others (not this description) own LUN `index`, or own it exclusively: 1, 0, or -errno.
   [[nodiscard]] int owned(unsigned index);
   [[nodiscard]] int owned_exclusively(unsigned index);
+  // Whether a process does, or only the kernel does, which has not yet ended the I/O of one that was killed.
+  bool any_process_owns(unsigned index) const;
   // Whether any description owns it, this one included. Pre: the metadata lock is held. (If that lock is on the
   // device's own description: as owned().)
   [[nodiscard]] int owned_by_any(unsigned index);

@@ -22,10 +22,6 @@ namespace lunar {
 constexpr unsigned kNoEntry = UINT32_MAX;
 constexpr char kExistsAlready[] = "LUN %s#%s: exists already; choose another name, or `lunar lun resize` it";
 constexpr char kUnknownData[] = "unknown data";  // device_content(): foreign, of unknown kind
-// The ring of a killed owner keeps its file open for some milliseconds after the process has ended, so a busy result is
-// retried.
-constexpr int kBusyTries = 25;
-constexpr uint64_t kBusyPauseNs = 10'000'000;
 
 inline uint64_t extents_for(uint64_t bytes, const Geometry& geometry) {
   return bytes / geometry.extent_bytes + (bytes % geometry.extent_bytes != 0);
@@ -66,6 +62,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   const Geometry& geometry() const { return store_.geometry(); }
   // Each fills in lun->size_bytes, extents, map and info on success.
   [[nodiscard]] int create(const NewLun& wanted, OwnedLun* lun, ErrorText* why);
+  // Waits for the locks of a killed owner (LockWait).
   [[nodiscard]] int open_named(const char* name, LunType type, OwnedLun* lun, ErrorText* why);
   [[nodiscard]] int grow(uint64_t bytes, OwnedLun* lun, ErrorText* why);  // to `bytes` at least
   [[nodiscard]] int shrink(uint64_t bytes, OwnedLun* lun, ErrorText* why);
@@ -124,6 +121,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   void describe(unsigned index, VirtualLunInfo* out);
   uint64_t dead_extents();
   Repair to_look() const { return looks_ ? Repair::kNo : Repair::kOne; }  // for a session that changes nothing
+  int try_named(const char* name, LunType type, OwnedLun* lun, unsigned* entry, ErrorText* why);
   int explain(int err, const SlotReport& report, const char* advice, ErrorText* why);
   int check_super(bool repair, CheckReport* report);
   void count_extents(CheckReport* report);

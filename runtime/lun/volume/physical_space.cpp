@@ -11,6 +11,7 @@
 
 #include "base/units.h"
 #include "lun/volume/physical_impl.h"
+#include "superpipe/lock_holders.h"
 #include "sys/arena.h"
 #include "sys/file.h"
 
@@ -249,9 +250,19 @@ int PhysicalLunImpl::create_quick(const NewLun& wanted, OwnedLun* lun, ErrorText
 }
 
 int PhysicalLunImpl::open_named(const char* name, LunType type, OwnedLun* lun, ErrorText* why) {
+  LockWait wait(raw_->name());
+  unsigned index = kNoEntry;
+  int status;
+  do status = try_named(name, type, lun, &index, why);
+  while (status == -EBUSY && wait.pause([&] { return index == kNoEntry || locks_.any_process_owns(index); }));
+  return status;
+}
+
+// *entry: which one it is, also if others have it.
+int PhysicalLunImpl::try_named(const char* name, LunType type, OwnedLun* lun, unsigned* entry, ErrorText* why) {
   Session session(this, to_look(), why);
   if (session.status() < 0) return session.status();
-  const unsigned index = find(name);
+  const unsigned index = *entry = find(name);
   if (index == kNoEntry)
     return why->set(-ENOENT, "LUN %s: has no virtual LUN %s; see `lunar lun list`, or make it (lunar lun create)",
                     raw_->name(), name);

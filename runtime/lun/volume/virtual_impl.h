@@ -45,7 +45,6 @@ class VirtualLunImpl final : public VirtualLun {
   class SizeLock;
   VirtualLunImpl() = default;
   int start(const VirtualOptions& options, ErrorText* why);
-  int open_existing(const VirtualOptions& options, ErrorText* why);
   int grow(uint64_t bytes, ErrorText* why);
   int shrink(uint64_t bytes, ErrorText* why);
   bool drained();

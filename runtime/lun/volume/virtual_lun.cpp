@@ -96,7 +96,7 @@ int VirtualLunImpl::start(const VirtualOptions& options, ErrorText* why) {
   lun_.zeroed = options.zeroed;
   int status;
   if (!scratch && !options.create) {
-    status = open_existing(options, why);
+    status = physical_->open_named(options.name, options.type, &lun_, why);
   } else {
     if (options.size_bytes > uint64_t{1} << 60)
       return why->set(-ENOSPC, "LUN %s: a size of %s is more than any device has", name_,
@@ -119,15 +119,6 @@ int VirtualLunImpl::start(const VirtualOptions& options, ErrorText* why) {
   info_ = lun_.info;
   map_.set_limit(lun_.size_bytes);
   return 0;
-}
-
-int VirtualLunImpl::open_existing(const VirtualOptions& options, ErrorText* why) {
-  int status = physical_->open_named(options.name, options.type, &lun_, why);
-  for (int i = 0; i < kBusyTries && status == -EBUSY; ++i) {
-    sys::sleep_ns(kBusyPauseNs);
-    status = physical_->open_named(options.name, options.type, &lun_, why);
-  }
-  return status;
 }
 
 void VirtualLunImpl::close() {

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Holders of locks: see lock_holders.h.
+//
+// Idea: /proc/PID/fdinfo/FD lists the locks of that open file description. No file is touched, so none can block. A
+// service thread has a descriptor table of its own; it is known by its name.
+#include "superpipe/lock_holders.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/format.h"
+#include "sys/file.h"
+#include "sys/log.h"
+
+namespace lunar {
+namespace {
+
+constexpr unsigned kFilesMax = 2;
+constexpr size_t kInfoBytes = 8192;  // of a descriptor; a lock takes some 100
+constexpr char kServiceThreads[] = "lunar";
+
+struct Wanted {
+  char inode[kFilesMax][32];  // ":123 "
+  unsigned count;
+  const LockedBytes* ranges;
+  unsigned range_count;
+};
+
+bool overlaps(const LockedBytes& range, uint64_t first, uint64_t last) {
+  const uint64_t end = range.bytes ? range.first + range.bytes - 1 : UINT64_MAX;
+  return first <= end && range.first <= last;
+}
+
+// "lock: 1: OFDLCK ADVISORY READ -1 fe:00:123 0 EOF". (The device number of some file systems is not that of stat.)
+bool line_matches(const char* line, const Wanted& wanted) {
+  if (strncmp(line, "lock:", 5) != 0 || !strstr(line, "OFDLCK")) return false;
+  for (unsigned i = 0; i < wanted.count; ++i) {
+    const char* at = strstr(line, wanted.inode[i]);
+    if (!at) continue;
+    char* rest = nullptr;
+    const uint64_t first = strtoull(at + strlen(wanted.inode[i]), &rest, 10);
+    const uint64_t last = strstr(rest, "EOF") ? UINT64_MAX : strtoull(rest, nullptr, 10);
+    for (unsigned k = 0; k < wanted.range_count; ++k)
+      if (overlaps(wanted.ranges[k], first, last)) return true;
+  }
+  return false;
+}
+
+// Descriptors of one table; DIRECTORY: /proc/PID/fdinfo, also of a thread.
+bool table_matches(const char* directory, const Wanted& wanted) {
+  bool found = false;
+  (void)sys::each_entry(directory, [&](const char* number) {
+    char path[96], text[kInfoBytes];
+    format_to(path, sizeof path, "%s/%s", directory, number);
+    if (sys::read_text(path, text, sizeof text) <= 0) return true;
+    char* lines = nullptr;
+    for (char* line = strtok_r(text, "\n", &lines); line && !found; line = strtok_r(nullptr, "\n", &lines))
+      found = line_matches(line, wanted);
+    return !found;
+  });
+  return found;
+}
+
+bool process_matches(const char* pid, const Wanted& wanted) {
+  char path[64];
+  format_to(path, sizeof path, "/proc/%s/fdinfo", pid);
+  bool found = table_matches(path, wanted);
+  if (found) return true;
+  format_to(path, sizeof path, "/proc/%s/task", pid);
+  (void)sys::each_entry(path, [&](const char* thread) {
+    char name[96], text[32];
+    format_to(name, sizeof name, "%s/%s/comm", path, thread);
+    if (sys::read_text(name, text, sizeof text) <= 0 || strncmp(text, kServiceThreads, strlen(kServiceThreads)) != 0)
+      return true;
+    format_to(name, sizeof name, "%s/%s/fdinfo", path, thread);
+    found = table_matches(name, wanted);
+    return !found;
+  });
+  return found;
+}
+
+}  // namespace
+
+bool any_process_locks(const int* fds, unsigned count, const LockedBytes* ranges, unsigned range_count) {
+  Wanted wanted = {{}, 0, ranges, range_count};
+  for (unsigned i = 0; i < count && wanted.count < kFilesMax; ++i) {
+    struct stat file;
+    if (sys::file_status(fds[i], &file) == 0)
+      format_to(wanted.inode[wanted.count++], sizeof wanted.inode[0], ":%llu ",
+                static_cast<unsigned long long>(file.st_ino));
+  }
+  bool found = false;
+  const int status = sys::each_entry("/proc", [&](const char* name) {
+    if (name[0] >= '0' && name[0] <= '9') found = process_matches(name, wanted);
+    return !found;
+  });
+  return found || status < 0;
+}
+
+void LockWait::note() {
+  if (noted_) return;
+  noted_ = true;
+  log_warning(
+      "LUN %s: locked, but by no process that can be seen from here: waiting up to 30 s, as the kernel may still be "
+      "ending the I/O of one that was killed",
+      path_);
+}
+
+}  // namespace lunar
