@@ -100,7 +100,7 @@ int first_key(ArkStore* store, uint64_t room, int64_t* length, void* buffer, uin
 int next_key(Iterator* iterator, uint64_t room, int64_t* length, void* buffer) {
   int status;
   {
-    sys::Locked<sys::Mutex> guard(iterator->lock);
+    const kv::MutexLock guard(iterator->lock);
     status = step(iterator, room, length, buffer);
   }
   if (status == ENOENT)
@@ -113,7 +113,7 @@ int next_key(Iterator* iterator, uint64_t room, int64_t* length, void* buffer) {
 int next_keys(Iterator* iterator, uint64_t room, void* buffer, int64_t* count) {
   int status;
   {
-    sys::Locked<sys::Mutex> guard(iterator->lock);
+    const kv::MutexLock guard(iterator->lock);
     status = steps(iterator, room, static_cast<char*>(buffer), count);
   }
   if (status == ENOENT)
