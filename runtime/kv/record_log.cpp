@@ -87,7 +87,13 @@ bool Log::begin_change(Address address) {
   return false;
 }
 
-int Log::allocate(uint64_t units, bool cleaning, Address* out) {
+uint64_t Log::block_padding(uint64_t end, uint64_t bytes) const {
+  const uint64_t padding = round_up(end, media::kBlockBytes) - end;
+  const bool worth_it = on_device() && padding <= bytes / kPaddingShare;
+  return worth_it && bytes + padding <= inline_units_max() * kUnitBytes ? padding : 0;
+}
+
+int Log::allocate(uint64_t units, bool cleaning, Address* out, uint64_t* padding) {
   const uint64_t bytes = units * kUnitBytes;
   for (;;) {
     tail_lock_.lock();
@@ -98,9 +104,11 @@ int Log::allocate(uint64_t units, bool cleaning, Address* out) {
     if (tail_used_ + bytes <= segment_bytes()) {
       Segment& segment = segments_[tail_];
       *out = Address{((tail_ << segment_bits_) + tail_used_) / kUnitBytes};
-      tail_used_ += bytes;
+      const uint64_t more = padding ? block_padding(tail_used_ + bytes, bytes) : 0;
+      if (more) *padding = more / kUnitBytes;
+      tail_used_ += bytes + more;
       segment.used.store(static_cast<uint32_t>(tail_used_), std::memory_order_relaxed);
-      add_live(*out, units);
+      add_live(*out, units + more / kUnitBytes);
       segment.filling[segment.batch.load(std::memory_order_relaxed) & 1].fetch_add(1, std::memory_order_relaxed);
       tail_lock_.unlock();
       return 0;

@@ -103,7 +103,7 @@ struct LogPlace {
 class Log {
  public:
   static constexpr uint64_t kReserve = 3, kAheadMost = 8, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
-  static constexpr uint64_t kFramesShare = 16, kStatesShare = 24, kMarkBytes = 64;
+  static constexpr uint64_t kPaddingShare = 64, kFramesShare = 16, kStatesShare = 24, kMarkBytes = 64;
   static constexpr uint64_t kDelayMostNs = 1'000'000, kSeenMost = 16'384;
   static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB, kPartBytes = 64 * kKiB;
   static constexpr uint64_t kPartData =
@@ -120,7 +120,8 @@ class Log {
   // Takes room for a record, in DRAM. The record counts as live from now on, and until published() its segment is
   // neither cleaned nor written. -EAGAIN: no segment is free except the reserve (for cleaning: none at all), or no
   // frame.
-  [[nodiscard]] int allocate(uint64_t units, bool cleaning, Address* out);
+  // padding: the record may be longer by so many units, which *padding then is: see block_padding().
+  [[nodiscard]] int allocate(uint64_t units, bool cleaning, Address* out, uint64_t* padding = nullptr);
   void published(Address address) {
     Segment& segment = of(address);
     segment.filling[side_of(segment, address)].fetch_sub(1, std::memory_order_release);
@@ -386,6 +387,10 @@ class Log {
     return at >= (batch & ~7u) ? batch & 1 : ~batch & 1;
   }
   void seal_locked();
+  // Bytes by which a record that ends there is made longer, so that it ends with a block of the device: at most a 64th.
+  // Of pairs that are nearly as long as whole blocks each then lies in as few blocks as possible, so that a cold get of
+  // 4000 bytes reads one block and not two. 0: it would be more, or the log is in DRAM.
+  uint64_t block_padding(uint64_t end, uint64_t bytes) const;
   // commit.cpp
   struct Uncommitted {
     uint64_t first = 0, last = 0;  // segments + 1 with content that is not durable, a chain. 0: none

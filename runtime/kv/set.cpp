@@ -176,7 +176,10 @@ void Store::believe_lengths(uint64_t hash, Bytes key, Found* out) {
   const Address behind{out->address.value + units};
   const uint64_t segment = log_.segment_of(out->address);
   const bool last = behind.value * kUnitBytes == segment * log_.segment_bytes() + log_.used(segment);
-  if (units == wanted && (last || (log_.segment_of(behind) == segment && look.locked(behind) == 0))) out->units = units;
+  const bool padded = units > wanted && behind.value * kUnitBytes % media::kBlockBytes == 0 &&
+                      (units - wanted) * Log::kPaddingShare <= wanted;
+  if ((units == wanted || padded) && (last || (log_.segment_of(behind) == segment && look.locked(behind) == 0)))
+    out->units = units;
 }
 
 // Once for each: it is gone. Pre: the key's entry leads elsewhere.
@@ -292,9 +295,11 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       if (const int status = find_replaceable(shard, hash, key, false, &found); status < 0) return status;
       if (found.place && set_in_place(shard, found, value, full)) return kInPlace;
       replaces = found.place != nullptr;
-      const uint64_t units = record_units(key.size, value.size) + units_of_notes(found);
+      uint64_t units = record_units(key.size, value.size) + units_of_notes(found), padding = 0;
       Address address;
-      if (log_.allocate(units, false, &address) == 0) {
+      if (log_.allocate(units, false, &address, &padding) == 0) {
+        if (padding) memset(reinterpret_cast<char*>(log_.at(address)) + units * kUnitBytes, 0, padding * kUnitBytes);
+        units += padding;
         fill_pair(log_.at(address), units, key, value);
         note_replaced(log_.at(address), found);
         const int status = publish(shard, hash, address, found, key.size + value.size);

@@ -2,7 +2,7 @@
 // What a set takes: uniform overwrites of a store in a file that is so full, by so many threads, while it may be
 // flushed every so often. Prints percentiles; a program to measure with, no test.
 //   kv_latency FILE [--percent N] [--threads N] [--seconds N] [--value N] [--log-mib N] [--dram-mib N]
-//     [--durability 0|1|2] [--flush-ms N] [--churn TURNS]
+//     [--durability 0|1|2] [--flush-ms N] [--churn TURNS] [--shards N]
 // Threading: writers and one that flushes.
 #include <algorithm>
 #include <atomic>
@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
   options.log_bytes = 0;
   options.contents = Contents::kNew;
   options.dram_bytes = number("--dram-mib", 64) * kMiB;
+  options.shards = static_cast<unsigned>(number("--shards", options.shards));
   Store* store = open_store(options);
   const uint64_t keys = store->bytes_allocated() / (load.value_bytes + 32) * load.percent / 100;
   std::vector<std::thread> threads;

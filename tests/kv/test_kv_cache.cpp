@@ -159,3 +159,29 @@ TEST_CASE("kv-cache: a record damaged on the device is neither returned nor kept
   }
   CHECK(refused > 10'000);
 }
+
+// 4000 bytes, their key and the record's head take 4040 or so: records one behind the other straddle two blocks.
+TEST_CASE("kv-cache: a cold get of a pair of nearly a block reads one block", "[kv]") {
+  constexpr uint64_t kKeys = 6000, kBytes = 4000;
+  Cold cold(0);
+  for (uint64_t i = 0; i < kKeys; ++i) {
+    const std::string name = Cold::key(i), text = Cold::value(i, 1, kBytes);
+    REQUIRE(cold.store->set({name.data(), name.size()}, {text.data(), text.size()}) == 0);
+  }
+  uint64_t reads = 0, blocks = 0;
+  std::string found(kBytes, 0);
+  for (uint64_t i = 0; i < kKeys; i += 7) {
+    const std::string name = Cold::key(i);
+    ColdGet get;
+    int64_t length = cold.store->cold_begin(&get, {name.data(), name.size()}, found.data(), kBytes, 0);
+    if (length == -EINPROGRESS) {
+      ++reads;
+      blocks += get.piece.iov_len / 4096;
+      length = cold.store->cold_finish(&get, cold.device->transfer(get.command));
+    }
+    REQUIRE(length == static_cast<int64_t>(kBytes));
+    REQUIRE(found == Cold::value(i, 1, kBytes));
+  }
+  CHECK(reads > kKeys / 7 / 2);
+  CHECK(blocks <= reads + reads / 10);
+}
