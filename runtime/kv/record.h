@@ -4,6 +4,9 @@
 //   0          8         12           16           20            24                  24 + key, rounded up to 8
 //   │ checksum │ version │ size, type │ key_bytes  │ value_bytes │ key ...           │ value ...          │ pad to 8
 //
+// It may have more units than its content needs: of a value that has become shorter, or because it then ends with a
+// block of the device (record_log.h: block_padding).
+//
 // A record is written once and then published by the index. Afterwards only the value may change, if the new one fits,
 // by the thread that holds the lock of its shard. `version` is odd meanwhile, and a reader that saw it odd or changed
 // reads again (each record is a sequence lock). Key and size never change.

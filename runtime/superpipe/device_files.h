@@ -48,8 +48,8 @@ class DeviceFiles {
   void set(unsigned i, int fd) { fd_[i].store(fd, std::memory_order_relaxed); }
   // Takes the device for `claim`, as ownership.h describes: opens the lock file of a node, locks, checks whether the
   // system uses the device, and claims the block devices from the kernel. (read_only and kLook: only the locks, or
-  // nothing.) Waits up to a second, or 30 s if only the kernel has the locks. Pre: file() is open. 0, -EBUSY, -errno; all but 0 with *why. close() releases what
-  // it took.
+  // nothing.) Waits up to a second, or 30 s if only the kernel has the locks. Pre: file() is open. 0, -EBUSY, -errno;
+  // all but 0 with *why. close() releases what it took.
   [[nodiscard]] int claim(Claim claim, bool read_only, const char* path, ErrorText* why);
   // Device::share_lock: takes the locks of the claim on `fd`, another description of number i. 0, -EBUSY (another
   // process has it), -errno.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a process still has a lock of a device, or only the kernel has it: the rings of a killed owner keep its files,
-// and so their locks, until their last write has ended, which on a busy machine takes seconds.
+// Whether a process still has a lock of a device, or only the kernel has it: the rings of a killed owner keep its
+// files, and so its locks, until their last write has ended, which on a busy machine takes seconds.
 // Threading: at open, any thread, blocking.
 #pragma once
 #include <cstdint>

@@ -17,8 +17,8 @@
 //
 // A conflicting open fails after a second with -EBUSY and a line that says what the device is used for. It waits
 // because the ring of a killed owner holds its files, and so its locks, until its last write has ended: usually for
-// milliseconds. While no process that can be seen has the locks, it waits up to 30 s (lock_holders.h). Formatting is a write under kParts,
-// so it never meets a kWhole or kAlone. The labels of a blank stripe are written while its members are held as kAlone.
+// milliseconds. While no process that can be seen has the locks, it waits up to 30 s (lock_holders.h). Formatting is a
+// write under kParts, so it never meets a kWhole or kAlone. The labels of a blank stripe are written while its members are held as kAlone.
 // Users in the kernel (mount, swap, device-mapper, a loop device over a file) are checked after the open. A block
 // device that is opened for writing, or as kAlone, is then claimed from the kernel too (O_EXCL), which keeps mount,
 // swapon, mkfs and mdadm out. Only one description can have that claim: a second open that may share the device
