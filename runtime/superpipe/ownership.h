@@ -18,16 +18,16 @@
 // A conflicting open fails after a second with -EBUSY and a line that says what the device is used for. It waits
 // because the ring of a killed owner holds its files, and so its locks, until its last write has ended: usually for
 // milliseconds. While no process that can be seen has the locks, it waits up to 30 s (lock_holders.h). Formatting is a
-// write under kParts, so it never meets a kWhole or kAlone. The labels of a blank stripe are written while its members are held as kAlone.
-// Users in the kernel (mount, swap, device-mapper, a loop device over a file) are checked after the open. A block
-// device that is opened for writing, or as kAlone, is then claimed from the kernel too (O_EXCL), which keeps mount,
-// swapon, mkfs and mdadm out. Only one description can have that claim: a second open that may share the device
-// continues without it if a lock says that the claim is Lunar's. Known gap: if the owner of the claim ends first, the
-// others continue without it until the next open, and mkfs could use the device. Opens through a partition, the whole
-// disk or a loop device are detected by locks (device_in_use.h). An NVMe namespace has further block devices: that of a
-// character device, and one per controller if the kernel does not join them. These are claimed with it and kept claimed
-// (DeviceFiles). A node that cannot be opened is not assumed to be free: the open fails, unless the node does not
-// exist.
+// write under kParts, so it never meets a kWhole or kAlone. The labels of a blank stripe are written while its members
+// are held as kAlone. Users in the kernel (mount, swap, device-mapper, a loop device over a file) are checked after the
+// open. A block device that is opened for writing, or as kAlone, is then claimed from the kernel too (O_EXCL), which
+// keeps mount, swapon, mkfs and mdadm out. Only one description can have that claim: a second open that may share the
+// device continues without it if a lock says that the claim is Lunar's. Known gap: if the owner of the claim ends
+// first, the others continue without it until the next open, and mkfs could use the device. Opens through a partition,
+// the whole disk or a loop device are detected by locks (device_in_use.h). An NVMe namespace has further block devices:
+// that of a character device, and one per controller if the kernel does not join them. These are claimed with it and
+// kept claimed (DeviceFiles). A node that cannot be opened is not assumed to be free: the open fails, unless the node
+// does not exist.
 //
 // Claims are locks of the open file description (F_OFD_SETLK), on the node and on its lock file (device_files.h). A
 // forked child shares them, and they end with the last descriptor, even after kill -9. Byte ranges far beyond any data:
