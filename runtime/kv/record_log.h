@@ -103,7 +103,7 @@ struct LogPlace {
 class Log {
  public:
   static constexpr uint64_t kReserve = 3, kAheadMost = 8, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
-  static constexpr uint64_t kPaddingShare = 64, kFramesShare = 16, kStatesShare = 24, kMarkBytes = 64;
+  static constexpr uint64_t kPaddingShare = 50, kFramesShare = 16, kStatesShare = 24, kMarkBytes = 64;
   static constexpr uint64_t kDelayMostNs = 1'000'000, kSeenMost = 16'384;
   static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB, kPartBytes = 64 * kKiB;
   static constexpr uint64_t kPartData =
@@ -387,7 +387,7 @@ class Log {
     return at >= (batch & ~7u) ? batch & 1 : ~batch & 1;
   }
   void seal_locked();
-  // Bytes by which a record that ends there is made longer, so that it ends with a block of the device: at most a 64th.
+  // Bytes by which a record that ends there is made longer, so that it ends with a block of the device: at most a 50th.
   // Of pairs that are nearly as long as whole blocks each then lies in as few blocks as possible, so that a cold get of
   // 4000 bytes reads one block and not two. 0: it would be more, or the log is in DRAM.
   uint64_t block_padding(uint64_t end, uint64_t bytes) const;
