@@ -183,9 +183,10 @@ inline int free_port() {
   at.sin_family = AF_INET;
   at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof at;
-  bind(fd, reinterpret_cast<sockaddr*>(&at), size);
-  getsockname(fd, reinterpret_cast<sockaddr*>(&at), &size);
+  const bool bound = bind(fd, reinterpret_cast<sockaddr*>(&at), size) == 0 &&
+                     getsockname(fd, reinterpret_cast<sockaddr*>(&at), &size) == 0;
   close(fd);
+  require(bound, "no free port");
   return ntohs(at.sin_port);
 }
 

@@ -50,8 +50,9 @@ TEST_CASE("disk bytes come from sectors of 512") {
   const auto bytes =
       parse_disk_stat("  886843  7857  8870794  257293  279173  6971  7085320  41240  0  19784  299002 0 0 0 0 1 2\n");
   REQUIRE(bytes);
-  CHECK(bytes->read == 8870794ull * 512);
-  CHECK(bytes->written == 7085320ull * 512);
+  const auto [read, written] = bytes.value_or(DiskBytes{});
+  CHECK(read == 8870794ull * 512);
+  CHECK(written == 7085320ull * 512);
   CHECK_FALSE(parse_disk_stat("1 2 3"));
 }
 
