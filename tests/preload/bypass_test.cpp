@@ -128,9 +128,9 @@ void deny(const std::vector<Denied>& calls, unsigned action) {
 }
 
 // What is evicted comes back and what is written is evicted, with the calls denied. By system calls that are not.
-int use_memory_without(std::vector<Denied> calls, unsigned action) {
+int use_memory_without(const std::vector<Denied>& calls, unsigned action) {
   char* p = filled_map();
-  deny(std::move(calls), action);
+  deny(calls, action);
   CHECK(holds(p, kHeap, 7));
   fill(p, kHeap, 8);
   CHECK(holds(p, kHeap, 8));

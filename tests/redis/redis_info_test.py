@@ -39,7 +39,7 @@ def page(directory, module):
     on_page = set(re.findall(r"`(lunar_\w+)`", told))
 
     def test(server):
-        client = server.client()
+        client = server.connect()
         lines = set(client.info("lunar"))
         client.ask("CONFIG", "SET", "lunar.gate", "no")
         lines |= set(client.info("lunar"))
@@ -56,7 +56,7 @@ def page(directory, module):
 class Readers:
     """Clients that read at the same time."""
     def __init__(self, server, count=8):
-        self.clients = [server.client() for _ in range(count)]
+        self.clients = [server.connect() for _ in range(count)]
 
     def read(self, keys, meanwhile=None):
         threads = [threading.Thread(target=read, args=(client, keys[n::len(self.clients)]))
@@ -73,7 +73,7 @@ def rates(directory, module):
     pick = random.Random(SEED)
 
     def test(server):
-        client, readers = server.client(), Readers(server)
+        client, readers = server.connect(), Readers(server)
 
         def figure(name):
             return float(client.info("lunar")["lunar_" + name])
@@ -126,7 +126,7 @@ def ungated(directory, module):
     pick = random.Random(SEED)
 
     def test(server):
-        client = server.client()
+        client = server.connect()
         client.ask("CONFIG", "SET", "lunar.gate", "no")
         fill(client)
         read(client, [pick.randrange(KEYS) for _ in range(8000)])
@@ -156,7 +156,7 @@ def top(directory, module):
         return found
 
     def test(server):
-        client = server.client()
+        client = server.connect()
         told = refusal(client, "LUNAR", "TOP")
         assert "begins with the first key" in told, "there is nothing to tell before there is a key"
         for key in range(50):
@@ -195,7 +195,7 @@ def top(directory, module):
         documented = {name.decode().split("|")[1].upper() for name in subcommands}
         assert names == documented, f"LUNAR HELP tells of {sorted(names)}"
         client.ask("ACL", "SETUSER", "reader", "on", ">x", "~*", "+@read", "-@dangerous", "+lunar|help")
-        reader = server.client()
+        reader = server.connect()
         reader.ask("AUTH", "reader", "x")
         assert "NOPERM" in refusal(reader, "LUNAR", "TOP"), "a reader sees names of keys"
         reader.ask("LUNAR", "HELP")

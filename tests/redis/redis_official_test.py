@@ -16,8 +16,8 @@ import subprocess
 import sys
 import time
 
-from redis_server import Servers, scratch
-from redis_space_test import MIB, PATIENCE_S, SEED, Refused, Server, value
+from redis_server import Server, Servers, scratch
+from redis_space_test import MIB, PATIENCE_S, SEED, Refused, value
 
 DRAM_MIB, KEYS, BYTES = 32, 24000, 4000
 
@@ -55,27 +55,13 @@ def use_libraries(package, directory):
 
 
 class Official(Server):
-    def __init__(self, directory, lunar, binary):   # pylint: disable=super-init-not-called
-        self.directory, self.log = directory, os.path.join(directory, "log")
-        self.port = 20000 + random.SystemRandom().randrange(10000)
-        self.out = open(self.log, "ab")   # pylint: disable=consider-using-with
-        further = []
-        if " v=6." not in version(binary):
-            further = ["--enable-debug-command", "yes", "--enable-module-command", "yes"]
-        run = []
+    def __init__(self, directory, lunar, binary):
+        run = ()
         if lunar:
-            run = [lunar, "run", f"--dram={DRAM_MIB}m", "--size=768m", f"--lun={directory}", "--stats", "--"]
-        self.process = subprocess.Popen(   # pylint: disable=consider-using-with
-            [*run, binary, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "", *further],
-            stdout=self.out, stderr=self.out)
-        for _ in range(400):
-            try:
-                self.client()
-                return
-            except OSError:
-                time.sleep(0.05)
-        self.end()
-        sys.exit(f"the server does not answer:\n{self.text()[-2000:]}")
+            run = (lunar, "run", f"--dram={DRAM_MIB}m", "--size=768m", f"--lun={directory}", "--stats", "--")
+        old = " v=6." in version(binary)
+        super().__init__(directory, *(() if old else ("--enable-module-command", "yes")), program=binary,
+                         debug=not old, wrapper=run)
 
 
 def version(binary):
@@ -114,7 +100,7 @@ def wait_for(client, field, wanted):
 def under_lunar_run(directory, lunar, module, binary):
     with Servers() as servers:
         server = servers.add(Official(directory, lunar, binary))
-        client = server.client()
+        client = server.connect()
         print(version(binary).strip(), client.info("memory")["mem_allocator"])
         fill(client)
         check(client)
@@ -158,7 +144,7 @@ def under_lunar_run(directory, lunar, module, binary):
 def refused(directory, module, binary):
     with Servers() as servers:
         server = servers.add(Official(directory, None, binary))
-        client = server.client()
+        client = server.connect()
         client.send([("MODULE", "LOAD", module, "dram", "32mb", "lun", directory)])
         assert isinstance(client.receive(), Refused), "the module loads into a server with an allocator of its own"
         assert "lunar run -- redis-server" in server.text(), server.text()[-1000:]

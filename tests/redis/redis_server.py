@@ -37,17 +37,33 @@ def explain_start(text):
     sys.exit(f"the server did not start:\n{text[-3000:]}")
 
 
-class Server:
-    """`words` behind redis-server's own, `wrapper` in front, `config` a file of its own, `environment` beyond ours. Its
-    data and its log are in `directory`, which is made. Answers when it is made."""
+class Client(Connection):
+    def __init__(self, port, patience_s=60):
+        super().__init__(port, patience_s)
 
-    def __init__(self, directory, *words, wrapper=(), config=None, environment=(), patience_s=120):
+    def info(self, section):
+        return dict(line.split(":", 1) for line in self.ask("INFO", section).decode().split("\r\n") if ":" in line)
+
+    def figure(self, name):
+        return int(self.info("lunar")["lunar_" + name])
+
+    def config(self, name):
+        return self.ask("CONFIG", "GET", name)[1].decode()
+
+
+class Server:
+    """`words` behind redis-server's own, `wrapper` in front, `config` a file of its own, `environment` beyond ours.
+    `debug`: DEBUG is allowed, which Redis 6 does without an option. Its data and its log are in `directory`, which is
+    made. Answers when it is made."""
+
+    def __init__(self, directory, *words, program=SERVER, debug=True, wrapper=(), config=None, environment=(),
+                 patience_s=120):
         os.makedirs(directory, exist_ok=True)
         self.directory, self.log, self.patience_s = directory, os.path.join(directory, "log"), patience_s
         self.port, self.environment = free_port(), {**os.environ, **dict(environment)}
-        self.command = [*wrapper, SERVER, *([config] if config else []), "--port", str(self.port),
-                        "--bind", "127.0.0.1", "--dir", directory, "--save", "", "--enable-debug-command", "yes",
-                        *words]
+        self.command = [*wrapper, program, *([config] if config else []), "--port", str(self.port),
+                        "--bind", "127.0.0.1", "--dir", directory, "--save", "",
+                        *(["--enable-debug-command", "yes"] if debug else []), *words]
         self.start()
 
     def start(self):
@@ -71,6 +87,9 @@ class Server:
 
     def text(self):
         return open(self.log, errors="replace").read()
+
+    def connect(self):
+        return Client(self.port)
 
     def must_live(self, what):
         if self.process.poll() is not None:

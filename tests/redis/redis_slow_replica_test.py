@@ -56,7 +56,7 @@ def follow(servers, server, client, directory, *further):
 
 
 def two_replicas(server, directory, tier):
-    client = server.client()
+    client = server.connect()
     store(server, client, "fill", 0, KEYS, 4000)
     with Servers() as servers:
         (healthy, healthy_id), (stopped, stopped_id) = (
@@ -119,7 +119,7 @@ class SlowSync:
 
 
 def slow_sync(server):
-    client = server.client()
+    client = server.connect()
     store(server, client, "fill", 0, KEYS, 4000)
     slow = SlowSync(server.port)
     wait_until("the sync begins", lambda: len(replicas(client)) == 1, PATIENCE_S)

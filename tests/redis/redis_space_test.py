@@ -28,34 +28,17 @@ import sys
 import time
 
 from redis_server import Server, Servers, run_scenario, wait_until
-from resp import Connection, Refused
+from resp import Refused
 
 PATIENCE_S = 60
 MIB = 1 << 20
 
 
-class Client(Connection):
-    def __init__(self, port):
-        super().__init__(port, PATIENCE_S)
-
-    def info(self, section):
-        return dict(line.split(":", 1) for line in self.ask("INFO", section).decode().split("\r\n") if ":" in line)
-
-    def figure(self, name):
-        return int(self.info("lunar")["lunar_" + name])
-
-    def config(self, name):
-        return self.ask("CONFIG", "GET", name)[1].decode()
-
-
 class TieredServer(Server):
-    def __init__(self, directory, module, *further, size="96mb", forks="yes", wrapper=(), **options):
-        tier = ["dram", "16mb", "lun", directory, "size", size] if not wrapper else []
+    def __init__(self, directory, module, *further, size="96mb", forks="yes", lun=None, wrapper=(), **options):
+        tier = ["dram", "16mb", "lun", lun or directory, "size", size] if not wrapper else []
         super().__init__(directory, *further, "--loadmodule", os.path.abspath(module), *tier, "forks", forks,
                          wrapper=wrapper, **options)
-
-    def connect(self):
-        return Client(self.port)
 
 
 SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))

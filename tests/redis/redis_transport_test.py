@@ -17,12 +17,11 @@ module does when it is loaded or unloaded in another order.
 import os
 import random
 import socket
-import subprocess
 import sys
 import time
 
-from redis_server import Servers, run_scenario
-from redis_space_test import MIB, PATIENCE_S, SEED, SERVER, Client, Refused, Server, value, with_server
+from redis_server import Client, Server, Servers, run_scenario
+from redis_space_test import MIB, PATIENCE_S, SEED, Refused, value, with_server
 
 # Redis 7.0 has to be told; Redis 8 and Valkey know no such option any more, or do so anyway.
 DO_READS = ["--io-threads-do-reads", "yes"]
@@ -82,7 +81,7 @@ def unix(directory, module):
         print(f"of 500 cold reads over a unix socket {looked} were looked up, {held} held")
         assert looked >= 500, f"{looked} of 500 commands over a unix socket were looked up"
         assert held >= 250, f"{held} of 500 cold commands over a unix socket were held"
-        both = [one, server.client()]
+        both = [one, server.connect()]
         for turn in range(40):   # pipelines of both, one hangs up now and then
             read(both[turn % 2], pick, 50, 25)
             if turn % 10 == 9:
@@ -90,7 +89,7 @@ def unix(directory, module):
                 half.send([("GET", f"k:{pick.randrange(KEYS)}")] * 20)
                 half.close()
         for gate in ("no", "yes"):   # the server reads both commands at once, and its reply finds no reader
-            server.client().ask("CONFIG", "SET", "lunar.gate", gate)
+            server.connect().ask("CONFIG", "SET", "lunar.gate", gate)
             for _ in range(200):   # the gate begins to watch
                 one.ask("EXISTS", "k:1")
             lost = sum(not sent_and_closed(one, path, f"k:{pick.randrange(KEYS)}", f"{gate:>3}{n:05}")
@@ -111,7 +110,7 @@ def refusal(client, *command):
 
 def config(directory, module):
     def test(server):
-        client = server.client()
+        client = server.connect()
         fill(client)
         got = client.ask("CONFIG", "GET", "*")
         settings = {name.decode(): text for name, text in zip(got[::2], got[1::2])}
@@ -148,7 +147,7 @@ def config(directory, module):
 def threads(directory, module, helper):
     """Only a thread of the server's own that reads for it opens the gate; other threads that read do not."""
     def test(server):
-        client = server.client()
+        client = server.connect()
         fill(client)
         pick = random.Random(SEED)
         read(client, pick, 300, 1)
@@ -168,15 +167,15 @@ def threads(directory, module, helper):
         server.must_live("reads by threads")
 
     def on_from_the_start(server):
-        fill(server.client())
-        clients = [server.client() for _ in range(24)]
+        fill(server.connect())
+        clients = [server.connect() for _ in range(24)]
         for _ in range(60):
             for one in clients:
                 one.send([("GET", "k:1")] * 4)
             for one in clients:
                 for _ in range(4):
                     assert one.receive() == value(1, BYTES)
-        figures = server.client().info("lunar")
+        figures = server.connect().info("lunar")
         assert figures["lunar_gate"] == "bypassed", figures["lunar_gate"]
         assert "io-threads" in figures["lunar_gate_reason"], figures["lunar_gate_reason"]
 
@@ -187,7 +186,7 @@ def threads(directory, module, helper):
 def scans(directory, module, helper):
     """RM_Scan pauses the move of a table by a counter that the gate uses too. Both have to have the server's lock."""
     def test(server):
-        client, readers = server.client(), [server.client() for _ in range(4)]
+        client, readers = server.connect(), [server.connect() for _ in range(4)]
         fill(client)
         client.ask("SELECT", "1")
         small = [f"small:{key}" for key in range(4096)]   # a table of as many slots; most of it is empty then
@@ -224,22 +223,8 @@ def scans(directory, module, helper):
 
 class PlainServer(Server):
     """A server that is to load the module later."""
-    def __init__(self, directory):   # pylint: disable=super-init-not-called
-        self.directory, self.log = directory, os.path.join(directory, "log")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.out = open(self.log, "ab")   # pylint: disable=consider-using-with
-        self.process = subprocess.Popen(   # pylint: disable=consider-using-with
-            [SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "",
-             "--enable-module-command", "yes"], stdout=self.out, stderr=self.out)
-        for _ in range(400):
-            try:
-                self.client()
-                return
-            except OSError:
-                time.sleep(0.05)
-        sys.exit("the server does not answer")
+    def __init__(self, directory):
+        super().__init__(directory, "--enable-module-command", "yes")
 
 
 FIGURES = ("lunar_dram_budget_bytes", "lunar_lun_size_bytes", "lunar_maxmemory_ceiling_bytes",
@@ -272,7 +257,7 @@ def modules(directory, module):
     for arguments in good:
         with Servers() as servers:
             server = servers.add(PlainServer(directory))
-            client = server.client()
+            client = server.connect()
             assert load(client, arguments) == "", server.text()[-2000:]
             expected.append(figures(client))
 
@@ -280,7 +265,7 @@ def modules(directory, module):
         for order in range(0, len(bad), 2 + 2 * number):
             with Servers() as servers:
                 server = servers.add(PlainServer(directory))
-                client = server.client()
+                client = server.connect()
                 for failing, text in bad[order:] + bad[:order]:
                     seen = len(server.text())
                     assert load(client, failing) != "", f"{failing} loads"
@@ -319,7 +304,7 @@ def loaded_twice(server, client, module, arguments):
 
 def collections(directory, module):
     def test(server):
-        client = server.client()
+        client = server.connect()
         fill(client)
         for i in range(60):
             client.send([("RPUSH", f"l{i}", *[value(i + n, 300) for n in range(100)]),

@@ -40,7 +40,7 @@ def fill_others(client, mib=20):
 
 def hot(directory, module):
     def test(server):
-        client = server.client()
+        client = server.connect()
         fill_others(client)
         ask_all(client, [("HSET", "h", f"f{n}", "v" * 20) for n in range(3000)])
         ask_all(client, [("SADD", "s", f"m{n}") for n in range(1000)])
@@ -88,7 +88,7 @@ def fill_places(client, count):
 
 def part(directory, module):
     def test(server):
-        client = server.client()
+        client = server.connect()
         fill_places(client, 40000)
         few = (5, 777, 1999)
         ask_all(client, [("SADD", "small", long_member(n)) for n in few])
@@ -112,7 +112,7 @@ def part(directory, module):
 
 def types(directory, module):
     def test(server):
-        client = server.client()
+        client = server.connect()
         some = range(2000)
         ask_all(client, [command for n in some for command in (
             ("HSET", "h", f"f{n}", f"value {n}"), ("SADD", "s", f"member {n}"), ("ZADD", "z", str(n), f"member {n}"),
@@ -152,7 +152,7 @@ def slow(directory, module):
         return value(key * 5000 + n, 100)
 
     def test(server):
-        client = server.client()
+        client = server.connect()
         keys = range(3)
         for first in range(0, 4000, 100):
             some = range(first, first + 100)
@@ -180,7 +180,7 @@ def long(directory, module):
         return f"a key whose name is longer than most names are:{number:06}"
 
     def test(server):
-        client = server.client()
+        client = server.connect()
         client.ask("CONFIG", "SET", "lunar.dram", "48mb")
         ask_all(client, [("SET", name(number), value(number, LONG_BYTES)) for number in range(LONG_KEYS)])
 
@@ -216,7 +216,7 @@ def arguments(directory, module):
     turns, each, there = 10, 200, 150   # commands, keys of one, keys that the server has of it when it becomes cold
 
     def test(server):
-        client, slow = server.client(), server.client()
+        client, slow = server.connect(), server.connect()
         fill_others(client, 48)
         fill = value(0, 40).hex()
         ask_all(client, [("SET", f"{fill}{number}", value(number, 100)) for number in range(turns * each)])
@@ -260,7 +260,7 @@ def transactions(directory, module):
         assert client.receive() == [value(number, 4000) for number in numbers], "EXEC gives something else"
 
     def test(server):
-        client = server.client()
+        client = server.connect()
         fill_others(client, mib)
         ask_all(client, [("EXISTS", f"other:{number}") for number in range(200)])
         for at_once in (True, False):
