@@ -419,7 +419,7 @@ void advised_by_a_child_of_vfork() {
   fill(p, kBytes, 71);
   for (int advice : {MADV_WILLNEED, MADV_POPULATE_READ}) {
     push_out();
-    const pid_t child = vfork();
+    const pid_t child = vfork();  // NOLINT(bugprone-unsafe-functions): what this is about
     if (child == 0) _exit(madvise(p, 2 * kMiB, advice) == 0 ? 0 : 1);
     int status = -1;
     CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);

@@ -196,7 +196,7 @@ TEST_CASE("the cluster slot of a key is that of its tag") {
 }
 
 TEST_CASE("the rest of a command is parsed wherever its first part ends") {
-  const Words words = {"SET", "key:1", std::string("\r\n$3\r\n\0x", 9), "", "PX"};
+  const Words words = {"SET", "key:1", std::string("\r\n$3\r\n\0x", 8), "", "PX"};
   static Command command;
   for (unsigned taken = 0; taken < words.size(); ++taken) {
     const Words left(words.begin() + taken, words.end());

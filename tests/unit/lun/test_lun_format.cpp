@@ -18,7 +18,6 @@
 #include <xxhash.h>
 
 using namespace lunar;
-using lunar_test::MemoryDevice;
 
 namespace {
 

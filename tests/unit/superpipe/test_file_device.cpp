@@ -30,7 +30,6 @@
 
 using namespace lunar;
 using lunar_test::Loop;
-using lunar_test::output_of;
 
 namespace {
 

@@ -323,9 +323,9 @@ TEST_CASE("pmem: random commands against a model, delegated or not, on memory an
   File shm("/dev/shm", 16 * kMiB), plain(disk(), 2 * kMiB);
   const std::string setting = std::string(",delegate=") + delegate;
   const Opened memory = opened("pmem:" + shm.path + setting), on_disk = opened("pmem:" + plain.path + setting);
-  CHECK(against_model(memory.get(), 40, tier::run_seed(), 3 * kMiB + 512, 4 * kMiB) == "");
-  CHECK(against_model(memory.get(), 300, tier::run_seed() + 1, 512, 256 * kKiB) == "");
-  CHECK(against_model(on_disk.get(), 12, tier::run_seed() + 2, 4096, kMiB) == "");
+  CHECK(against_model(memory.get(), 40, tier::run_seed(), 3 * kMiB + 512, 4 * kMiB).empty());
+  CHECK(against_model(memory.get(), 300, tier::run_seed() + 1, 512, 256 * kKiB).empty());
+  CHECK(against_model(on_disk.get(), 12, tier::run_seed() + 2, 4096, kMiB).empty());
 }
 
 TEST_CASE("pmem: threads with contexts of their own share the delegates and lose nothing") {
@@ -337,7 +337,7 @@ TEST_CASE("pmem: threads with contexts of their own share the delegates and lose
   for (unsigned t = 0; t < 8; ++t)
     threads.emplace_back([&, t] { wrong[t] = against_model(lun.get(), 60, seed + 10 + t, t * 4 * kMiB, kMiB); });
   for (std::thread& thread : threads) thread.join();
-  for (const std::string& what : wrong) CHECK(what == "");
+  for (const std::string& what : wrong) CHECK(what.empty());
   CHECK(threads_named("lunar-delegate") >= 1);
 }
 
