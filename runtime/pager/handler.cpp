@@ -370,8 +370,8 @@ void Handler::answer_missing(Region& region, PageIndex page, const sys::UffdMess
         break;
       case PageState::kResident:
         return check_resident(region, page);
-      case PageState::kGuard:  // one since the thread has faulted, or a raw call has taken the kernel's marker away
-        (void)word.compare_exchange_strong(seen, seen.with_state(PageState::kEmpty));
+      case PageState::kGuard:
+        if (page_lock(word, seen) && check_guard(region, page, seen)) return;
         break;
       case PageState::kPoisoned:
         return mark_lost(region, page, seen, message);
@@ -390,6 +390,18 @@ void Handler::answer_missing(Region& region, PageIndex page, const sys::UffdMess
     state_.watched.ends(state_.watched.take(region.address_of(page), state_.page_size), false);
   state_.evictor->wake_if_low();
   if (!first_touch && begun.outcome != Outcome::kBusy) read_ahead(region, page, ahead, begun.pages);
+}
+
+// A page that became a guard page when the thread had faulted already: the kernel's marker, over which nothing may be
+// copied, answers. Or a raw call has taken the marker away, and the page is empty. pre: locked. True: the marker.
+bool Handler::check_guard(Region& region, PageIndex page, PageWord was) {
+  const void* address = region.address_of(page);
+  sys::PageFacts facts{};
+  const bool known = pagemap_ >= 0 && sys::page_facts(pagemap_, &address, 1, &facts) == 0;
+  const bool marked = known && facts.present;
+  if (page_unlock(region.words[page.value], marked ? was : was.with_state(PageState::kEmpty)) || marked)
+    (void)sys::uffd_wake(state_.uffd, region.address_of(page), state_.page_size);
+  return marked;
 }
 
 // The rest of a window, of which `taken` pages have been begun: further runs of a sequence, or the next steps of a

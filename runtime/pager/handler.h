@@ -56,6 +56,7 @@ struct Handler {
   void mark_lost(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message);
   void answer_missing(Region& region, PageIndex page, const sys::UffdMessage& message);
   Ahead ahead_of(const Region& region, PageIndex page, int thread_id, bool first_touch);
+  bool check_guard(Region& region, PageIndex page, PageWord was);
   void read_ahead(Region& region, PageIndex page, const Ahead& ahead, unsigned taken);
   void answer_evictor(const sys::UffdMessage& message);
   void check_resident(Region& region, PageIndex page);

@@ -3,6 +3,7 @@
 //
 //   hash_key       the hash of a page's content differs between processes, and is the parent's in a forked child
 //   evict_at_once  lunar_evict drops a page that a handler has installed and not yet released
+//   guard_beside_fault  a page that becomes a guard page while a fault on it waits for its handler stays one
 //   evicted_bytes  lunar_stats says what is evicted now: not slots in use, which copies of resident pages hold too
 //   ksm            a process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= leaves it) loses no
 //                  write, as tiered pages are never merged
@@ -113,6 +114,40 @@ void evict_at_once() {
     REQUIRE_THAT(evicted == 1, "page %llu: %lld pages were evicted, not the one that was resident",
                  static_cast<unsigned long long>(i), static_cast<long long>(evicted));
   }
+}
+
+// ---- guard_beside_fault ---------------------------------------------------------------------------------------------
+
+thread_local sigjmp_buf t_refused;
+
+// Whether touching it raises SIGSEGV.
+bool refuses(volatile char* at) {
+  if (sigsetjmp(t_refused, 1) != 0) return true;
+  (void)*at;
+  return false;
+}
+
+void guard_beside_fault() {
+  tier::start_tier(64 * kMega, 256 * kMega, nullptr, "handlers=1,test_release_delay_us=500000");
+  signal(SIGSEGV, [](int) { siglongjmp(t_refused, 1); });
+  const size_t page = lunar_page_bytes();
+  char* base = new_region(1024 * page);
+  char* guarded = base + 512 * page;
+  base[0] = 1;  // we have it, while the handler still holds it, and so does not see the next fault
+  std::atomic<bool> began{false};
+  bool refused = false;
+  std::thread other([&] {
+    began.store(true);
+    refused = refuses(guarded);
+  });
+  while (!began.load()) usleep(1000);
+  usleep(100000);
+  const int rc = lunar::pager_guard(guarded, page, true);
+  if (rc == -EINVAL) tier::skip("guard-pages", "before Linux 6.13");
+  REQUIRE_THAT(rc == 0, "guard: %s", strerror(-rc));
+  other.join();
+  REQUIRE_THAT(refused, "the thread that waited has passed the guard page");
+  REQUIRE_THAT(refuses(guarded), "the guard page is gone");
 }
 
 // ---- evicted_bytes --------------------------------------------------------------------------------------------------
@@ -627,6 +662,8 @@ int main(int argc, char** argv) {
     hash_key();
   else if (name == "evict_at_once")
     evict_at_once();
+  else if (name == "guard_beside_fault")
+    guard_beside_fault();
   else if (name == "evicted_bytes")
     evicted_bytes();
   else if (name == "ksm")
