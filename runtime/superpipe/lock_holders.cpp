@@ -6,6 +6,7 @@
 #include "superpipe/lock_holders.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,8 +18,8 @@ namespace lunar {
 namespace {
 
 constexpr unsigned kFilesMax = 2;
-constexpr size_t kInfoBytes = 8192;  // of a descriptor; a lock takes some 100
-constexpr char kServiceThreads[] = "lunar";
+constexpr size_t kInfoBytes = 8192;  // read at once; a lock takes some 100
+constexpr char kServiceThreads[] = "lunar", kLock[] = "lock:";
 
 struct Wanted {
   char inode[kFilesMax][32];  // ":123 "
@@ -34,7 +35,7 @@ bool overlaps(const LockedBytes& range, uint64_t first, uint64_t last) {
 
 // "lock: 1: OFDLCK ADVISORY READ -1 fe:00:123 0 EOF". (The device number of some file systems is not that of stat.)
 bool line_matches(const char* line, const Wanted& wanted) {
-  if (strncmp(line, "lock:", 5) != 0 || !strstr(line, "OFDLCK")) return false;
+  if (strncmp(line, kLock, strlen(kLock)) != 0 || !strstr(line, "OFDLCK")) return false;
   for (unsigned i = 0; i < wanted.count; ++i) {
     const char* at = strstr(line, wanted.inode[i]);
     if (!at) continue;
@@ -47,16 +48,38 @@ bool line_matches(const char* line, const Wanted& wanted) {
   return false;
 }
 
+// Locks come one after the other, behind a few lines that each descriptor has and before what its kind of file adds.
+bool description_matches(const char* path, const Wanted& wanted) {
+  const int fd = sys::open_file(path, O_RDONLY);
+  if (fd < 0) return false;
+  char text[kInfoBytes];
+  bool found = false;
+  size_t have = 0;
+  for (bool in_locks = true; in_locks && !found;) {
+    const int64_t n = sys::read_some(fd, text + have, sizeof text - 1 - have);
+    if (n == -EINTR) continue;
+    if (n <= 0) break;
+    text[have + static_cast<size_t>(n)] = '\0';
+    char* line = text;
+    for (char* end; !found && (end = strchr(line, '\n')) != nullptr; line = end + 1) {
+      *end = '\0';
+      found = line_matches(line, wanted);
+      in_locks = strncmp(line, kLock, strlen(kLock)) == 0;
+    }
+    have = strlen(line);
+    memmove(text, line, have);
+  }
+  sys::close_file(fd);
+  return found;
+}
+
 // Descriptors of one table; DIRECTORY: /proc/PID/fdinfo, also of a thread.
 bool table_matches(const char* directory, const Wanted& wanted) {
   bool found = false;
   (void)sys::each_entry(directory, [&](const char* number) {
-    char path[96], text[kInfoBytes];
+    char path[96];
     format_to(path, sizeof path, "%s/%s", directory, number);
-    if (sys::read_text(path, text, sizeof text) <= 0) return true;
-    char* lines = nullptr;
-    for (char* line = strtok_r(text, "\n", &lines); line && !found; line = strtok_r(nullptr, "\n", &lines))
-      found = line_matches(line, wanted);
+    found = description_matches(path, wanted);
     return !found;
   });
   return found;
