@@ -20,8 +20,9 @@
 // One look takes kLookUnits of work. The rest of the same input, or of a value, follows after the other clients' turn.
 //
 // The gate looks up, fetches and holds nothing for a client that has not authenticated, or whose user may not run the
-// command on its keys (client_rights.h): such a client learns nothing from the LUN, the budget, or the time that a
-// refusal takes. What other clients may have in progress or held is bounded, per client and per user (user_share.h).
+// command on its keys (client_rights.h), except that client's own input, where the server had a part of it that has
+// left DRAM: such a client learns nothing from the LUN, the budget, or the time that a refusal takes. What other
+// clients may have in progress or held is bounded, per client and per user (user_share.h).
 //
 // Pages that a command needs in order to free something count as pages that it reads: the old value of a SET, a deleted
 // value (freed_lookup.h), and at maxmemory the victims that it will evict (eviction.h). Active expiry, which no client
