@@ -237,7 +237,9 @@ def large_values(server):
         each.socket.sendall(b"*3\r\n$3\r\nSET\r\n$4\r\nhead\r\n$%d\r\n" % MIB + body[:1000])
     time.sleep(0.3)
     server.must_live("40 heads of values")
-    assert client.figure("last_resort_allocations") > 0, "40 MiB fit where 10 MiB are left?"
+    # at once they take the last resort; one after the other, as on a busy machine, clients are evicted before
+    took = client.figure("last_resort_allocations") + int(client.info("stats")["evicted_clients"])
+    assert took > 0, "40 MiB fit where 10 MiB are left?"
     for each in clients:
         each.close()
     # Replies that no client reads.
