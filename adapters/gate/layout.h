@@ -38,9 +38,10 @@ struct Progress {
   int64_t bulk = -1;
 };
 
-// What the dictionaries of a database lead to.
 struct NonresidentRanges;
 enum class Arguments : uint8_t { kThere, kCold, kUnknown };  // kUnknown: not as expected
+
+// What the dictionaries of a database lead to.
 enum class Keyspace : uint8_t { kDict, kDicts, kTables };
 
 struct EntryView {

@@ -6,18 +6,8 @@
 #include <dlfcn.h>
 #include <strings.h>
 
-#include <cstdio>
-#include <cstdlib>
-
 #include "gate/program_got.h"
-
-#define CHECK(condition)                                                      \
-  do {                                                                        \
-    if (!(condition)) {                                                       \
-      fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-      _Exit(1);                                                               \
-    }                                                                         \
-  } while (0)
+#include "tests/preload/preload_test.h"
 
 namespace {
 
