@@ -33,7 +33,7 @@ int64_t taken(const Account& account) { return account.cap_pages() - account.fre
 
 void* go_on(void* told) {
   char byte;
-  (void)!read(*static_cast<int*>(told), &byte, 1);  // until we are told to end
+  (void)!read(static_cast<int>(reinterpret_cast<intptr_t>(told)), &byte, 1);  // until we are told to end
   _exit(0);
 }
 
@@ -41,7 +41,7 @@ void* go_on(void* told) {
 [[noreturn]] void member_main(Account& account, int told, int said) {
   REQUIRE_THAT(account.join() == 0 && account.take_plain(kHeld, kCap), "the member cannot join");
   pthread_t other;
-  REQUIRE_THAT(pthread_create(&other, nullptr, go_on, &told) == 0, "pthread_create");
+  REQUIRE_THAT(pthread_create(&other, nullptr, go_on, reinterpret_cast<void*>(intptr_t{told})) == 0, "pthread_create");
   REQUIRE_THAT(unshare(CLONE_FILES) == 0, "unshare: %s", strerror(errno));
   for (int i = 0; i < kFiles && open("/dev/null", O_RDONLY) >= 0; ++i) {}  // as many as the limit allows
   REQUIRE_THAT(write(said, "g", 1) == 1, "pipe");
