@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from redis_server import Server, Servers, scratch
+from redis_server import Server, Servers, scratch, wait_until
 from redis_space_test import MIB, PATIENCE_S, SEED, Refused, value
 
 DRAM_MIB, KEYS, BYTES = 32, 24000, 4000
@@ -91,10 +91,7 @@ def check(client):
 
 
 def wait_for(client, field, wanted):
-    end = time.monotonic() + 5 * PATIENCE_S
-    while client.info("persistence")[field] != wanted:
-        assert time.monotonic() < end, f"{field} does not become {wanted}"
-        time.sleep(0.1)
+    wait_until(f"{field} is {wanted}", lambda: client.info("persistence")[field] == wanted, 5 * PATIENCE_S)
 
 
 def under_lunar_run(directory, lunar, module, binary):

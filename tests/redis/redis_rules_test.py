@@ -9,7 +9,7 @@ import re
 import sys
 import time
 
-from redis_server import Server, Servers, scratch
+from redis_server import Server, Servers, scratch, wait_until
 from resp import Connection
 
 PATIENCE_S = 120
@@ -50,14 +50,6 @@ class CheckedServer(Server):
         return b"".join(open(os.path.join(where, name), "rb").read() for name in names)
 
 
-def wait_for(what, done):
-    began = time.monotonic()
-    while not done():
-        if time.monotonic() > began + PATIENCE_S:
-            return require(False, "waited in vain for " + what)
-        time.sleep(0.05)
-
-
 def key_tables(server, name):
     """One client's command adds many keys: the table has to grow meanwhile, whatever the gate does to its growth."""
     for database in (5, 0):   # a table of a few slots, and a cold one that is large
@@ -87,8 +79,8 @@ def rehash_goes_on(server):
         if gate == "no":
             server.ask("CONFIG", "SET", "lunar.gate", "no")
         time.sleep(1.0)
-        wait_for(f"the end of a rehash, gate {gate}",
-                 lambda: b"rehashing target" not in server.ask("DEBUG", "HTSTATS", "7"))
+        wait_until(f"the end of a rehash, gate {gate}",
+                   lambda: b"rehashing target" not in server.ask("DEBUG", "HTSTATS", "7"), PATIENCE_S)
     server.ask("CONFIG", "SET", "lunar.gate", "yes")
     server.ask("SELECT", "0")
 
@@ -103,7 +95,7 @@ def propagation(server, name):
     """Each key that expires is one deletion, outside of any transaction."""
     before = server.line("expired_keys")
     server.pipeline([("SET", f"due:{i}", "x" * 300, "PX", "1500") for i in range(DUE)])
-    wait_for("the keys that are due", lambda: int(server.line("expired_keys")) == int(before) + DUE)
+    wait_until("the keys that are due", lambda: int(server.line("expired_keys")) == int(before) + DUE, PATIENCE_S)
     server.ask("SET", "last", "x")
     text = server.appended()
     text = text[text.index(b"due:0"):]
@@ -148,7 +140,7 @@ def wish(server, name, behind_blocked):
     blocked = Connection(server.port, PATIENCE_S)
     before = server.line("expired_keys")
     server.pipeline([("SET", f"later:{i}", "x" * 100, "PX", "2000") for i in range(LATER)])
-    wait_for("the first keys that are due", lambda: server.line("expired_keys") != before)
+    wait_until("the first keys that are due", lambda: server.line("expired_keys") != before, PATIENCE_S)
     if behind_blocked:
         blocked.send([("BLPOP", "list", "0"), ("DEBUG", "SET-ACTIVE-EXPIRE", "0")])
         server.ask("RPUSH", "list", "x")
@@ -162,7 +154,7 @@ def wish(server, name, behind_blocked):
     print(f"{name}: {stopped - int(before)} keys expired before SET-ACTIVE-EXPIRE 0, {further} after it")
     require(further == 0, f"{name}: {further} keys expired after DEBUG SET-ACTIVE-EXPIRE 0")
     server.ask("DEBUG", "SET-ACTIVE-EXPIRE", "1")
-    wait_for("the rest of the keys", lambda: int(server.line("expired_keys")) == int(before) + LATER)
+    wait_until("the rest of the keys", lambda: int(server.line("expired_keys")) == int(before) + LATER, PATIENCE_S)
 
 
 def expire_some(server, prefix):
@@ -170,7 +162,7 @@ def expire_some(server, prefix):
     off."""
     before, gate = int(server.line("expired_keys")), int(server.line("lunar_gate_expired"))
     server.pipeline([("SET", f"{prefix}:{i}", "x" * SIZE, "PX", "700") for i in range(DUE)])
-    wait_for("the keys that are due", lambda: int(server.line("expired_keys")) >= before + DUE)
+    wait_until("the keys that are due", lambda: int(server.line("expired_keys")) >= before + DUE, PATIENCE_S)
     return int(server.line("lunar_gate_expired")) - gate
 
 
@@ -209,7 +201,7 @@ def fields(server, name):
         server.pipeline([("SET", f"short:{rounds}:{i}", "x" * SIZE, "PX", "150") for i in range(ROUND)])
     print(f"{name}: fields of {FIELDS} hashes expired behind {rounds} times {ROUND} keys")
     require(rounds < ROUNDS_MAX, f"{name}: fields do not expire while keys do")
-    wait_for("the last of the short-lived keys", lambda: server.ask("DBSIZE") == size)
+    wait_until("the last of the short-lived keys", lambda: server.ask("DBSIZE") == size, PATIENCE_S)
 
 
 def import_mode(server, name):
@@ -224,7 +216,7 @@ def import_mode(server, name):
     print(f"{name}: {expired} keys expired in import mode")
     require(expired == 0, f"{name}: {expired} keys expired in import mode")
     server.ask("CONFIG", "SET", "import-mode", "no")
-    wait_for("the imported keys", lambda: int(server.line("expired_keys")) == before + DUE)
+    wait_until("the imported keys", lambda: int(server.line("expired_keys")) == before + DUE, PATIENCE_S)
 
 
 def main(module):
