@@ -12,6 +12,7 @@
 #include "base/format.h"
 #include "base/units.h"
 #include "sys/file.h"
+#include "sys/proc.h"
 
 namespace lunar {
 namespace {
@@ -46,20 +47,11 @@ int open_from(const char* directory) {
   return found;
 }
 
-// From a process: its own table, and that of its service threads, which the program cannot close.
 int open_from_process(int pid) {
-  char path[64];
-  format_to(path, sizeof path, "/proc/%d/fd", pid);
-  int fd = open_from(path);
-  if (fd >= 0) return fd;
-  format_to(path, sizeof path, "/proc/%d/task", pid);
-  (void)sys::each_entry(path, [&](const char* task) {
-    char comm[64], name[32] = "";
-    format_to(comm, sizeof comm, "/proc/%d/task/%s/comm", pid, task);
-    if (sys::read_text(comm, name, sizeof name) <= 0 || strncmp(name, "lunar-housekeep", 15) != 0) return true;
-    format_to(comm, sizeof comm, "/proc/%d/task/%s/fd", pid, task);
-    fd = open_from(comm);
-    return false;
+  int fd = -1;
+  sys::each_descriptor_table(pid, "fd", [&](const char* directory) {
+    fd = open_from(directory);
+    return fd < 0;
   });
   return fd;
 }
@@ -82,9 +74,8 @@ int open_from_others() {
     pid = parent_of(pid);
   }
   int fd = -1;
-  (void)sys::each_entry("/proc", [&](const char* name) {
-    uint64_t pid = 0;
-    if (parse_numbers(name, &pid, 1)) fd = open_from_process(static_cast<int>(pid));
+  (void)sys::each_process([&](int other) {
+    fd = open_from_process(other);
     return fd < 0;
   });
   return fd;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Holders of locks: see lock_holders.h.
 //
-// Idea: /proc/PID/fdinfo/FD lists the locks of that open file description. No file is touched, so none can block. A
-// service thread has a descriptor table of its own; it is known by its name.
+// Idea: /proc/PID/fdinfo/FD lists the locks of that open file description. No file is touched, so none can block.
 #include "superpipe/lock_holders.h"
 
 #include <errno.h>
@@ -13,13 +12,14 @@
 #include "base/format.h"
 #include "sys/file.h"
 #include "sys/log.h"
+#include "sys/proc.h"
 
 namespace lunar {
 namespace {
 
 constexpr unsigned kFilesMax = 2;
 constexpr size_t kInfoBytes = 8192;  // read at once; a lock takes some 100
-constexpr char kServiceThreads[] = "lunar", kLock[] = "lock:";
+constexpr char kLock[] = "lock:";
 
 struct Wanted {
   char inode[kFilesMax][32];  // ":123 "
@@ -85,19 +85,10 @@ bool table_matches(const char* directory, const Wanted& wanted) {
   return found;
 }
 
-bool process_matches(const char* pid, const Wanted& wanted) {
-  char path[64];
-  format_to(path, sizeof path, "/proc/%s/fdinfo", pid);
-  bool found = table_matches(path, wanted);
-  if (found) return true;
-  format_to(path, sizeof path, "/proc/%s/task", pid);
-  (void)sys::each_entry(path, [&](const char* thread) {
-    char name[96], text[32];
-    format_to(name, sizeof name, "%s/%s/comm", path, thread);
-    if (sys::read_text(name, text, sizeof text) <= 0 || strncmp(text, kServiceThreads, strlen(kServiceThreads)) != 0)
-      return true;
-    format_to(name, sizeof name, "%s/%s/fdinfo", path, thread);
-    found = table_matches(name, wanted);
+bool process_matches(int pid, const Wanted& wanted) {
+  bool found = false;
+  sys::each_descriptor_table(pid, "fdinfo", [&](const char* directory) {
+    found = table_matches(directory, wanted);
     return !found;
   });
   return found;
@@ -114,8 +105,8 @@ bool any_process_locks(const int* fds, unsigned count, const LockedBytes* ranges
                 static_cast<unsigned long long>(file.st_ino));
   }
   bool found = false;
-  const int status = sys::each_entry("/proc", [&](const char* name) {
-    if (name[0] >= '0' && name[0] <= '9') found = process_matches(name, wanted);
+  const int status = sys::each_process([&](int pid) {
+    found = process_matches(pid, wanted);
     return !found;
   });
   return found || status < 0;

@@ -29,6 +29,8 @@
 namespace lunar::sys {
 namespace {
 
+constexpr char kServiceThreads[] = "lunar-";
+
 std::atomic<uint64_t> g_own[65536 / 64];
 std::atomic<uint32_t> g_own_files[65536];  // file_id; as few pages of it as there are such numbers
 // In which copy of the memory: a forked child has nothing pinned.
@@ -355,6 +357,26 @@ void note_own_pinned(int64_t bytes) {
 uint64_t own_pinned_bytes() {
   const OwnPinned now = g_pinned.load(std::memory_order_relaxed);
   return now.copy == memory_copy() ? static_cast<uint64_t>(now.kib) * kKiB : 0;
+}
+
+int process_number(const char* name) {
+  uint64_t pid = 0;
+  return parse_numbers(name, &pid, 1) && pid <= INT32_MAX ? static_cast<int>(pid) : 0;
+}
+
+void visit_descriptor_tables(int pid, const char* kind, bool (*visit)(void*, const char*), void* context) {
+  char path[64];
+  format_to(path, sizeof path, "/proc/%d/%s", pid, kind);
+  if (!visit(context, path)) return;
+  format_to(path, sizeof path, "/proc/%d/task", pid);
+  (void)each_entry(path, [&](const char* thread) {
+    char name[64], text[32];
+    format_to(name, sizeof name, "/proc/%d/task/%s/comm", pid, thread);
+    if (read_text(name, text, sizeof text) <= 0 || strncmp(text, kServiceThreads, strlen(kServiceThreads)) != 0)
+      return true;
+    format_to(name, sizeof name, "/proc/%d/task/%s/%s", pid, thread, kind);
+    return visit(context, name);
+  });
 }
 
 }  // namespace lunar::sys

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts about this process from /proc: descriptors that may pin memory, names of threads. Allocates nothing. Reads
-// files, which blocks: not on the fault path.
+// Facts from /proc, of this process but for the last two: descriptors that may pin memory, names of threads. Allocates
+// nothing. Reads files, which blocks: not on the fault path.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+
+#include "sys/file.h"
 
 namespace lunar::sys {
 
@@ -64,5 +66,25 @@ bool is_own_descriptor(int fd);
 int next_own_descriptor(int from);  // the lowest that is not below `from`, or -1
 void note_own_pinned(int64_t bytes);
 uint64_t own_pinned_bytes();
+
+int process_number(const char* name);  // of an entry of /proc; 0: it is something else
+void visit_descriptor_tables(int pid, const char* kind, bool (*visit)(void* context, const char* directory),
+                             void* context);
+// Calls `visit` with the number of each process that /proc shows, until it answers false. -errno: no /proc.
+template <class Visit>  // bool(int pid)
+[[nodiscard]] int each_process(Visit visit) {
+  return each_entry("/proc", [&](const char* name) {
+    const int pid = process_number(name);
+    return pid <= 0 || visit(pid);
+  });
+}
+// Calls `visit` with the directory of each descriptor table of a process, until it answers false: its own, and those of
+// its service threads, which the program cannot close. `kind`: "fd" (the files) or "fdinfo" (their states).
+template <class Visit>  // bool(const char* directory)
+void each_descriptor_table(int pid, const char* kind, Visit visit) {
+  visit_descriptor_tables(
+      pid, kind, [](void* context, const char* directory) { return (*static_cast<Visit*>(context))(directory); },
+      &visit);
+}
 
 }  // namespace lunar::sys
