@@ -22,11 +22,11 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def wait_until(what, true, patience_s):
+def wait_until(what, true, patience_s, every_s=0.02):
     until = time.monotonic() + patience_s
     while not true():
         assert time.monotonic() < until, f"{what}: not in {patience_s} s"
-        time.sleep(0.02)
+        time.sleep(every_s)
 
 
 def explain_start(text):
