@@ -40,7 +40,7 @@ int read_file(const std::string& path, std::string* out) {
   FILE* file = path == "-" ? stdin : fopen(path.c_str(), "rbe");
   if (!file) return -errno;
   char buffer[64 * 1024];
-  for (size_t n; (n = fread(buffer, 1, sizeof buffer, file)) > 0;) out->append(buffer, n);
+  while (!feof(file) && !ferror(file)) out->append(buffer, fread(buffer, 1, sizeof buffer, file));
   const int status = ferror(file) ? -errno : 0;
   if (file != stdin) (void)fclose(file);
   return status;

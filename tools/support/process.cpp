@@ -31,9 +31,8 @@ volatile sig_atomic_t g_interrupted = 0;
     const int fd = open(options.cgroup_procs.c_str(), O_WRONLY | O_CLOEXEC);
     if (fd < 0 || write(fd, "0", 1) != 1) error = errno;
   }
-  int input = options.standard_input;
-  if (input < 0) input = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  if (error == 0 && dup2(input, 0) < 0) error = errno;
+  const int input = options.standard_input >= 0 ? options.standard_input : open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (error == 0 && (input < 0 || dup2(input, 0) < 0)) error = errno;
   if (error == 0 && options.standard_output >= 0 && dup2(options.standard_output, 1) < 0) error = errno;
   if (error == 0 && options.standard_error >= 0 && dup2(options.standard_error, 2) < 0) error = errno;
   if (error == 0) {
@@ -122,7 +121,8 @@ std::string Process::how_it_ended() const {
 }
 
 std::string find_in_path(const std::string& name) {
-  std::string path = getenv("PATH") != nullptr ? getenv("PATH") : "";
+  const char* set = getenv("PATH");
+  std::string path = set != nullptr ? set : "";
   path += ":/usr/bin:/usr/sbin:/usr/local/bin";
   for (size_t at = 0; at <= path.size();) {
     const size_t end = std::min(path.find(':', at), path.size());
