@@ -37,12 +37,13 @@ int unreadable(const KvCommand& command, const std::string& key, bool hex, int64
 
 // All of a file ("-": standard input). 0 or -errno.
 int read_file(const std::string& path, std::string* out) {
-  FILE* file = path == "-" ? stdin : fopen(path.c_str(), "rbe");
+  const bool named = path != "-";
+  FILE* file = named ? fopen(path.c_str(), "rbe") : stdin;
   if (!file) return -errno;
   char buffer[64 * 1024];
   while (!feof(file) && !ferror(file)) out->append(buffer, fread(buffer, 1, sizeof buffer, file));
   const int status = ferror(file) ? -errno : 0;
-  if (file != stdin) (void)fclose(file);
+  if (named) (void)fclose(file);
   return status;
 }
 

@@ -12,7 +12,9 @@
 
 #include <cctype>
 #include <cstring>
+#include <filesystem>
 #include <sstream>
+#include <system_error>
 
 #include "base/error.h"
 #include "superpipe/registry.h"
@@ -256,11 +258,9 @@ bool check_one(const Look& look, const std::string& lun, Room* room, std::string
 
 std::string absolute_path(const std::string& path) {
   if (path.empty() || path[0] == '/') return path;
-  char* directory = getcwd(nullptr, 0);
-  if (!directory) return path;
-  std::string absolute = std::string(directory) + "/" + path;
-  free(directory);
-  return absolute;
+  std::error_code failed;
+  const auto directory = std::filesystem::current_path(failed);
+  return failed ? path : (directory / path).string();
 }
 
 namespace {
