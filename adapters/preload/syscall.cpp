@@ -106,6 +106,8 @@ LUNAR_EXPORT long syscall(long number, ...) noexcept {
   if (__builtin_expect(!ready(), 0)) return lunar::sys::kernel_call_errno(number, a);
   if (fork_call_copies(number, a)) return fork_by_call(number, a);
   if (number == SYS_process_vm_writev) return write_elsewhere(a);
+  // cleared when the thread has ended (thread_family.cpp)
+  if (number == SYS_set_tid_address) lunar::pager_keep_for_thread(pointer<void>(a[0]), sizeof(int));
   long result;
   return memory_call(number, a, __builtin_return_address(0), &result) ? result
                                                                       : lunar::sys::kernel_call_errno(number, a);

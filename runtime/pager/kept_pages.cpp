@@ -27,7 +27,12 @@ constexpr unsigned kKeptMax = 1024, kLooksAtOnce = 16;
 struct Kept {
   int thread_id = 0;  // 0: free
   const void* page = nullptr;
-  bool pinned = false;  // by this: the pin goes with the last entry of the page
+  bool pinned = false;     // by this: the pin goes with the last entry of the page
+  bool a_process = false;  // it is one that shares our memory, not a thread of ours
+  [[nodiscard]] bool ended() const {
+    if (sys::thread_lives(thread_id)) return false;
+    return !a_process || !sys::process_lives(thread_id);
+  }
 };
 struct KeptPages {
   sys::SpinLock lock;
@@ -54,7 +59,7 @@ Kept* look_for_gone(PagerState& state, unsigned looks) {
   Kept* free = nullptr;
   for (unsigned i = 0; i < looks; ++i) {
     Kept& entry = g_kept.entries[g_kept.next_look++ % kKeptMax];
-    if (entry.thread_id != 0 && !sys::thread_lives(entry.thread_id)) unpin_kept(state, entry);
+    if (entry.thread_id != 0 && entry.ended()) unpin_kept(state, entry);
     if (entry.thread_id == 0 && free == nullptr) free = &entry;
   }
   return free;
@@ -80,7 +85,7 @@ void pin_and_touch(PagerState& state, Region& region, PageIndex page) {
     Kept* entry = free_entry(state);  // before the pin: a gone thread that had this page takes its own pin along
     const bool ours = !word.load(std::memory_order_acquire).pinned();
     // first: in a child that is forked in between no pin is without an entry
-    if (entry != nullptr) *entry = {sys::thread_id(), region.address_of(page), ours};
+    if (entry != nullptr) *entry = {sys::thread_id(), region.address_of(page), ours, false};
     state.pinned_pages.fetch_add(1 - page_set_pinned(word));
   }
   while (pager_active()) {
@@ -98,7 +103,7 @@ void hand_over_pins(PagerState& state, const Region& region, uint64_t first, uin
   const char *from = region.address_of(PageIndex(first)), *to = region.address_of(PageIndex(end));
   for (Kept& entry : g_kept.entries) {
     if (entry.thread_id == 0 || entry.page < from || entry.page >= to) continue;
-    if (!sys::thread_lives(entry.thread_id)) {
+    if (entry.ended()) {
       unpin_kept(state, entry);
       continue;
     }
@@ -153,6 +158,25 @@ void pager_keep_for_thread(const void* address, size_t bytes) {
     pin_and_touch(state, *region, PageIndex(p));
     // In the list first: a fork from now on leaves it open. (What is read-only the kernel will not write to.)
     if (state.gate_used.load(std::memory_order_acquire)) (void)sys::advise(page, state.page_size, MADV_POPULATE_WRITE);
+  }
+}
+
+void pager_kept_goes_to(const void* address, int child_id, bool a_process) {
+  auto& state = pager_state();
+  Region* region = region_find(address);
+  if (region == nullptr) return;
+  sys::ScopedSignalBlock signals;
+  const void* page = region->address_of(region->page_of(address));
+  sys::Locked<sys::SpinLock> lock(g_kept.lock);
+  for (Kept& entry : g_kept.entries) {
+    if (entry.thread_id != sys::thread_id() || entry.page != page) continue;
+    if (child_id > 0) {
+      entry.thread_id = child_id;
+      entry.a_process = a_process;
+    } else {
+      unpin_kept(state, entry);
+    }
+    return;
   }
 }
 

@@ -201,6 +201,9 @@ int pager_parent_past_us(const void* address);
 
 // Keeps a range in DRAM until the calling thread has ended: the kernel reads or writes it when the thread ends.
 void pager_keep_for_thread(const void* address, size_t bytes);
+// What the calling thread keeps at an address is kept until another one has ended: one that it has made, in its own
+// process or in one that shares its memory. child_id <= 0: none was made.
+void pager_kept_goes_to(const void* address, int child_id, bool a_process);
 
 // From now on devices may write into memory of this process (io_uring registered buffers, O_DIRECT, RDMA): the pager
 // evicts by MOVE. Cannot be undone. Waits for the eviction batch in progress.

@@ -321,6 +321,8 @@ uint64_t pid_namespace() {
 
 bool thread_lives(int thread_id) { return syscall(SYS_tgkill, getpid(), thread_id, 0) == 0 || errno != ESRCH; }
 
+bool process_lives(int process_id) { return kill(process_id, 0) == 0 || errno != ESRCH; }
+
 void note_own_descriptor(int fd, bool add) {
   if (fd < 0 || fd >= 65536) return;
   uint64_t bit = uint64_t{1} << (fd % 64);

@@ -34,6 +34,7 @@ int other_live_threads();
 uint64_t pid_namespace();  // a number for that of this process; 0: /proc does not tell
 // Whether this process has a thread with that id.
 bool thread_lives(int thread_id);
+bool process_lives(int process_id);  // until its parent has waited for it
 // Ends the process with the exit status of its first thread, as the kernel does when that one has ended before the
 // others.
 [[noreturn]] void end_as_first_thread();
