@@ -79,6 +79,8 @@ bool is_own_code(const void* address);  // of this library; false before its con
 // mmap_family.cpp: mmap and mremap on behalf of a caller.
 void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller);
 void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller);
+constexpr long kMseal = 462;                                        // its number, which headers may not know
+int seal_memory(void* address, size_t bytes, unsigned long flags);  // mseal, with errno
 
 // fork_family.cpp. forks_prepare: at start, after the pager's own fork handlers. forks_register_waiting: registers
 // those of others, once the allocator has made its own. 0 or -errno

@@ -6,6 +6,7 @@
 // Threading: any thread; also before the constructor has run.
 #include <stdarg.h>
 #include <sys/mman.h>
+#include <sys/shm.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -76,6 +77,12 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
       return true;
     case SYS_munlockall:
       *result = ::munlockall();
+      return true;
+    case SYS_shmat:
+      *result = number_of(::shmat(static_cast<int>(a[0]), pointer<void>(a[1]), word));
+      return true;
+    case kMseal:
+      *result = seal_memory(address, bytes, static_cast<unsigned long>(a[2]));
       return true;
     default:
       return false;
