@@ -83,11 +83,17 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   look_up(g_real.register_atfork, "__register_atfork");
   look_up(g_real.pthread_create, "pthread_create");
   look_up(g_real.thrd_create, "thrd_create");
+  look_up(g_real.pthread_mutex_init, "pthread_mutex_init");
+  look_up(g_real.pthread_mutex_destroy, "pthread_mutex_destroy");
   look_up(g_real.exit_now, "_exit");
   look_up(g_real.open, "open");
   look_up(g_real.open64, "open64");
   look_up(g_real.openat, "openat");
   look_up(g_real.openat64, "openat64");
+  look_up(g_real.execve, "execve");
+  look_up(g_real.execvpe, "execvpe");
+  look_up(g_real.fexecve, "fexecve");
+  look_up(g_real.execveat, "execveat");
   look_up(g_real.close, "close");
   look_up(g_real.dup2, "dup2");
   look_up(g_real.dup3, "dup3");

@@ -56,6 +56,12 @@ struct RealCalls {
   int (*fcntl64)(int, int, ...) = nullptr;
   int (*pthread_create)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = nullptr;
   int (*thrd_create)(thrd_t*, thrd_start_t, void*) = nullptr;
+  int (*pthread_mutex_init)(pthread_mutex_t*, const pthread_mutexattr_t*) = nullptr;
+  int (*pthread_mutex_destroy)(pthread_mutex_t*) = nullptr;
+  int (*execve)(const char*, char* const*, char* const*) = nullptr;
+  int (*execvpe)(const char*, char* const*, char* const*) = nullptr;
+  int (*fexecve)(int, char* const*, char* const*) = nullptr;
+  int (*execveat)(int, const char*, char* const*, char* const*, int) = nullptr;
   int (*close)(int) = nullptr;
   int (*dup2)(int, int) = nullptr;
   int (*dup3)(int, int, int) = nullptr;
@@ -97,6 +103,7 @@ void server_gate_start();  // at start, when the tier exists; does nothing unles
 // thread_family.cpp
 void threads_prepare();      // at start: counts the main thread too
 void threads_enter_child();  // in a forked child, which has one thread
+void threads_before_exec();  // in the thread that is about to call exec
 
 // signal_family.cpp
 void signals_prepare();  // at start
