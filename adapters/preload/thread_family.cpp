@@ -13,8 +13,9 @@
 // can lie anywhere; the list is read at the end.
 //
 // Nor does the kernel wait for page faults on the words of mutexes with priority inheritance (FUTEX_LOCK_PI is EFAULT,
-// for which libc ends the program): such a mutex stays in DRAM. Threading: any thread. Allocates like the program itself (one small
-// block a thread).
+// for which libc ends the program): such a mutex stays in DRAM.
+//
+// Threading: any thread. Allocates like the program itself (one small block a thread).
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>

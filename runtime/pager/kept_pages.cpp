@@ -5,9 +5,9 @@
 //
 // Idea: the thread keeps its pages itself, by the pin bit of the page word. Later callers look for threads that are
 // gone. Other pages are kept until the caller says (pager_keep_until_told), as far as there is room. The program's own
-// pins (mlock) use the same bit: an entry says whether it goes with the thread, and the
-// program's calls hand it over, either way. Write faults are refused as well: kept pages stay outside the copy-on-write
-// gate (cow_gate.h).
+// pins (mlock) use the same bit: an entry says whether it goes with the thread, and the program's calls hand it over,
+// either way. Write faults are refused as well: kept pages stay outside the copy-on-write gate (cow_gate.h).
+//
 // Threading: any thread of the program; may fault. Signals are blocked inside: a handler could end the thread.
 #include <errno.h>
 #include <sys/mman.h>
@@ -171,8 +171,7 @@ bool pinned_by_program(Region& region, uint64_t page) {
   return true;
 }
 
-static void keep(const void* address, size_t bytes, int thread_id) {
-  auto& state = pager_state();
+static void keep(PagerState& state, const void* address, size_t bytes, int thread_id) {
   Region* region = region_find(address);
   if (region == nullptr || bytes == 0) return;
   sys::ScopedSignalBlock signals;
@@ -188,9 +187,9 @@ static void keep(const void* address, size_t bytes, int thread_id) {
   }
 }
 
-void pager_keep_for_thread(const void* address, size_t bytes) { keep(address, bytes, sys::thread_id()); }
+void pager_keep_for_thread(const void* address, size_t bytes) { keep(pager_state(), address, bytes, sys::thread_id()); }
 
-void pager_keep_until_told(const void* address, size_t bytes) { keep(address, bytes, kUntilTold); }
+void pager_keep_until_told(const void* address, size_t bytes) { keep(pager_state(), address, bytes, kUntilTold); }
 
 void pager_keep_no_more(const void* address, size_t bytes) {
   auto& state = pager_state();

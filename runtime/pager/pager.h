@@ -201,8 +201,8 @@ int pager_parent_past_us(const void* address);
 
 // Keeps a range in DRAM until the calling thread has ended: the kernel reads or writes it when the thread ends.
 void pager_keep_for_thread(const void* address, size_t bytes);
-// Keeps a range in DRAM until pager_keep_no_more of the same range: the kernel reads or writes it where it takes no page
-// faults. No more than 512 pages in all: of others nothing is kept.
+// Keeps a range in DRAM until pager_keep_no_more of the same range: the kernel reads or writes it where it takes no
+// page faults. No more than 512 pages in all: of others nothing is kept.
 void pager_keep_until_told(const void* address, size_t bytes);
 void pager_keep_no_more(const void* address, size_t bytes);
 // What the calling thread keeps at an address is kept until another one has ended: one that it has made, in its own

@@ -177,8 +177,8 @@ void stacks_are_discarded() {
   pthread_attr_destroy(&attributes);
 }
 
-// A child in our memory, thread or process, whose id the kernel clears when it ends: there, or where it has said itself.
-// Once it runs it does not touch that page.
+// A child in our memory, thread or process, whose id the kernel clears when it ends: there, or where it has said
+// itself. Once it runs it does not touch that page.
 struct Child {
   pid_t* id;
   bool by_call;
