@@ -97,6 +97,8 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   look_up(g_real.close, "close");
   look_up(g_real.dup2, "dup2");
   look_up(g_real.dup3, "dup3");
+  look_up(g_real.fopen, "fopen");
+  look_up(g_real.fopen64, "fopen64");
   look_up(g_real.fcntl, "fcntl");
   look_up(g_real.fcntl64, "fcntl64");
   ErrorText why;

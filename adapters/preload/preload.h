@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/types.h>
 #include <threads.h>
 
@@ -52,6 +53,8 @@ struct RealCalls {
   int (*open64)(const char*, int, ...) = nullptr;
   int (*openat)(int, const char*, int, ...) = nullptr;
   int (*openat64)(int, const char*, int, ...) = nullptr;
+  FILE* (*fopen)(const char*, const char*) = nullptr;
+  FILE* (*fopen64)(const char*, const char*) = nullptr;
   int (*fcntl)(int, int, ...) = nullptr;
   int (*fcntl64)(int, int, ...) = nullptr;
   int (*pthread_create)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = nullptr;

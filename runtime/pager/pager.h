@@ -212,6 +212,9 @@ void pager_kept_goes_to(const void* address, int child_id, bool a_process);
 // From now on devices may write into memory of this process (io_uring registered buffers, O_DIRECT, RDMA): the pager
 // evicts by MOVE. Cannot be undone. Waits for the eviction batch in progress.
 void pager_note_pinning();
+// Likewise, where there is UFFDIO_MOVE: the process has a file whose reads may go to its memory without the page cache
+// (sys::file_may_be_unbuffered).
+void pager_note_unbuffered();
 // Around process_vm_writev: the kernel pins pages of the other process before it copies. Any process of the tree may be
 // the target, and evicts by MOVE meanwhile. begin may sleep, end does not.
 void pager_write_elsewhere_begin();
