@@ -93,6 +93,18 @@ struct CloneStart {
   void* argument;
 };
 
+// A child in our memory. Its id is cleared when it has ended, where page faults are refused (thread_family.cpp).
+template <class Call>
+int clone_in_our_memory(unsigned flags, const pid_t* child_id, Call call) {
+  const bool cleared = (flags & CLONE_CHILD_CLEARTID) != 0 && child_id != nullptr;
+  if (cleared) pager_keep_for_thread(child_id, sizeof *child_id);
+  const int id = call();
+  const int saved = errno;
+  if (cleared) pager_kept_goes_to(child_id, id, (flags & CLONE_THREAD) == 0);
+  errno = saved;
+  return id;
+}
+
 int begin_clone(void* argument) {
   const CloneStart start = *static_cast<CloneStart*>(argument);  // on the parent's stack, of which this is a copy
   enter_child(Handlers::kOurs);
@@ -188,8 +200,10 @@ LUNAR_EXPORT int clone(int (*function)(void*), void* stack, int flags, void* arg
   void* tls = va_arg(rest, void*);
   auto* child_id = va_arg(rest, pid_t*);
   va_end(rest);
-  if (!ready() || !copies_memory(static_cast<unsigned>(flags)) || function == nullptr)
-    return g_real.clone(function, stack, flags, argument, parent_id, tls, child_id);
+  const auto plain = [&] { return g_real.clone(function, stack, flags, argument, parent_id, tls, child_id); };
+  if (!ready() || function == nullptr) return plain();
+  if ((flags & CLONE_VM) != 0) return clone_in_our_memory(static_cast<unsigned>(flags), child_id, plain);
+  if (!copies_memory(static_cast<unsigned>(flags))) return plain();
   CloneStart start{function, argument};
   return guarded_fork(
       Handlers::kOurs, [&] { return g_real.clone(begin_clone, stack, flags, &start, parent_id, tls, child_id); },

@@ -91,14 +91,6 @@ void MappingTable::set(char* begin, char* end, const Mapping& like) {
   merge_around(index);
 }
 
-bool MappingTable::covers(const char* begin, const char* end) const {
-  for (size_t i = lower(begin); begin < end; ++i) {
-    if (i == count_ || items_[i].begin > begin || items_[i].kind == MappingKind::kDead) return false;
-    begin = items_[i].end;
-  }
-  return true;
-}
-
 bool MappingTable::is_free(const char* begin, const char* end) const {
   size_t i = lower(begin);
   return i == count_ || items_[i].begin >= end;

@@ -43,8 +43,6 @@ class MappingTable {
   void set(char* begin, char* end, const Mapping& like);
   void erase(char* begin, char* end);
 
-  // Whether no byte in [begin, end) is free.
-  bool covers(const char* begin, const char* end) const;
   bool is_free(const char* begin, const char* end) const;
   // Lowest free place of `bytes` in [from, limit), or nullptr.
   char* find_free(char* from, char* limit, size_t bytes) const;

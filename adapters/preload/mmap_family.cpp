@@ -10,6 +10,8 @@
 #include <limits.h>
 #include <stdarg.h>
 #include <sys/mman.h>
+#include <sys/shm.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 
 #include <atomic>
@@ -18,6 +20,7 @@
 #include "heap/heap.h"
 #include "pager/pager.h"
 #include "preload.h"
+#include "sys/kernel_call.h"
 #include "sys/mem.h"
 #include "sys/memory_constants.h"
 #include "sys/proc.h"
@@ -111,10 +114,42 @@ bool touches_tier(void* address, size_t bytes, size_t* rounded) {
 }
 
 // Whether memory of the tier, maps or heap, may lie in the range.
-bool holds_tiered(char* address, size_t bytes) {
+bool holds_tiered(const void* address, size_t bytes) {
+  const char* first = static_cast<const char*>(address);
   if (bytes == 0 || bytes > PTRDIFF_MAX || reinterpret_cast<uintptr_t>(address) > UINTPTR_MAX - bytes) return false;
-  return areas_overlap(address, bytes) || region_find(address) != nullptr ||
-         region_find(address + bytes - 1) != nullptr;
+  return areas_overlap(address, bytes) || region_find(address) != nullptr || region_find(first + bytes - 1) != nullptr;
+}
+
+void* attach(int id, const void* address, int flags) {
+  return reinterpret_cast<void*>(
+      sys::kernel_call_errno(SYS_shmat, {id, reinterpret_cast<long>(address), flags, 0, 0, 0}));
+}
+
+// System V shared memory at a place that touches the tier. No event would tell of it: the kernel does not report what
+// shmat maps over. So the place becomes the kernel's first, once it is known that the segment can be attached.
+void* attach_over(int id, char* address, int flags) {
+  errno = EINVAL;
+  shmid_ds segment;
+  void* const failed = MAP_FAILED;
+  if (shmctl(id, IPC_STAT, &segment) != 0) return failed;
+  size_t bytes = 0;
+  if (!touches_tier(address, segment.shm_segsz, &bytes)) return attach(id, address, flags);
+  void* trial = attach(id, nullptr, flags & ~(SHM_RND | SHM_REMAP));
+  if (trial == failed || shmdt(trial) != 0) return failed;
+  const bool replace = (flags & SHM_REMAP) != 0;
+  bool whole = area_boundary(address, address + bytes) == address + bytes && area_of(address) != nullptr;
+  if (!whole && !replace) return errno = EINVAL, failed;
+  int placed = 0;
+  const int rc = for_parts(
+      address, bytes,
+      [&](char* at, size_t n) {
+        const int one = maps_leave(at, n, replace);
+        if (one > 0) placed = one;
+        return one;
+      },
+      [](char*, size_t) { return 0; });
+  if (rc < 0) return errno = -rc, failed;
+  return attach(id, address, placed != 0 ? flags | SHM_REMAP : flags);
 }
 
 // Some plain memory of the program's has what a copy of it would not: a protection key, guard pages, or it is not for
@@ -205,6 +240,13 @@ void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int f
   return MAP_FAILED;
 }
 
+// Sealed memory could be neither unmapped nor evicted by the pager: as on a kernel that has no seals (before 6.10).
+int seal_memory(void* address, size_t bytes, unsigned long flags) {
+  if (ready() && holds_tiered(address, bytes)) return answer(-ENOSYS);
+  return static_cast<int>(sys::kernel_call_errno(
+      kMseal, {reinterpret_cast<long>(address), static_cast<long>(bytes), static_cast<long>(flags), 0, 0, 0}));
+}
+
 }  // namespace lunar::preload
 
 using namespace lunar;
@@ -232,6 +274,20 @@ LUNAR_EXPORT int munmap(void* address, size_t bytes) noexcept {
   return answer(sys::unmap(address, bytes));
 }
 
+LUNAR_EXPORT void* shmat(int id, const void* wanted, int flags) noexcept {
+  const size_t page = sys::page_bytes();
+  auto* address = const_cast<char*>(static_cast<const char*>(wanted));
+  if ((flags & SHM_RND) != 0) address -= reinterpret_cast<uintptr_t>(wanted) % page;
+  if (!ready() || address == nullptr || !aligned(address, page)) return attach(id, wanted, flags);
+  if (area_of(address) != nullptr || region_find(address) == nullptr) return attach_over(id, address, flags);
+  errno = EINVAL;  // over the heap
+  return MAP_FAILED;
+}
+
+LUNAR_EXPORT int mseal(void* address, size_t bytes, unsigned long flags) noexcept {
+  return seal_memory(address, bytes, flags);
+}
+
 LUNAR_EXPORT int mprotect(void* address, size_t bytes, int prot) noexcept {
   return answer(protect_range(address, bytes, prot, -1));
 }
@@ -254,8 +310,7 @@ LUNAR_EXPORT ssize_t process_madvise(int pidfd, const iovec* ranges, size_t coun
                                      unsigned flags) noexcept {
   bool ours = false;
   if (ready() && flags == 0 && count <= IOV_MAX && sys::pidfd_is_self(pidfd))
-    for (size_t i = 0; i < count && !ours; ++i)
-      ours = holds_tiered(static_cast<char*>(ranges[i].iov_base), ranges[i].iov_len);
+    for (size_t i = 0; i < count && !ours; ++i) ours = holds_tiered(ranges[i].iov_base, ranges[i].iov_len);
   if (!ours) return sys::advise_process(pidfd, ranges, count, advice, flags);
   ssize_t done = 0;
   for (size_t i = 0; i < count; ++i) {

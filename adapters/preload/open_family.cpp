@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// open's family and fcntl, for one flag: O_DIRECT. A device that writes into a page which is just being evicted writes
-// into the page's old place, so eviction must know before the first such I/O (pager/pins.h). The descriptor table tells
-// only a while after. Whatever else is asked for goes through unchanged.
-// Threading: any thread. Waits for the end of the eviction batch under way (about 100 us), only when O_DIRECT is asked
-// for.
+// open's family and fcntl, for O_DIRECT, and for file systems that read without a cache (FUSE with direct_io). Who
+// writes into a page which is just being evicted writes into the page's old place, so eviction must know before the
+// first such I/O (pager/pins.h). The descriptor table tells only a while after. Whatever else is asked for goes through
+// unchanged.
+// Threading: any thread. Waits for the end of the eviction batch under way (about 100 us), only at the first such file.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdio.h>
+
+#include <atomic>
 
 #include "pager/account_find.h"
 #include "pager/pager.h"
 #include "preload.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/proc.h"
 
 using namespace lunar;
 using namespace lunar::preload;
@@ -32,10 +36,29 @@ void note() {
   errno = saved;
 }
 
+constinit std::atomic<bool> g_unbuffered{false};
+
+void note_unbuffered(int fd) {
+  if (g_unbuffered.load(std::memory_order_relaxed) || !pager_created() || HostGuard::active()) return;
+  const int saved = errno;
+  if (sys::file_may_be_unbuffered(fd)) {
+    g_unbuffered.store(true, std::memory_order_relaxed);
+    pager_note_unbuffered();
+  }
+  errno = saved;
+}
+
 // Before any other thread knows the descriptor.
 inline int opened(int fd, int flags) {
-  if (__builtin_expect((flags & O_DIRECT) != 0, 0) && fd >= 0) note();
+  if (fd < 0) return fd;
+  if (__builtin_expect((flags & O_DIRECT) != 0, 0)) note();
+  note_unbuffered(fd);
   return fd;
+}
+
+FILE* opened(FILE* file) {
+  if (file != nullptr) note_unbuffered(fileno(file));
+  return file;
 }
 
 bool takes_mode(int flags) { return (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE; }
@@ -111,6 +134,19 @@ int lunar_openat64(int directory, const char* path, int flags, ...) {
   return opened(g_real.openat64 != nullptr ? g_real.openat64(directory, path, flags, mode)
                                            : open_early(directory, path, flags | O_LARGEFILE, mode),
                 flags);
+}
+
+LUNAR_EXPORT FILE* lunar_fopen(const char* path, const char* mode) __asm__("fopen");
+LUNAR_EXPORT FILE* lunar_fopen64(const char* path, const char* mode) __asm__("fopen64");
+
+FILE* lunar_fopen(const char* path, const char* mode) {
+  look_up(g_real.fopen, "fopen");
+  return opened(g_real.fopen(path, mode));
+}
+
+FILE* lunar_fopen64(const char* path, const char* mode) {
+  look_up(g_real.fopen64, "fopen64");
+  return opened(g_real.fopen64(path, mode));
 }
 
 int lunar_fcntl(int fd, int command, ...) {

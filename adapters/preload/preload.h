@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/types.h>
 #include <threads.h>
 
@@ -52,10 +53,18 @@ struct RealCalls {
   int (*open64)(const char*, int, ...) = nullptr;
   int (*openat)(int, const char*, int, ...) = nullptr;
   int (*openat64)(int, const char*, int, ...) = nullptr;
+  FILE* (*fopen)(const char*, const char*) = nullptr;
+  FILE* (*fopen64)(const char*, const char*) = nullptr;
   int (*fcntl)(int, int, ...) = nullptr;
   int (*fcntl64)(int, int, ...) = nullptr;
   int (*pthread_create)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = nullptr;
   int (*thrd_create)(thrd_t*, thrd_start_t, void*) = nullptr;
+  int (*pthread_mutex_init)(pthread_mutex_t*, const pthread_mutexattr_t*) = nullptr;
+  int (*pthread_mutex_destroy)(pthread_mutex_t*) = nullptr;
+  int (*execve)(const char*, char* const*, char* const*) = nullptr;
+  int (*execvpe)(const char*, char* const*, char* const*) = nullptr;
+  int (*fexecve)(int, char* const*, char* const*) = nullptr;
+  int (*execveat)(int, const char*, char* const*, char* const*, int) = nullptr;
   int (*close)(int) = nullptr;
   int (*dup2)(int, int) = nullptr;
   int (*dup3)(int, int, int) = nullptr;
@@ -79,6 +88,8 @@ bool is_own_code(const void* address);  // of this library; false before its con
 // mmap_family.cpp: mmap and mremap on behalf of a caller.
 void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller);
 void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller);
+constexpr long kMseal = 462;                                        // its number, which headers may not know
+int seal_memory(void* address, size_t bytes, unsigned long flags);  // mseal, with errno
 
 // fork_family.cpp. forks_prepare: at start, after the pager's own fork handlers. forks_register_waiting: registers
 // those of others, once the allocator has made its own. 0 or -errno
@@ -95,6 +106,7 @@ void server_gate_start();  // at start, when the tier exists; does nothing unles
 // thread_family.cpp
 void threads_prepare();      // at start: counts the main thread too
 void threads_enter_child();  // in a forked child, which has one thread
+void threads_before_exec();  // in the thread that is about to call exec
 
 // signal_family.cpp
 void signals_prepare();  // at start

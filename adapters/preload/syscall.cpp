@@ -4,8 +4,11 @@
 // the kernel. So do the calls of this library itself and of what it is linked from (--wrap=syscall).
 //
 // Threading: any thread; also before the constructor has run.
+#include <errno.h>
+#include <linux/futex.h>
 #include <stdarg.h>
 #include <sys/mman.h>
+#include <sys/shm.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -13,10 +16,14 @@
 #include "pager/pager.h"
 #include "preload.h"
 #include "sys/kernel_call.h"
+#include "sys/mem.h"
 #include "sys/thread.h"
 
 namespace lunar::preload {
 namespace {
+
+constexpr int kFutexLockPi2 = 13;       // FUTEX_LOCK_PI2, from 5.14
+constexpr unsigned kFutexTurns = 1000;  // the page may be evicted again before the kernel looks
 
 // process_vm_writev: see pager_write_elsewhere_begin.
 long write_elsewhere(const long (&a)[6]) {
@@ -77,9 +84,50 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
     case SYS_munlockall:
       *result = ::munlockall();
       return true;
+    case SYS_shmat:
+      *result = number_of(::shmat(static_cast<int>(a[0]), pointer<void>(a[1]), word));
+      return true;
+    case kMseal:
+      *result = seal_memory(address, bytes, static_cast<unsigned long>(a[2]));
+      return true;
     default:
       return false;
   }
+}
+
+// The word of a futex call at which the kernel does not wait for page faults: it answers EFAULT.
+void* impatient_word(const long (&a)[6], unsigned turn) {
+  switch (static_cast<int>(a[1]) & FUTEX_CMD_MASK) {
+    case FUTEX_LOCK_PI:
+    case kFutexLockPi2:
+    case FUTEX_TRYLOCK_PI:
+    case FUTEX_UNLOCK_PI:
+      return pointer<void>(a[0]);
+    case FUTEX_WAKE_OP:
+    case FUTEX_WAIT_REQUEUE_PI:
+      return pointer<void>(a[4]);
+    case FUTEX_CMP_REQUEUE_PI:
+      return pointer<void>(a[turn % 2 == 0 ? 4 : 0]);
+    default:
+      return nullptr;
+  }
+}
+
+// Until the word is there when the kernel looks. What the program may not touch stays EFAULT.
+long futex_call(const long (&a)[6]) {
+  const size_t page_bytes = lunar::sys::page_bytes();
+  long result = lunar::sys::kernel_call(SYS_futex, a);
+  for (unsigned turn = 0; result == -EFAULT && turn < kFutexTurns; ++turn) {
+    void* word = impatient_word(a, turn);
+    if (word == nullptr || lunar::region_find(word) == nullptr) break;
+    // as a write would: the copy-on-write gate answers EFAULT, too
+    char* page = static_cast<char*>(word) - reinterpret_cast<uintptr_t>(word) % page_bytes;
+    if (lunar::sys::advise(page, page_bytes, MADV_POPULATE_WRITE) < 0) break;
+    result = lunar::sys::kernel_call(SYS_futex, a);
+  }
+  if (result >= 0) return result;
+  errno = static_cast<int>(-result);
+  return -1;
 }
 
 }  // namespace
@@ -106,6 +154,10 @@ LUNAR_EXPORT long syscall(long number, ...) noexcept {
   if (__builtin_expect(!ready(), 0)) return lunar::sys::kernel_call_errno(number, a);
   if (fork_call_copies(number, a)) return fork_by_call(number, a);
   if (number == SYS_process_vm_writev) return write_elsewhere(a);
+  if (number == SYS_execve || number == SYS_execveat) threads_before_exec();
+  if (number == SYS_futex) return futex_call(a);
+  // cleared when the thread has ended (thread_family.cpp)
+  if (number == SYS_set_tid_address) lunar::pager_keep_for_thread(pointer<void>(a[0]), sizeof(int));
   long result;
   return memory_call(number, a, __builtin_return_address(0), &result) ? result
                                                                       : lunar::sys::kernel_call_errno(number, a);

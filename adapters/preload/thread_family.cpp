@@ -10,8 +10,12 @@
 // The kernel reads the list of robust mutexes of a thread that ends, and clears its thread id, where page faults are
 // refused: these words are kept in DRAM (pager_keep_for_thread) until the thread is gone. The id lies in libc's block
 // of a thread, on its stack; only a stack that the program gave can be tiered, and is kept from the start. A held mutex
-// can lie anywhere; the list is read at the end. Threading: any thread. Allocates like the program itself (one small
-// block a thread).
+// can lie anywhere; the list is read at the end.
+//
+// Nor does the kernel wait for page faults on the words of mutexes with priority inheritance (FUTEX_LOCK_PI is EFAULT,
+// for which libc ends the program): such a mutex stays in DRAM.
+//
+// Threading: any thread. Allocates like the program itself (one small block a thread).
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -118,12 +122,19 @@ int counted(const Start& like, int failed, Create create) {
   return rc;
 }
 
+// libc's kind of a mutex: 32 is priority inheritance.
+bool inherits_priority(const pthread_mutex_t* mutex) { return (mutex->__data.__kind & 32) != 0; }
+
 }  // namespace
 
 void threads_prepare() {
   if (pthread_key_create(&g_key, thread_ends) != 0) return;
   g_key_made.store(true, std::memory_order_release);
   mark_thread();
+}
+
+void threads_before_exec() {
+  if (ready()) keep_robust_mutexes();
 }
 
 void threads_enter_child() {
@@ -142,6 +153,24 @@ LUNAR_EXPORT int pthread_create(pthread_t* out, const pthread_attr_t* attributes
   if (!serves_tiered()) return g_real.pthread_create(out, attributes, routine, argument);
   return counted({routine, nullptr, argument}, EAGAIN,
                  [=](Start* start) { return g_real.pthread_create(out, attributes, begin_thread, start); });
+}
+
+LUNAR_EXPORT int pthread_mutex_init(pthread_mutex_t* mutex, const pthread_mutexattr_t* attributes) noexcept {
+  look_up(g_real.pthread_mutex_init, "pthread_mutex_init");
+  const int rc = g_real.pthread_mutex_init(mutex, attributes);
+  int protocol = PTHREAD_PRIO_NONE;
+  if (rc != 0 || attributes == nullptr || !serves_tiered()) return rc;
+  if (pthread_mutexattr_getprotocol(attributes, &protocol) == 0 && protocol == PTHREAD_PRIO_INHERIT)
+    pager_keep_until_told(mutex, sizeof *mutex);
+  return rc;
+}
+
+LUNAR_EXPORT int pthread_mutex_destroy(pthread_mutex_t* mutex) noexcept {
+  look_up(g_real.pthread_mutex_destroy, "pthread_mutex_destroy");
+  const bool kept = serves_tiered() && inherits_priority(mutex);
+  const int rc = g_real.pthread_mutex_destroy(mutex);
+  if (rc == 0 && kept) pager_keep_no_more(mutex, sizeof *mutex);
+  return rc;
 }
 
 LUNAR_EXPORT int thrd_create(thrd_t* out, thrd_start_t routine, void* argument) {

@@ -156,6 +156,20 @@ int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
   return rc;
 }
 
+// Nothing of the program's is mapped there. (At dead places, what was there has gone.)
+bool is_unused(char* begin, char* end) {
+  for (const Mapping* piece; begin < end;) {
+    begin = g_table.piece(begin, end, &piece);
+    if (piece != nullptr && piece->kind != MappingKind::kDead) return false;
+  }
+  return true;
+}
+
+bool is_foreign(char* begin, char* end) {
+  const Mapping* piece = nullptr;
+  return g_table.piece(begin, end, &piece) == end && piece != nullptr && piece->kind == MappingKind::kForeign;
+}
+
 }  // namespace
 
 // ---- lock -----------------------------------------------------------------------------------------------------------
@@ -291,7 +305,7 @@ int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t o
   Area* area = area_of(address);
   char* end = address + bytes;
   if ((flags & MAP_FIXED_NOREPLACE) != 0) {
-    if (!g_table.is_free(address, end)) return -EEXIST;
+    if (!is_unused(address, end)) return -EEXIST;
     flags = (flags & ~MAP_FIXED_NOREPLACE) | MAP_FIXED;
   }
   constexpr int kOther = MAP_SHARED | MAP_HUGETLB | MAP_GROWSDOWN | MAP_STACK | MAP_LOCKED;
@@ -334,14 +348,25 @@ int maps_unmap(char* address, size_t bytes) {
   return unmap_pieces(area_of(address), address, address + bytes);
 }
 
+int maps_leave(char* address, size_t bytes, bool replace) {
+  MapsLock lock;
+  char* end = address + bytes;
+  if (is_foreign(address, end)) return 0;  // the kernel knows what is there
+  if (!replace && !is_unused(address, end)) return -EINVAL;
+  if (g_table.reserve() < 0) return -ENOMEM;
+  constexpr int kPlaceholder = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  const int rc = fix_alien(area_of(address), address, bytes, PROT_NONE, kPlaceholder, -1, 0);
+  return rc < 0 ? rc : 1;
+}
+
 int maps_protect(char* address, size_t bytes, int prot, int key) {
   MapsLock lock;
   Area* area = area_of(address);
   char* end = address + bytes;
-  if (!g_table.covers(address, end)) return -ENOMEM;
   for (const Mapping* piece; address < end;) {
     if (g_table.reserve() < 0) return -ENOMEM;
     char* stop = g_table.piece(address, end, &piece);
+    if (piece == nullptr || piece->kind == MappingKind::kDead) return -ENOMEM;  // up to here it is changed
     Mapping now = *piece;
     int rc = 0;
     size_t part = static_cast<size_t>(stop - address);

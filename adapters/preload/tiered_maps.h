@@ -44,6 +44,9 @@ char* area_boundary(char* address, char* end);
 // For each of these: the range is within one area, page-aligned, not empty.
 [[nodiscard]] int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t offset);
 [[nodiscard]] int maps_unmap(char* address, size_t bytes);
+// Makes the range the kernel's, for a call of the program that maps something there: 1, and a placeholder is there. 0:
+// it has been the kernel's. replace: over what is mapped. -EINVAL: there is something, and it may not be replaced.
+[[nodiscard]] int maps_leave(char* address, size_t bytes, bool replace);
 [[nodiscard]] int maps_protect(char* address, size_t bytes, int prot, int key);  // key -1: not given (mprotect)
 [[nodiscard]] int maps_advise(char* address, size_t bytes, int advice);
 // pre: `old_address` is in an area.

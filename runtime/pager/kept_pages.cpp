@@ -4,9 +4,10 @@
 // pthread_join would wait forever.
 //
 // Idea: the thread keeps its pages itself, by the pin bit of the page word. Later callers look for threads that are
-// gone. The program's own pins (mlock) use the same bit: an entry says whether it goes with the thread, and the
-// program's calls hand it over, either way. Write faults are refused as well: kept pages stay outside the copy-on-write
-// gate (cow_gate.h).
+// gone. Other pages are kept until the caller says (pager_keep_until_told), as far as there is room. The program's own
+// pins (mlock) use the same bit: an entry says whether it goes with the thread, and the program's calls hand it over,
+// either way. Write faults are refused as well: kept pages stay outside the copy-on-write gate (cow_gate.h).
+//
 // Threading: any thread of the program; may fault. Signals are blocked inside: a handler could end the thread.
 #include <errno.h>
 #include <sys/mman.h>
@@ -22,17 +23,25 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kKeptMax = 1024, kLooksAtOnce = 16;
+constexpr unsigned kKeptMax = 1024, kUntilToldMax = kKeptMax / 2, kLooksAtOnce = 16;
+constexpr int kUntilTold = -1;  // in place of a thread's id
 
 struct Kept {
   int thread_id = 0;  // 0: free
   const void* page = nullptr;
-  bool pinned = false;  // by this: the pin goes with the last entry of the page
+  bool pinned = false;     // by this: the pin goes with the last entry of the page
+  bool a_process = false;  // it is one that shares our memory, not a thread of ours
+  unsigned holders = 0;    // of kUntilTold: one entry a page
+  [[nodiscard]] bool ended() const {
+    if (thread_id == kUntilTold || sys::thread_lives(thread_id)) return false;
+    return !a_process || !sys::process_lives(thread_id);
+  }
 };
 struct KeptPages {
   sys::SpinLock lock;
   Kept entries[kKeptMax];
   unsigned next_look = 0;
+  unsigned until_told = 0;  // entries of kUntilTold
   bool full_said = false;
 };
 constinit KeptPages g_kept;
@@ -54,7 +63,7 @@ Kept* look_for_gone(PagerState& state, unsigned looks) {
   Kept* free = nullptr;
   for (unsigned i = 0; i < looks; ++i) {
     Kept& entry = g_kept.entries[g_kept.next_look++ % kKeptMax];
-    if (entry.thread_id != 0 && !sys::thread_lives(entry.thread_id)) unpin_kept(state, entry);
+    if (entry.thread_id != 0 && entry.ended()) unpin_kept(state, entry);
     if (entry.thread_id == 0 && free == nullptr) free = &entry;
   }
   return free;
@@ -72,17 +81,39 @@ Kept* free_entry(PagerState& state) {
   return entry;
 }
 
-// Waits until the page is resident.
-void pin_and_touch(PagerState& state, Region& region, PageIndex page) {
+// pre: the lock.
+Kept* until_told_entry(const void* page) {
+  for (Kept& entry : g_kept.entries)
+    if (entry.thread_id == kUntilTold && entry.page == page) return &entry;
+  return nullptr;
+}
+
+// Enters a page, and sets its pin. False: there is no room for one more until told.
+bool pin(PagerState& state, Region& region, PageIndex page, int thread_id) {
   AtomicPageWord& word = region.words[page.value];
-  {
-    sys::Locked<sys::SpinLock> lock(g_kept.lock);
-    Kept* entry = free_entry(state);  // before the pin: a gone thread that had this page takes its own pin along
-    const bool ours = !word.load(std::memory_order_acquire).pinned();
-    // first: in a child that is forked in between no pin is without an entry
-    if (entry != nullptr) *entry = {sys::thread_id(), region.address_of(page), ours};
+  const void* address = region.address_of(page);
+  sys::Locked<sys::SpinLock> lock(g_kept.lock);
+  if (Kept* held = thread_id == kUntilTold ? until_told_entry(address) : nullptr; held != nullptr) {
+    ++held->holders;
+    if (word.load(std::memory_order_acquire).pinned()) return true;
+    held->pinned = true;  // the page was unmapped since, and its pin with it
     state.pinned_pages.fetch_add(1 - page_set_pinned(word));
+    return true;
   }
+  if (thread_id == kUntilTold && g_kept.until_told == kUntilToldMax) return false;
+  Kept* entry = free_entry(state);  // before the pin: a gone thread that had this page takes its own pin along
+  if (thread_id == kUntilTold && entry == nullptr) return false;
+  const bool ours = !word.load(std::memory_order_acquire).pinned();
+  // first: in a child that is forked in between no pin is without an entry
+  if (entry != nullptr) *entry = {thread_id, address, ours, false, 1};
+  if (thread_id == kUntilTold) ++g_kept.until_told;
+  state.pinned_pages.fetch_add(1 - page_set_pinned(word));
+  return true;
+}
+
+// Waits until the page is resident.
+void touch_pinned(Region& region, PageIndex page) {
+  AtomicPageWord& word = region.words[page.value];
   while (pager_active()) {
     (void)*static_cast<const volatile char*>(region.address_of(page));
     const PageState now = word.load(std::memory_order_acquire).state();
@@ -98,7 +129,7 @@ void hand_over_pins(PagerState& state, const Region& region, uint64_t first, uin
   const char *from = region.address_of(PageIndex(first)), *to = region.address_of(PageIndex(end));
   for (Kept& entry : g_kept.entries) {
     if (entry.thread_id == 0 || entry.page < from || entry.page >= to) continue;
-    if (!sys::thread_lives(entry.thread_id)) {
+    if (entry.ended()) {
       unpin_kept(state, entry);
       continue;
     }
@@ -140,8 +171,7 @@ bool pinned_by_program(Region& region, uint64_t page) {
   return true;
 }
 
-void pager_keep_for_thread(const void* address, size_t bytes) {
-  auto& state = pager_state();
+static void keep(PagerState& state, const void* address, size_t bytes, int thread_id) {
   Region* region = region_find(address);
   if (region == nullptr || bytes == 0) return;
   sys::ScopedSignalBlock signals;
@@ -150,9 +180,48 @@ void pager_keep_for_thread(const void* address, size_t bytes) {
        p < region->pages && region->address_of(PageIndex(p)) < static_cast<const char*>(address) + bytes; ++p) {
     if (p >= region->table_pages.load()) continue;
     void* page = region->address_of(PageIndex(p));
-    pin_and_touch(state, *region, PageIndex(p));
+    if (!pin(state, *region, PageIndex(p), thread_id)) continue;
+    touch_pinned(*region, PageIndex(p));
     // In the list first: a fork from now on leaves it open. (What is read-only the kernel will not write to.)
     if (state.gate_used.load(std::memory_order_acquire)) (void)sys::advise(page, state.page_size, MADV_POPULATE_WRITE);
+  }
+}
+
+void pager_keep_for_thread(const void* address, size_t bytes) { keep(pager_state(), address, bytes, sys::thread_id()); }
+
+void pager_keep_until_told(const void* address, size_t bytes) { keep(pager_state(), address, bytes, kUntilTold); }
+
+void pager_keep_no_more(const void* address, size_t bytes) {
+  auto& state = pager_state();
+  const Region* region = region_find(address);
+  if (region == nullptr || bytes == 0) return;
+  sys::ScopedSignalBlock signals;
+  sys::Locked<sys::SpinLock> lock(g_kept.lock);
+  const char* end = static_cast<const char*>(address) + bytes;
+  for (uint64_t p = region->page_of(address).value; p < region->pages && region->address_of(PageIndex(p)) < end; ++p) {
+    Kept* entry = until_told_entry(region->address_of(PageIndex(p)));
+    if (entry == nullptr || --entry->holders != 0) continue;
+    --g_kept.until_told;
+    unpin_kept(state, *entry);
+  }
+}
+
+void pager_kept_goes_to(const void* address, int child_id, bool a_process) {
+  auto& state = pager_state();
+  Region* region = region_find(address);
+  if (region == nullptr) return;
+  sys::ScopedSignalBlock signals;
+  const void* page = region->address_of(region->page_of(address));
+  sys::Locked<sys::SpinLock> lock(g_kept.lock);
+  for (Kept& entry : g_kept.entries) {
+    if (entry.thread_id != sys::thread_id() || entry.page != page) continue;
+    if (child_id > 0) {
+      entry.thread_id = child_id;
+      entry.a_process = a_process;
+    } else {
+      unpin_kept(state, entry);
+    }
+    return;
   }
 }
 

@@ -201,10 +201,20 @@ int pager_parent_past_us(const void* address);
 
 // Keeps a range in DRAM until the calling thread has ended: the kernel reads or writes it when the thread ends.
 void pager_keep_for_thread(const void* address, size_t bytes);
+// Keeps a range in DRAM until pager_keep_no_more of the same range: the kernel reads or writes it where it takes no
+// page faults. No more than 512 pages in all: of others nothing is kept.
+void pager_keep_until_told(const void* address, size_t bytes);
+void pager_keep_no_more(const void* address, size_t bytes);
+// What the calling thread keeps at an address is kept until another one has ended: one that it has made, in its own
+// process or in one that shares its memory. child_id <= 0: none was made.
+void pager_kept_goes_to(const void* address, int child_id, bool a_process);
 
 // From now on devices may write into memory of this process (io_uring registered buffers, O_DIRECT, RDMA): the pager
 // evicts by MOVE. Cannot be undone. Waits for the eviction batch in progress.
 void pager_note_pinning();
+// Likewise, where there is UFFDIO_MOVE: the process has a file whose reads may go to its memory without the page cache
+// (sys::file_may_be_unbuffered).
+void pager_note_unbuffered();
 // Around process_vm_writev: the kernel pins pages of the other process before it copies. Any process of the tree may be
 // the target, and evicts by MOVE meanwhile. begin may sleep, end does not.
 void pager_write_elsewhere_begin();

@@ -29,10 +29,11 @@ unsigned g_unsure = 0;                        // inconclusive checks in a row
 uint64_t g_fd_count = UINT64_MAX, g_next_scan_ns = 0, g_next_status_ns = 0, g_full_scan_ns = 0;
 
 // The program's descriptor table is that of its main thread; the evictor has its own.
-sys::Pinning table_shows_pinning() {
+sys::Pinning table_shows_pinning(const PagerState& state) {
   char path[64];
   int which = -1;
-  const sys::Pinning shown = sys::descriptors_may_pin(sys::program_fd_directory(path, sizeof path), &which);
+  const sys::Pinning shown =
+      sys::descriptors_may_pin(sys::program_fd_directory(path, sizeof path), &which, state.features.move);
   if (shown != sys::Pinning::kNo) format_to(g_seen, sizeof g_seen, "descriptor %d", which);
   return shown;
 }
@@ -57,6 +58,7 @@ bool pinned_memory() {
 bool pins_possible(PagerState& state) {
   if (test_switches.no_pin_rule) return false;
   if (state.may_pin.load(std::memory_order_acquire)) return true;
+  if (state.unbuffered.load(std::memory_order_acquire) && state.features.move) return true;
   uint64_t now = sys::now_ns();
   bool found = false;
   if (now >= g_next_status_ns) {
@@ -66,7 +68,7 @@ bool pins_possible(PagerState& state) {
   char path[64];
   uint64_t count = sys::directory_size(sys::program_fd_directory(path, sizeof path));
   if (!found && now >= g_next_scan_ns && (count != g_fd_count || now >= g_full_scan_ns)) {
-    const sys::Pinning shown = table_shows_pinning();
+    const sys::Pinning shown = table_shows_pinning(state);
     // A ring of ours made meanwhile is not a sign: such a result counts for this batch only. Seen again and again, it
     // counts.
     g_unsure = shown == sys::Pinning::kUnsure ? g_unsure + 1 : 0;

@@ -650,6 +650,13 @@ void pager_note_pinning() {
   if (pager_active()) state.account.wait_for_own_batch();
 }
 
+void pager_note_unbuffered() {
+  auto& state = pager_state();
+  if (state.unbuffered.exchange(true)) return;
+  log_info("this process has files that may be read without a cache: evicting by UFFDIO_MOVE from now on");
+  if (pager_active()) state.account.wait_for_own_batch();
+}
+
 void pager_write_elsewhere_begin() { pager_state().account.write_elsewhere_begin(); }
 void pager_write_elsewhere_end() { pager_state().account.write_elsewhere_end(); }
 

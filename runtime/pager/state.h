@@ -137,6 +137,7 @@ struct PagerState {
 
   WatchedThread watched;
   std::atomic<bool> may_pin{false};
+  std::atomic<bool> unbuffered{false};  // it has a file that may be read without a cache (pager_note_unbuffered)
   std::atomic<int64_t> pinned_pages{0};
   std::atomic<int64_t> resident_peak{0};
   pthread_key_t resolver_key{};

@@ -7,11 +7,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -70,7 +73,66 @@ bool is_own_file_there(const char* directory, const char* name, int fd) {
   return path_status(path, &status) == 0 && g_own_files[fd].load(std::memory_order_relaxed) == file_id(status);
 }
 
-bool one_may_pin(const char* directory, const char* name) {
+// The file systems that may take a program's buffer to the server (or to another program, which writes into it) without
+// O_DIRECT: FUSE with direct_io, 9p and CIFS without a cache. Neither tells by what can be seen which files these are.
+bool may_be_unbuffered(const char* type) {
+  for (const char* one : {"fuse", "fuseblk", "virtiofs", "9p", "cifs", "smb3"})
+    if (strcmp(type, one) == 0) return true;
+  return strncmp(type, "fuse.", 5) == 0;
+}
+
+// Of a line of mountinfo: ID PARENT MAJOR:MINOR ROOT PLACE OPTIONS... - TYPE SOURCE OPTIONS
+bool line_is_unbuffered_mount(char* line, unsigned long long mount) {
+  char* end = nullptr;
+  if (strtoull(line, &end, 10) != mount || end == line) return false;
+  char* type = strstr(end, " - ");
+  if (type == nullptr) return false;
+  type += 3;
+  type[strcspn(type, " ")] = 0;
+  return may_be_unbuffered(type);
+}
+
+// No call that the server of the file system would have to answer.
+bool mount_may_be_unbuffered(unsigned long long mount) {
+  const int fd = open_file("/proc/self/mountinfo", O_RDONLY);
+  if (fd < 0) return false;
+  char line[1024], chunk[1024];
+  size_t length = 0;
+  bool found = false;
+  for (int64_t n; !found && ((n = read_some(fd, chunk, sizeof chunk)) > 0 || n == -EINTR);)
+    for (int64_t i = 0; i < n && !found; ++i) {
+      if (chunk[i] != '\n') {
+        if (length + 1 < sizeof line) line[length++] = chunk[i];
+        continue;
+      }
+      line[length] = 0;
+      length = 0;
+      found = line_is_unbuffered_mount(line, mount);
+    }
+  (void)close_file(fd);
+  return found;
+}
+
+// The number behind a name in fdinfo; 0: it is not there.
+unsigned long long fdinfo_number(const char* text, const char* name, int base) {
+  const char* at = strstr(text, name);
+  return at == nullptr ? 0 : strtoull(at + strlen(name), nullptr, base);
+}
+
+// The mounts of the files that have been looked at in one walk of a table: few, mostly the same.
+struct SeenMounts {
+  static constexpr unsigned kSeen = 8;
+  unsigned long long ids[kSeen] = {};
+  unsigned next = 0;
+  bool may_be_unbuffered(unsigned long long mount) {
+    for (const unsigned long long id : ids)
+      if (id == mount) return false;  // the first that is ends the walk
+    ids[next++ % kSeen] = mount;
+    return mount_may_be_unbuffered(mount);
+  }
+};
+
+bool one_may_pin(const char* directory, const char* name, SeenMounts* mounts) {
   char path[96], target[128];
   format_to(path, sizeof path, "%s/%s", directory, name);
   ssize_t n = read_link(path, target, sizeof target - 1);
@@ -91,12 +153,9 @@ bool one_may_pin(const char* directory, const char* name) {
   *slash = 0;
   format_to(info, sizeof info, "%s/fdinfo/%s", path, slash + 4);
   if (read_text(info, text, sizeof text) < 0) return false;
-  const char* flags = strstr(text, "flags:");
-  if (flags == nullptr) return false;
-  unsigned value = 0;
-  for (flags += 6; *flags == ' ' || *flags == '\t'; ++flags) {}
-  for (; *flags >= '0' && *flags <= '7'; ++flags) value = value * 8 + static_cast<unsigned>(*flags - '0');
-  return (value & O_DIRECT) != 0;
+  if ((fdinfo_number(text, "flags:", 8) & O_DIRECT) != 0) return true;
+  const unsigned long long mount = fdinfo_number(text, "mnt_id:", 10);
+  return mounts != nullptr && mount != 0 && mounts->may_be_unbuffered(mount);
 }
 
 // Whether `is(name, number)` holds for an entry of `path` that is a number.
@@ -223,15 +282,28 @@ uint64_t directory_size(const char* path) {
   return static_cast<uint64_t>(status.st_size);
 }
 
-Pinning descriptors_may_pin(const char* fd_directory, int* which) {
+Pinning descriptors_may_pin(const char* fd_directory, int* which, bool unbuffered_too) {
+  SeenMounts mounts;
   const uint32_t made = g_made.load(std::memory_order_acquire);
   const bool found = any_numbered(fd_directory, [&](const char* name, int fd) {
     *which = fd;
     const bool is_ours = is_own_descriptor(fd) && is_own_file_there(fd_directory, name, fd);
-    return !is_ours && one_may_pin(fd_directory, name);
+    return !is_ours && one_may_pin(fd_directory, name, unbuffered_too ? &mounts : nullptr);
   });
   if (!found) return Pinning::kNo;
   return g_making.load(std::memory_order_acquire) == made ? Pinning::kYes : Pinning::kUnsure;
+}
+
+bool file_may_be_unbuffered(int fd) {
+  struct stat status;
+  struct statfs system;
+  // file systems with a block device have its number (but for FUSE's ntfs and its like, which a walk of the table finds)
+  if (file_status(fd, &status) < 0 || !S_ISREG(status.st_mode) || major(status.st_dev) != 0) return false;
+  if (fstatfs(fd, &system) != 0) return true;  // a server that does not answer this
+  for (const unsigned long magic :
+       {0x65735546ul /* FUSE */, 0x01021997ul /* 9p */, 0xFF534D42ul /* CIFS */, 0xFE534D42ul /* SMB2 */})
+    if ((static_cast<unsigned long>(system.f_type) & 0xFFFFFFFFul) == magic) return true;
+  return false;
 }
 
 MakingDescriptor::MakingDescriptor() { g_making.fetch_add(1, std::memory_order_acq_rel); }
@@ -320,6 +392,8 @@ uint64_t pid_namespace() {
 }
 
 bool thread_lives(int thread_id) { return syscall(SYS_tgkill, getpid(), thread_id, 0) == 0 || errno != ESRCH; }
+
+bool process_lives(int process_id) { return kill(process_id, 0) == 0 || errno != ESRCH; }
 
 void note_own_descriptor(int fd, bool add) {
   if (fd < 0 || fd >= 65536) return;

@@ -34,6 +34,7 @@ int other_live_threads();
 uint64_t pid_namespace();  // a number for that of this process; 0: /proc does not tell
 // Whether this process has a thread with that id.
 bool thread_lives(int thread_id);
+bool process_lives(int process_id);  // until its parent has waited for it
 // Ends the process with the exit status of its first thread, as the kernel does when that one has ended before the
 // others.
 [[noreturn]] void end_as_first_thread();
@@ -48,9 +49,11 @@ bool thread_lives(int thread_id);
 uint64_t directory_size(const char* path);
 // Whether one of the program's descriptors is io_uring, AIO, RDMA, or a file opened with O_DIRECT; *which: its number.
 // Descriptors of ours are not counted. kUnsure: one was found while one of ours was being made or closed, and may be
-// that.
+// that. unbuffered_too: files of FUSE, 9p and CIFS count, which may be read without a cache.
 enum class Pinning : uint8_t { kNo, kYes, kUnsure };
-Pinning descriptors_may_pin(const char* fd_directory, int* which);
+Pinning descriptors_may_pin(const char* fd_directory, int* which, bool unbuffered_too = false);
+// Whether it is such a file. May wait for the server of its file system.
+bool file_may_be_unbuffered(int fd);
 // Scope in which a descriptor of ours is open but not noted yet or any more: while it is made, or closed.
 class MakingDescriptor {
  public:

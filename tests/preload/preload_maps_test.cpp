@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // mmap, munmap, mremap, madvise, mprotect under the preload: the kernel's semantics, on tiered maps.
 #include <fcntl.h>
+#include <sys/shm.h>
+#include <sys/syscall.h>
 #include <sys/utsname.h>
 
 #include <cstdint>
@@ -8,6 +10,8 @@
 #include "preload_faults.h"
 
 namespace {
+
+constexpr size_t kWords = kMiB / sizeof(long);
 
 char* map(size_t bytes, int prot = kRw, int flags = kPrivate) {
   auto* p = static_cast<char*>(mmap(nullptr, bytes, prot, flags, -1, 0));
@@ -274,6 +278,65 @@ void alien_inside() {
   CHECK(munmap(p, 8 * kMiB) == 0);
 }
 
+// What mprotect changes before it comes to a hole stays changed; a place that a file has left can be mapped again.
+void up_to_a_hole() {
+  char* p = map(4 * kMiB);
+  fill(p, 4 * kMiB, 41);
+  CHECK(munmap(p + 2 * kMiB, kMiB) == 0);
+  errno = 0;
+  CHECK(mprotect(p + kMiB, 3 * kMiB, PROT_NONE) == -1 && errno == ENOMEM);
+  CHECK(faults(p + kMiB) && faults(p + 2 * kMiB - 1) && holds(p, kMiB, 41) &&
+        holds(p + 3 * kMiB, kMiB, 41, 3 * kWords));
+  const int fd = memfd_create("file", MFD_CLOEXEC);
+  CHECK(fd >= 0 && ftruncate(fd, kMiB) == 0);
+  CHECK(mmap(p + 2 * kMiB, kMiB, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == p + 2 * kMiB);
+  CHECK(munmap(p + 2 * kMiB, kMiB) == 0 && close(fd) == 0);
+#ifdef MAP_FIXED_NOREPLACE
+  CHECK(mmap(p + 2 * kMiB, kMiB, kRw, kPrivate | MAP_FIXED_NOREPLACE, -1, 0) == p + 2 * kMiB);
+  CHECK(all_zero(p + 2 * kMiB, kMiB));
+  fill(p + 2 * kMiB, kMiB, 43);
+#endif
+  CHECK(munmap(p, 4 * kMiB) == 0);
+}
+
+// System V shared memory over tiered memory, and where a tiered map has been: its place is the kernel's, as long as
+// the program uses it.
+void shared_memory_inside() {
+  const int id = shmget(IPC_PRIVATE, kMiB, IPC_CREAT | 0600);
+  CHECK(id >= 0);
+  char *p = map(4 * kMiB), *cold = map(64 * kMiB), *place = p + kMiB;
+  fill(p, 4 * kMiB, 47);
+  fill(cold, 64 * kMiB, 1);  // p is evicted, or about to be
+  errno = 0;
+  CHECK(shmat(id, place, 0) == MAP_FAILED && errno == EINVAL);
+  CHECK(shmat(-1, place, SHM_REMAP) == MAP_FAILED && holds(p, 4 * kMiB, 47));
+  CHECK(shmat(id, place, SHM_REMAP) == place && all_zero(place, kMiB));
+  fill(place, kMiB, 49);
+  CHECK(holds(cold, 64 * kMiB, 1) && holds(place, kMiB, 49) && shmdt(place) == 0 && faults(place));
+  CHECK(shmat(id, place + 5, SHM_RND) == place && holds(place, kMiB, 49) && shmdt(place) == 0);
+  CHECK(mmap(place, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == place && all_zero(place, kMiB));
+  CHECK(holds(p, kMiB, 47) && holds(p + 2 * kMiB, 2 * kMiB, 47, 2 * kWords) && munmap(p, 4 * kMiB) == 0);
+  p = map(kMiB);
+  fill(p, kMiB, 51);
+  CHECK(munmap(p, kMiB) == 0);
+  for (int round = 0; round < 3; ++round) {
+    CHECK(syscall(SYS_shmat, id, p, 0) == reinterpret_cast<long>(p) && shmat(id, p, 0) == MAP_FAILED);
+    CHECK(holds(p, kMiB, 49) && shmdt(p) == 0);
+  }
+  CHECK(shmctl(id, IPC_RMID, nullptr) == 0 && munmap(cold, 64 * kMiB) == 0);
+  for (int i = 0; i < 8; ++i) fill(map(kMiB), kMiB, 53);  // there is room
+}
+
+// Sealed memory could not be evicted, nor unmapped by the pager.
+void no_seals() {
+  constexpr long kMseal = 462;
+  char* p = map(kMiB);
+  fill(p, kMiB, 55);
+  errno = 0;
+  CHECK(syscall(kMseal, p, kMiB, 0) == -1 && errno == ENOSYS);
+  CHECK(holds(p, kMiB, 55) && munmap(p, kMiB) == 0 && faults(p));
+}
+
 void no_reserve() {
   char* p = map(size_t(64) << 30, PROT_NONE, kPrivate | MAP_NORESERVE);  // far more than the LUN
   CHECK(tiered(p) && faults(p));
@@ -338,6 +401,9 @@ int body() {
   protection();
   fixed_inside();
   alien_inside();
+  up_to_a_hole();
+  shared_memory_inside();
+  no_seals();
   no_reserve();
   if (kernel_has_move()) direct_io_is_noticed();
   return 0;

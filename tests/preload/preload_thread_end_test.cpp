@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the kernel does to memory when a thread ends, where that memory is evicted: it marks the robust mutexes that the
-// thread held (the next locker gets EOWNERDEAD), and clears the thread's id (pthread_join returns).
+// thread held (the next locker gets EOWNERDEAD), and clears the thread's id (pthread_join returns). Children made by
+// clone() in the program's memory have such an id, too.
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 
 #include <atomic>
@@ -173,9 +177,56 @@ void stacks_are_discarded() {
   pthread_attr_destroy(&attributes);
 }
 
+// A child in our memory, thread or process, whose id the kernel clears when it ends: there, or where it has said
+// itself. Once it runs it does not touch that page.
+struct Child {
+  pid_t* id;
+  bool by_call;
+  bool leaves;
+};
+
+// With the thread-local variables of its parent, which runs on.
+__attribute__((no_sanitize("address", "thread"))) int leave(void* argument) {
+  auto* child = static_cast<Child*>(argument);
+  if (child->by_call) syscall(SYS_set_tid_address, child->id);
+  while (!__atomic_load_n(&child->leaves, __ATOMIC_ACQUIRE)) sched_yield();
+  syscall(SYS_exit, 0);
+  return 0;
+}
+
+void expect_cleared(Child& child, const char* what) {
+  usleep(20000);  // its page is evicted
+  __atomic_store_n(&child.leaves, true, __ATOMIC_RELEASE);
+  for (int look = 0; look < 2000 && __atomic_load_n(child.id, __ATOMIC_ACQUIRE) != 0; ++look) usleep(10000);
+  if (*child.id != 0) fprintf(stderr, "%s has ended, its id is not cleared\n", what);
+  CHECK(*child.id == 0);
+}
+
+// pre: the id's page is evicted all the time.
+void ids_are_cleared(pid_t* id) {
+  constexpr int kThread = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
+  constexpr int kCleared = CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
+  alignas(64) static char stack[64 * 1024];
+  char* const top = stack + sizeof stack;
+  for (int round = 0; round < 4; ++round) {
+    Child thread{id, false, false}, process = thread, by_call{id, true, false};
+    CHECK(clone(leave, top, kThread | kCleared, &thread, id, nullptr, id) > 0);
+    expect_cleared(thread, "a thread");
+    const int pid = clone(leave, top, CLONE_VM | kCleared | SIGCHLD, &process, id, nullptr, id);
+    CHECK(pid > 0);
+    expect_cleared(process, "a process");
+    CHECK(waitpid(pid, nullptr, 0) == pid);
+    *id = 1;
+    std::thread(leave, &by_call).detach();
+    expect_cleared(by_call, "a thread that has said where its id is");
+  }
+  errno = 0;
+  CHECK(clone(leave, top, CLONE_VM | CLONE_THREAD | kCleared, nullptr, id, nullptr, id) == -1 && errno == EINVAL);
+}
+
 int body() {
   CHECK(pipe(g_asleep) == 0);
-  const size_t cells = 2 * kThreads * sizeof(Cell), filler = 48 << 20;
+  const size_t cells = (2 * kThreads + 1) * sizeof(Cell), filler = 48 << 20;
   g_cells = static_cast<Cell*>(aligned_alloc(kPage, cells));
   g_stacks = static_cast<char*>(aligned_alloc(kPage, kThreads * kStack));
   auto* cold = static_cast<char*>(malloc(filler));
@@ -196,6 +247,7 @@ int body() {
   for (const Unlock unlock : {Unlock::kStacks, Unlock::kAll}) one_round(true, unlock);
   stays_locked();
   stacks_are_discarded();
+  ids_are_cleared(reinterpret_cast<pid_t*>(&g_cells[2 * kThreads]));
   g_stop.store(true);
   evictor.join();
   CHECK(holds(cold, filler, 1));

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// Words in evicted memory that the kernel reads or writes where it does not wait for page faults: those of futexes that
+// are woken by FUTEX_WAKE_OP or inherit priorities, and the robust mutexes of a thread that calls exec.
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "preload_test.h"
+
+extern "C" int64_t lunar_evict(const void*, size_t) __attribute__((weak));
+
+namespace {
+
+constexpr size_t kPage = 4096, kFiller = 48 << 20;
+std::atomic<bool> g_stop{false};
+
+bool in_memory(const void* address) {
+  unsigned char there = 0;
+  void* page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(address) & ~(kPage - 1));
+  CHECK(mincore(page, kPage, &there) == 0);
+  return (there & 1) != 0;
+}
+
+void evict(const void* address) {
+  for (int look = 0; look < 200 && in_memory(address); ++look) CHECK(lunar_evict(address, sizeof(int)) >= 0);
+  CHECK(!in_memory(address));
+}
+
+long futex(uint32_t* word, int operation, long value, long value2 = 0, uint32_t* word2 = nullptr, long value3 = 0) {
+  return syscall(SYS_futex, word, operation, value, value2, word2, value3);
+}
+
+// FUTEX_WAKE_OP changes a word on an evicted page, and wakes as many as it should.
+void woken_by_operation(uint32_t* word, uint32_t* other) {
+  *word = *other = 0;
+  std::atomic<int> waiting{0};
+  std::thread waiter([&] {
+    waiting.store(1);
+    while (__atomic_load_n(word, __ATOMIC_ACQUIRE) == 0) (void)futex(word, FUTEX_WAIT_PRIVATE, 0);
+  });
+  while (waiting.load() == 0) usleep(100);
+  __atomic_store_n(word, 1, __ATOMIC_RELEASE);
+  evict(other);
+  const int set7 = FUTEX_OP(FUTEX_OP_SET, 7, FUTEX_OP_CMP_EQ, 0);
+  const long woken = futex(word, FUTEX_WAKE_OP_PRIVATE, 10, 10, other, set7);
+  if (woken < 0) perror("FUTEX_WAKE_OP");
+  CHECK(woken >= 0 && *other == 7);
+  waiter.join();
+}
+
+void inherits_priority(uint32_t* word) {
+  *word = 0;
+  evict(word);
+  CHECK(futex(word, FUTEX_LOCK_PI_PRIVATE, 0) == 0);
+  CHECK((*word & FUTEX_TID_MASK) == static_cast<uint32_t>(gettid()));
+  evict(word);
+  CHECK(futex(word, FUTEX_UNLOCK_PI_PRIVATE, 0) == 0 && *word == 0);
+  evict(word);
+  CHECK(futex(word, FUTEX_TRYLOCK_PI_PRIVATE, 0) == 0 && futex(word, FUTEX_UNLOCK_PI_PRIVATE, 0) == 0);
+}
+
+// What the program may not write to is EFAULT.
+void errors_stay() {
+  constexpr size_t kMap = 1 << 20;
+  auto* map = static_cast<char*>(mmap(nullptr, kMap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  CHECK(map != MAP_FAILED && tiered(map));
+  memset(map, 0, kMap);
+  auto* word = reinterpret_cast<uint32_t*>(map + kPage);
+  CHECK(mprotect(map, kMap, PROT_READ) == 0);
+  errno = 0;
+  CHECK(futex(word, FUTEX_LOCK_PI_PRIVATE, 0) == -1 && errno == EFAULT);
+  CHECK(munmap(map, kMap) == 0);
+  errno = 0;
+  CHECK(futex(word, FUTEX_LOCK_PI_PRIVATE, 0) == -1 && errno == EFAULT);
+}
+
+void make(pthread_mutex_t* mutex, bool inherits, bool robust) {
+  pthread_mutexattr_t attributes;
+  CHECK(pthread_mutexattr_init(&attributes) == 0);
+  if (inherits) CHECK(pthread_mutexattr_setprotocol(&attributes, PTHREAD_PRIO_INHERIT) == 0);
+  if (robust) CHECK(pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST) == 0);
+  CHECK(pthread_mutex_init(mutex, &attributes) == 0);
+  pthread_mutexattr_destroy(&attributes);
+}
+
+// libc ends a program to which the kernel answers EFAULT here.
+void mutex_under_eviction(pthread_mutex_t* mutex, bool robust) {
+  make(mutex, true, robust);
+  std::thread evictor([&] {
+    while (!g_stop.load()) CHECK(lunar_evict(mutex, sizeof *mutex) >= 0);
+  });
+  constexpr unsigned kThreads = 12, kTurns = 20000;
+  unsigned count = 0;
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < kThreads; ++i)
+    threads.emplace_back([&] {
+      for (unsigned turn = 0; turn < kTurns; ++turn) {
+        CHECK(pthread_mutex_lock(mutex) == 0);
+        ++count;
+        if (turn % 8 == 0) sched_yield();
+        CHECK(pthread_mutex_unlock(mutex) == 0);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  g_stop.store(true);
+  evictor.join();
+  g_stop.store(false);
+  CHECK(count == kThreads * kTurns && in_memory(mutex));
+  CHECK(pthread_mutex_destroy(mutex) == 0);
+  evict(mutex);
+}
+
+// Two on a page: the page stays until both are gone. More than there is room for, which nobody destroys, do not fill
+// the budget.
+void as_long_as_there_are_mutexes(char* memory) {
+  auto *one = reinterpret_cast<pthread_mutex_t*>(memory), *two = one + 1;
+  make(one, true, false);
+  make(two, true, false);
+  CHECK(pthread_mutex_destroy(one) == 0 && lunar_evict(two, sizeof *two) >= 0 && in_memory(two));
+  CHECK(pthread_mutex_destroy(two) == 0);
+  evict(two);
+  constexpr size_t kMany = 10000;
+  auto* many =
+      static_cast<char*>(mmap(nullptr, kMany * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  CHECK(many != MAP_FAILED);
+  for (size_t i = 0; i < kMany; ++i) make(reinterpret_cast<pthread_mutex_t*>(many + i * kPage), true, false);
+  evict(many + (kMany - 1) * kPage);
+  for (size_t i = 0; i < kMany; ++i)
+    CHECK(pthread_mutex_destroy(reinterpret_cast<pthread_mutex_t*>(many + i * kPage)) == 0);
+  evict(many);
+  CHECK(munmap(many, kMany * kPage) == 0);
+  // One that is unmapped, not destroyed, and another in its place.
+  constexpr size_t kMap = 1 << 20;
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+  auto* place = mmap(nullptr, kMap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(place != MAP_FAILED);
+  make(static_cast<pthread_mutex_t*>(place), true, false);
+  CHECK(munmap(place, kMap) == 0 && mmap(place, kMap, PROT_READ | PROT_WRITE, kFlags, -1, 0) == place);
+  make(static_cast<pthread_mutex_t*>(place), true, false);
+  for (int i = 0; i < 20; ++i) CHECK(lunar_evict(place, kPage) >= 0);
+  CHECK(in_memory(place) && munmap(place, kMap) == 0);
+}
+
+// The kernel goes through the robust mutexes of a thread that calls exec when the threads that serve its faults have
+// ended.
+void exec_with_held_mutexes(char* memory) {
+  char name[] = "true";
+  char* words[] = {name, nullptr};
+  for (int way = 0; way < 4; ++way) {
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      for (size_t i = 0; i < 8; ++i) {
+        auto* mutex = reinterpret_cast<pthread_mutex_t*>(memory + i * kPage);
+        make(mutex, false, true);
+        CHECK(pthread_mutex_lock(mutex) == 0);
+      }
+      for (size_t i = 0; i < 8; ++i) evict(memory + i * kPage);
+      if (way == 0) execv("/bin/true", words);
+      if (way == 1) execlp("true", "true", "a", "b", nullptr);
+      if (way == 2) execle("/bin/true", "true", nullptr, environ);
+      syscall(SYS_execve, "/bin/true", words, environ);
+      _exit(1);
+    }
+    int status = 0, ended = 0;
+    for (int look = 0; look < 3000 && (ended = waitpid(child, &status, WNOHANG)) == 0; ++look) usleep(10000);
+    if (ended == 0) fprintf(stderr, "exec with held mutexes does not end\n");
+    if (ended == 0) kill(child, SIGKILL);
+    CHECK(ended == child && status == 0);
+  }
+}
+
+int body() {
+  auto* cold = static_cast<char*>(malloc(kFiller));
+  auto* memory = static_cast<char*>(aligned_alloc(kPage, 16 * kPage));
+  CHECK(cold != nullptr && memory != nullptr && tiered(memory));
+  fill(cold, kFiller, 1);
+  memset(memory, 0, 16 * kPage);
+  auto *word = reinterpret_cast<uint32_t*>(memory), *other = reinterpret_cast<uint32_t*>(memory + 2 * kPage);
+  for (int round = 0; round < 5; ++round) {
+    woken_by_operation(word, other);
+    inherits_priority(word);
+  }
+  errors_stay();
+  for (bool robust : {false, true})
+    mutex_under_eviction(reinterpret_cast<pthread_mutex_t*>(memory + 4 * kPage), robust);
+  as_long_as_there_are_mutexes(memory + 6 * kPage);
+  exec_with_held_mutexes(memory + 8 * kPage);
+  CHECK(holds(cold, kFiller, 1));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, body); }
