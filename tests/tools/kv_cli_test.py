@@ -62,7 +62,8 @@ def test_create(directory):
     refused(["get", enough, "a", "--dram", "1m"], little)
     check(not os.path.exists(os.path.join(directory, "never")), "a refused create leaves a file")
     hinted = os.path.join(directory, "hinted.kv")
-    done("create", hinted, "--size", "64m", "--keys", "1000000000000", "--dram", "64m")   # a hint takes no more than there is
+    # A hint takes no more than there is.
+    done("create", hinted, "--size", "64m", "--keys", "1000000000000", "--dram", "64m")
     done("set", hinted, "a", "b", "--dram", "64m")
     told = run("get", hinted, "a", "--dram", "9m").stderr.decode()   # the log would fit; its index began larger
     check("--dram: 9 MiB of DRAM is too little" in told and "; give " in told, told)
