@@ -86,6 +86,11 @@ int Index::insert(uint64_t hash, Address address) {
   return 0;
 }
 
+int Index::make_room(uint64_t hash) {
+  const auto* gap = find_place(primary_.at(bucket_of(hash_bits(hash), shape())), is_empty);
+  return gap ? 0 : spare_overflow(1);
+}
+
 // Takes memory only if the chain has no gap, so that entries never need more than they took before (resume).
 int Index::add(uint64_t hash, Address address) {
   const uint64_t entry = tag_of(hash) << kAddressBits | address.value;

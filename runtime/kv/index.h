@@ -114,8 +114,9 @@ class Index {
     place->store(0, std::memory_order_seq_cst);
     entries_.store(entries() - 1, std::memory_order_relaxed);
   }
-  // 0, or -ENOMEM: there is no bucket.
+  // 0, or -ENOMEM: there is no bucket. make_room: whether insert would succeed, which it does then.
   [[nodiscard]] int insert(uint64_t hash, Address address);
+  [[nodiscard]] int make_room(uint64_t hash);
 
   // Marks of the entries, for kMarkers walks at a time. clear_marks: in bucket `number` and its chain. mark: false if
   // the index has no entry with that hash and address, or it is marked already. Pre of both: the lock.
