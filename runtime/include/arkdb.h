@@ -79,8 +79,8 @@ typedef struct
  *             contains data is refused, unless the data are left over from a temporary store
  *   ark       receives the handle; NULL on failure
  *   size      bytes of pairs. In memory this is a limit (less than 1 GiB means 1 GiB; 0 means no limit but the DRAM
- *             budget). In a file that grows, and with ARK_KV_VIRTUAL_LUN, it is the space to take, at least 1 GiB.
- *             In all other cases the whole device is used
+ *             budget). In a file that grows, and with ARK_KV_VIRTUAL_LUN, it is the space to take, at least 1 GiB
+ *             (ENOSPC: there is less than `size`). In all other cases the whole device is used
  *   bsize     ignored
  *   hcount    number of keys to expect, a hint: the index grows beyond it (0: 1 Mi)
  *   nthreads  threads for asynchronous calls, 1..256 (more: 256), each started when it is first needed

@@ -10,19 +10,23 @@ namespace lunar::kv {
 class Budget {
  public:
   void open(uint64_t bytes) { limit_ = bytes; }
-  bool take(uint64_t bytes) {
-    uint64_t used = used_.load(std::memory_order_relaxed);
-    do {
-      if (bytes > limit_ || used > limit_ - bytes) return false;
-    } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
-    return true;
-  }
+  // The index leaves so much to the next open, whose index may take more (Store::begin_commits).
+  void keep_for_open(uint64_t bytes) { kept_ = bytes; }
+  bool take(uint64_t bytes) { return take_below(limit_, bytes); }
+  bool take_for_index(uint64_t bytes) { return take_below(limit_ - kept_, bytes); }
   void give_back(uint64_t bytes) { used_.fetch_sub(bytes, std::memory_order_relaxed); }
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }
   uint64_t limit() const { return limit_; }
 
  private:
-  uint64_t limit_ = 0;
+  bool take_below(uint64_t limit, uint64_t bytes) {
+    uint64_t used = used_.load(std::memory_order_relaxed);
+    do {
+      if (bytes > limit || used > limit - bytes) return false;
+    } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
+    return true;
+  }
+  uint64_t limit_ = 0, kept_ = 0;
   std::atomic<uint64_t> used_{0};
 };
 

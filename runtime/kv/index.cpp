@@ -5,6 +5,8 @@
 
 #include <errno.h>
 
+#include <algorithm>
+
 #include "sys/arena.h"
 #include "sys/thread.h"
 
@@ -33,7 +35,7 @@ int BucketArray<B>::grow(uint64_t count) {
   if (count <= this->count()) return 0;
   const uint64_t last = count - 1;
   const unsigned parts = last >> bits_ ? 65 - static_cast<unsigned>(__builtin_clzll(last)) - bits_ : 1;
-  if (parts > kParts || !budget_->take(more * sizeof(B))) return -ENOMEM;
+  if (parts > kParts || !budget_->take_for_index(more * sizeof(B))) return -ENOMEM;
   for (unsigned part = 0; part < parts; ++part) {
     if (parts_[part].load(std::memory_order_relaxed)) continue;
     auto* memory = static_cast<B*>(map_private(part_bytes(part), ForkPolicy::kInherit));  // zeros: empty
@@ -65,17 +67,39 @@ void Index::close() {
 
 void Index::pause() { sys::yield_cpu(); }
 
+int Index::resume(uint64_t buckets, uint64_t entries) {
+  const unsigned level = buckets ? 63 - static_cast<unsigned>(__builtin_clzll(buckets)) : 0;
+  if (level < bits_ || level - bits_ > kGrowBits || (level - bits_ == kGrowBits && buckets != uint64_t{1} << level))
+    return -EBADMSG;
+  // Of an index that most entries have left, as many as the entries need.
+  const uint64_t needed = (entries * 10 + kEntriesABucket10 - 1) / kEntriesABucket10;
+  if (buckets / 2 >= needed) buckets = std::max(needed, uint64_t{1} << bits_);
+  if (const int status = primary_.grow(buckets); status < 0) return status;
+  const unsigned own = 63 - static_cast<unsigned>(__builtin_clzll(buckets));
+  shape_.store(uint64_t{own} << 56 | (buckets - (uint64_t{1} << own)), std::memory_order_relaxed);
+  return 0;
+}
+
 int Index::insert(uint64_t hash, Address address) {
-  const uint64_t entry = tag_of(hash) << kAddressBits | address.value;
-  if (const int status = spare_overflow(1); status < 0) {
-    // No memory: what is there may still have room.
-    if (fill_gap(&primary_.at(bucket_of(hash_bits(hash), shape())), entry, 0)) return status;
-    entries_.store(entries() + 1, std::memory_order_relaxed);
-    return 0;
-  }
-  put(&primary_.at(bucket_of(hash_bits(hash), shape())), entry, 0);
-  entries_.store(entries() + 1, std::memory_order_relaxed);
+  if (const int status = add(hash, address); status < 0) return status;
   if (entries() * 10 > shape().buckets() * kEntriesABucket10) split();
+  return 0;
+}
+
+int Index::make_room(uint64_t hash) {
+  const auto* gap = find_place(primary_.at(bucket_of(hash_bits(hash), shape())), is_empty);
+  return gap ? 0 : spare_overflow(1);
+}
+
+// Takes memory only if the chain has no gap, so that entries never need more than they took before (resume).
+int Index::add(uint64_t hash, Address address) {
+  const uint64_t entry = tag_of(hash) << kAddressBits | address.value;
+  std::atomic<uint64_t>* last = fill_gap(&primary_.at(bucket_of(hash_bits(hash), shape())), entry, 0);
+  if (last) {
+    if (const int status = spare_overflow(1); status < 0) return status;
+    append(last, entry, 0);
+  }
+  entries_.store(entries() + 1, std::memory_order_relaxed);
   return 0;
 }
 
@@ -106,8 +130,11 @@ std::atomic<uint64_t>* Index::fill_gap(Bucket* bucket, uint64_t entry, uint64_t 
 
 // Into the first gap of a chain, or behind it. Pre: a spare bucket.
 void Index::put(Bucket* bucket, uint64_t entry, uint64_t marks) {
-  std::atomic<uint64_t>* last = fill_gap(bucket, entry, marks);
-  if (!last) return;
+  if (std::atomic<uint64_t>* last = fill_gap(bucket, entry, marks)) append(last, entry, marks);
+}
+
+// Into a new bucket behind the one with that link. Pre: a spare bucket.
+void Index::append(std::atomic<uint64_t>* last, uint64_t entry, uint64_t marks) {
   const uint64_t number = spare_;
   OverflowBucket& fresh = overflow_.at(number - 1);
   spare_ = fresh.link.load(std::memory_order_relaxed);

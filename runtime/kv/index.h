@@ -114,8 +114,9 @@ class Index {
     place->store(0, std::memory_order_seq_cst);
     entries_.store(entries() - 1, std::memory_order_relaxed);
   }
-  // 0, or -ENOMEM: there is no bucket.
+  // 0, or -ENOMEM: there is no bucket. make_room: whether insert would succeed, which it does then.
   [[nodiscard]] int insert(uint64_t hash, Address address);
+  [[nodiscard]] int make_room(uint64_t hash);
 
   // Marks of the entries, for kMarkers walks at a time. clear_marks: in bucket `number` and its chain. mark: false if
   // the index has no entry with that hash and address, or it is marked already. Pre of both: the lock.
@@ -140,10 +141,14 @@ class Index {
       return false;
     });
   }
-  // Inserts such an entry of an index with the same bits(). Returns as insert().
+  // For an index that is loaded: the shape of one with the same bits() that had so many buckets and entries. What
+  // restore() then inserts takes no more memory than it took there. Pre: no entry yet. 0, -ENOMEM, or -EBADMSG: no index
+  // has so many buckets.
+  [[nodiscard]] int resume(uint64_t buckets, uint64_t entries);
+  // Inserts such an entry. Never grows beyond the shape. 0, or -ENOMEM: there is no bucket.
   [[nodiscard]] int restore(uint64_t bucket, uint64_t entry) {
     const uint64_t known = bucket & ((uint64_t{1} << bits_) - 1);
-    return insert(known << kTagBits | entry >> kAddressBits, address_of(entry));
+    return add(known << kTagBits | entry >> kAddressBits, address_of(entry));
   }
   static Address address_in(uint64_t entry) { return address_of(entry); }
   // A number that distinguishes the entry for a key of that hash at `address` from nearly all others; never 0.
@@ -214,10 +219,12 @@ class Index {
     std::atomic<uint64_t>*at_, *link_;
   };
   static void pause();
+  [[nodiscard]] int add(uint64_t hash, Address address);
   void split();
   [[nodiscard]] int spare_overflow(uint64_t count);
   std::atomic<uint64_t>* fill_gap(Bucket* bucket, uint64_t entry, uint64_t marks);
   void put(Bucket* bucket, uint64_t entry, uint64_t marks);
+  void append(std::atomic<uint64_t>* last, uint64_t entry, uint64_t marks);
   void close_gaps(Bucket* first);
   bool chain_is_right(uint64_t number, uint64_t* entries) const;
 

@@ -21,6 +21,8 @@
 namespace lunar::kv {
 namespace {
 
+constexpr uint64_t kShareForOpen = 32;  // of the budget
+
 // Before what it held is gone, both superblocks are: no crash leaves one over another store's roots.
 int format(Device* device, const media::Superblock& super, AtomicImage* root) {
   int status = raw_zero(device, 0, media::kBlockBytes);
@@ -132,12 +134,14 @@ int Store::open_root(const StoreOptions& options, ErrorText* why) {
   return begin_commits(options, why);
 }
 
-// What was replayed is saved, so there is never more than one log.
+// What was replayed is saved, so there is never more than one log. An index to which a log is replayed may split other
+// buckets than the one that the log was written with: it needs some room for that.
 int Store::begin_commits(const StoreOptions& options, ErrorText* why) {
   int status = 0;
   if (options.durability != Durability::kFlush)
     status = log_.begin_commits(options.durability == Durability::kGroup, options.replay_bytes_most);
   if (status == 0) status = flush();
+  if (options.durability != Durability::kFlush) budget_.keep_for_open(budget_.limit() / kShareForOpen);
   return status < 0 ? why->set(status, "key/value store on %s: its log cannot be begun: %s", device_->name(),
                                errno_text(status))
                     : 0;
@@ -224,6 +228,9 @@ int Store::load_shard(StateReader& state, unsigned number, uint32_t* entries) {
   Shard& shard = shards_[number];
   media::ShardHeader header;
   if (const int status = state.take(&header, sizeof header); status < 0) return status;
+  const uint64_t words = state.left() / sizeof(uint64_t);  // a count for each bucket, and the entries
+  if (header.buckets > words || header.keys > words - header.buckets) return -EBADMSG;
+  if (const int status = shard.index.resume(header.buckets, header.keys); status < 0) return status;
   for (uint64_t bucket = 0; bucket < header.buckets; ++bucket) {
     uint64_t n = 0, entry = 0;
     if (const int status = state.take(&n, sizeof n); status < 0) return status;

@@ -32,6 +32,7 @@ class StateReader {
       : log_(log), life_(root.life), left_(root.bytes), frame_(log.cleaners_frame()), next_(root.first) {}
   [[nodiscard]] int take(void* data, uint64_t bytes);
   bool at_end() const { return left_ == 0; }
+  uint64_t left() const { return left_; }  // bytes
   // The link that was read last: its number, and the segment that it is in, or should be in.
   uint64_t part() const { return number_; }
   uint64_t segment() const { return segment_; }

@@ -295,9 +295,10 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       if (const int status = find_replaceable(shard, hash, key, false, &found); status < 0) return status;
       if (found.place && set_in_place(shard, found, value, full)) return kInPlace;
       replaces = found.place != nullptr;
+      index_full = !replaces && shard.index.make_room(hash) < 0;
       uint64_t units = record_units(key.size, value.size) + units_of_notes(found), padding = 0;
       Address address;
-      if (log_.allocate(units, false, &address, &padding) == 0) {
+      if (!index_full && log_.allocate(units, false, &address, &padding) == 0) {
         if (padding) memset(reinterpret_cast<char*>(log_.at(address)) + units * kUnitBytes, 0, padding * kUnitBytes);
         units += padding;
         fill_pair(log_.at(address), units, key, value);
@@ -322,8 +323,24 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
   }
 }
 
+// What the index has no room for is refused before it is written. 0 or -errno.
+int Store::room_in_index(Shard& shard, uint64_t hash, Bytes key) {
+  for (;;) {
+    const uint64_t freed = images_freed_.load(std::memory_order_acquire);
+    {
+      const ShardLock lock(*this, shard);
+      if (shard.index.make_room(hash) == 0) return 0;
+      Found found;
+      if (const int status = find_replaceable(shard, hash, key, false, &found); status < 0) return status;
+      if (found.place) return 0;
+    }
+    if (!gain_memory(freed)) return -ENOSPC;
+  }
+}
+
 int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
   Shard& shard = shard_of(hash);
+  if (const int status = room_in_index(shard, hash, key); status < 0) return status;
   LargePlace place{hash, key.size, value.size, 0, 0, 0};
   place.count = log_.run_segments(place.value_at() + value.size);
   if (const int status = room_for_run(place.count, &place.first); status < 0) return status;

@@ -19,9 +19,16 @@ namespace {
 // least: what would do.
 int too_little(int status, uint64_t limit, uint64_t bytes, uint64_t least, ErrorText* why) {
   char give[32] = "more";
-  if (least > limit) format_to(give, sizeof give, "%llum", static_cast<unsigned long long>(least / kMiB));
+  if (least > limit) format_to(give, sizeof give, "%llum", static_cast<unsigned long long>((least + kMiB - 1) / kMiB));
   return why->set(status, "%s of DRAM is too little for a store of %s; give %s", format_size(limit).text,
                   format_size(bytes).text, give);
+}
+
+// With an index that begins so large; a small one is in Log::dram_least. 0: not known.
+uint64_t dram_least(const LogPlace& place, uint64_t index_bytes) {
+  if (!place.device) return 0;
+  const uint64_t least = Log::dram_least(place) + (index_bytes > kMiB ? index_bytes : 0);
+  return place.bytes <= least / 4 * 3 ? least + place.bytes : least;  // then there are frames for the whole log
 }
 
 }  // namespace
@@ -88,8 +95,13 @@ int Store::start(const StoreOptions& options, ErrorText* why) {
   const LogPlace place{bytes, device_, around ? media::kHeadBytes : 0, kept ? super_.segment_bits : wanted_bits,
                        read_only_};
   budget_.open(options.dram_bytes || device_ ? options.dram_bytes : bytes + bytes / 3 + 2 * kMiB);
+  unsigned bits = kept ? super_.index_bits : Index::kBitsMin;
+  while (!kept && bits < Index::kBitsMax &&
+         (uint64_t{Bucket::kEntries} << (bits + shard_bits_)) < options.expected_keys / 4)
+    ++bits;
+  const uint64_t index_bytes = sizeof(Bucket) << (bits + shard_bits_);
   const int status = log_.open(place, &budget_, &epochs_);
-  if (const uint64_t least = device_ && status == -ENOMEM ? Log::dram_least(place) : 0; least > budget_.limit())
+  if (const uint64_t least = status == -ENOMEM ? dram_least(place, index_bytes) : 0; least > budget_.limit())
     return too_little(status, budget_.limit(), bytes, least, why);
   if (status == -ENOMEM)
     return why->set(status,
@@ -103,13 +115,9 @@ int Store::start(const StoreOptions& options, ErrorText* why) {
     return store->lives(store->hash_of_record(record), address);
   };
   log_.ask_what_lives(lives, this);
-  unsigned bits = kept ? super_.index_bits : Index::kBitsMin;
-  while (!kept && bits < Index::kBitsMax &&
-         (uint64_t{Bucket::kEntries} << (bits + shard_bits_)) < options.expected_keys / 4)
-    ++bits;
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
     if (const int status = shards_[i].index.open(bits, &budget_); status < 0)
-      return too_little(status, budget_.limit(), bytes, device_ ? Log::dram_least(place) : 0, why);
+      return too_little(status, budget_.limit(), bytes, dram_least(place, index_bytes), why);
   }
   return around ? open_root(options, why) : 0;
 }

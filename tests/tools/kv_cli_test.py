@@ -53,7 +53,7 @@ def test_create(directory):
     little = ["--dram: 1 MiB", "too little for a store of", "; give "]
     refused(["create", never, "--size", "64m", "--dram", "1m"], little)
     least = run("create", never, "--size", "64m", "--dram", "1m").stderr.decode().split("; give ")[1].strip()
-    refused(["create", never, "--size", "64m", "--dram", "7m"], ["--dram: 7 MiB", f"; give {least}"])
+    refused(["create", never, "--size", "64m", "--dram", "4m"], ["--dram: 4 MiB", f"; give {least}"])
     told = run("create", never, "--size", "64m", environment={**os.environ, "LUNAR_KV_DRAM": "1m"})
     check(told.returncode == 2 and b"LUNAR_KV_DRAM: 1 MiB" in told.stderr, f"LUNAR_KV_DRAM: {told.stderr!r}")
     enough = os.path.join(directory, "enough")
@@ -61,6 +61,13 @@ def test_create(directory):
     done("set", enough, "a", "b", "--dram", least)
     refused(["get", enough, "a", "--dram", "1m"], little)
     check(not os.path.exists(os.path.join(directory, "never")), "a refused create leaves a file")
+    hinted = os.path.join(directory, "hinted.kv")
+    # A hint takes no more than there is.
+    done("create", hinted, "--size", "64m", "--keys", "1000000000000", "--dram", "64m")
+    done("set", hinted, "a", "b", "--dram", "64m")
+    told = run("get", hinted, "a", "--dram", "9m").stderr.decode()   # the log would fit; its index began larger
+    check("--dram: 9 MiB of DRAM is too little" in told and "; give " in told, told)
+    done("get", hinted, "a", "--dram", told.split("; give ")[1].strip())
     refused(["create", directory], ["is a directory"])
     link, target = os.path.join(directory, "link"), os.path.join(directory, "target")
     os.symlink(target, link)

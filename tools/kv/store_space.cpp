@@ -3,6 +3,7 @@
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <errno.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "kv/inspect.h"
@@ -67,6 +68,8 @@ int kv_create(int argc, char** argv) {
     return command.refuse(
         text_of("--segment: %s is not one of these; give 64k, 128k, 256k, 512k or 1m", segment.c_str()));
   if ((code = command.dram(&options.dram_bytes)) != 0) return code;
+  // A hint may not take the DRAM: neither that of this open nor that of later ones, which have as large an index.
+  options.expected_keys = std::min(options.expected_keys, options.dram_bytes / 32);
   if (bytes == 0 && kv::size_variable("LUNAR_KV_SIZE", "LUNAR_KV_SIZE", &bytes, &why) < 0)
     return command.refuse(why.text);
   if (bytes != 0 && bytes < kv::kPlaceBytesLeast)

@@ -176,6 +176,13 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
     status = open_stripe(options, &store.device, &grows, why);
   if (status != 0) return status;
   grows |= is_growing_file(store.device);
+  const uint64_t asked = wanted ? wanted : options.size, room = store.device->size_bytes();
+  if (grows && asked > room) {  // all that is left would be taken, and still less than was asked for
+    status = why->set(-ENOSPC, "%s: %s: %s are wanted, and %s are free", options.caller, path, format_size(asked).text,
+                      format_size(room).text);
+    device_close(store.device);
+    return status;
+  }
   // Else all that the device has.
   store.log_bytes = grows ? (wanted ? wanted : larger(options.size, kSizeLeast)) : 0;
   return kv::Store::open(store, out, why);

@@ -164,3 +164,22 @@ TEST_CASE("ark-edges: a store whose descriptors the program closed fails, and wr
   }
   unsetenv("LUNAR_KV_DRAM");
 }
+
+TEST_CASE("ark-edges: a size beyond what the place has is refused, and takes nothing of it") {
+  const File physical(48 << 20);
+  const std::string stripe = "/var/tmp=/var/tmp";
+  constexpr uint64_t kTooMuch = uint64_t{1} << 60;
+  for (const char* path : {static_cast<const char*>("/var/tmp"), stripe.c_str(), physical.path}) {
+    const uint64_t flags = path == physical.path ? ARK_KV_VIRTUAL_LUN : 0;
+    INFO(path);
+    ARK* ark = nullptr;
+    CHECK(ark_create_verbose(const_cast<char*>(path), &ark, kTooMuch, 0, 0, 1, 0, 0, flags) == ENOSPC);
+    CHECK(ark == nullptr);
+    setenv("LUNAR_KV_SIZE", "100t", 1);
+    CHECK(ark_create_verbose(const_cast<char*>(path), &ark, 0, 0, 0, 1, 0, 0, flags) == ENOSPC);
+    CHECK(ark == nullptr);
+    unsetenv("LUNAR_KV_SIZE");
+  }
+  const Store store(physical.path, 1, 0, 0, ARK_KV_VIRTUAL_LUN);  // the default size is a wish
+  CHECK(store.status == 0);
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// A persistent store whose index has filled the DRAM budget: what it refuses costs nothing, and the next open, which has
+// the same budget, must do with it.
+#include <errno.h>
+
+#include <string>
+#include <vector>
+
+#include "kv/store.h"
+#include "tests/catch.h"
+#include "tests/kv/kv_support.h"
+#include "tests/support/lun_device.h"
+
+using namespace lunar;
+using namespace lunar::kv;
+using kv_test::bytes_of;
+
+namespace {
+
+constexpr uint64_t kBytes = 120 * kMiB;
+constexpr unsigned kRefusalsMost = 200;  // other chains of the index may still have gaps
+
+struct Place {
+  uint64_t dram_bytes;
+  Durability durability;
+  std::vector<char> memory = std::vector<char>(kBytes);
+
+  // Store::close() flushes nothing: what was not flushed before is as after a kill.
+  Store* open(Contents contents, lunar_test::MemoryDevice* device) const {
+    StoreOptions options;
+    options.device = device;
+    options.contents = contents;
+    options.durability = durability;
+    options.log_bytes = 0;
+    options.segment_bytes = 64 * kKiB;
+    options.dram_bytes = dram_bytes;
+    options.expected_keys = 1000;
+    ErrorText why;
+    Store* store = nullptr;
+    INFO("DRAM " << dram_bytes << ": " << why.text);
+    const int status = Store::open(options, &store, &why);
+    INFO(why.text);
+    REQUIRE(status == 0);
+    return store;
+  }
+};
+
+std::string name(uint64_t key) { return "key " + std::to_string(key); }
+
+// Sets new keys until the index has no room for most of them. Returns the number after the last one. The look-ups fill
+// the read cache, for whose memory the index has to ask, so it does not grow as it would alone.
+uint64_t fill(Store* store, uint64_t first) {
+  unsigned refused = 0;
+  for (; refused < kRefusalsMost; ++first) {
+    const int status = store->set(bytes_of(name(first)), {});
+    if (status != 0) REQUIRE(status == -ENOSPC);
+    refused = status == 0 ? 0 : refused + 1;
+    for (unsigned i = 0; i < 3; ++i) (void)store->exists(bytes_of(name(kv_test::mix(3 * first + i) % (first + 1))));
+  }
+  REQUIRE(store->bytes_in_use() < store->bytes_allocated() / 4 * 3);  // it is the index that is full, not the log
+  return first;
+}
+
+// Deletes keys and sets new ones in their place, so that all gaps of the index are used.
+void churn(Store* store, uint64_t end, unsigned times) {
+  kv_test::Random random(end);
+  for (unsigned i = 0; i < times; ++i) {
+    const int64_t deleted = store->del(bytes_of(name(random.below(end))));
+    if (deleted < 0) REQUIRE(deleted == -ENOENT);
+    const int status = store->set(bytes_of(name(end + i)), {});
+    if (status != 0) REQUIRE(status == -ENOSPC);
+  }
+}
+
+void opens_again(const Place& place, uint64_t keys) {
+  lunar_test::MemoryDevice device(const_cast<char*>(place.memory.data()), kBytes);
+  Store* store = place.open(Contents::kKept, &device);
+  CHECK(store->count() == keys);
+  CHECK(store->dram_used() <= place.dram_bytes);
+  ErrorText why;
+  CHECK(store->validate(&why) == 0);
+  store->close();
+}
+
+constexpr uint64_t kBudgets[] = {4'200'000, 4'400'000, 5'300'000};
+
+}  // namespace
+
+TEST_CASE("kv-reopen: a store whose index is full opens again with the same DRAM") {
+  for (const uint64_t dram : kBudgets) {
+    Place place{dram, Durability::kFlush};
+    lunar_test::MemoryDevice device(place.memory.data(), kBytes);
+    Store* store = place.open(Contents::kNew, &device);
+    (void)fill(store, 0);
+    REQUIRE(store->flush() == 0);
+    const uint64_t keys = store->count();
+    store->close();
+    opens_again(place, keys);
+  }
+}
+
+TEST_CASE("kv-reopen: what a full index refuses takes nothing of the log") {
+  Place place{kBudgets[0], Durability::kFlush};
+  lunar_test::MemoryDevice device(place.memory.data(), kBytes);
+  Store* store = place.open(Contents::kNew, &device);
+  uint64_t key = fill(store, 0);
+  const uint64_t before = store->bytes_in_use(), ios = store->device_ios();
+  const std::string value(3000, 'v'), large(300'000, 'l');
+  uint64_t inlined = 0, apart = 0;
+  for (unsigned i = 0; i < 4000; ++i) inlined += store->set(bytes_of(name(++key)), bytes_of(value)) == 0 ? 1 : 0;
+  for (unsigned i = 0; i < 20; ++i) apart += store->set(bytes_of(name(++key)), bytes_of(large)) == 0 ? 1 : 0;
+  CHECK(inlined < 400);
+  CHECK(store->bytes_in_use() <= before + inlined * 3200 + apart * 6 * 64 * kKiB + 2 * 64 * kKiB);
+  CHECK(store->device_ios() <= ios + inlined + apart * 5 + 20);
+  REQUIRE(store->set(bytes_of(name(0)), bytes_of(large)) == 0);  // a key that is there needs no room in the index
+  store->close();
+}
+
+TEST_CASE("kv-reopen: it does so after many deletes and sets of new keys") {
+  for (const uint64_t dram : kBudgets) {
+    Place place{dram, Durability::kFlush};
+    lunar_test::MemoryDevice device(place.memory.data(), kBytes);
+    Store* store = place.open(Contents::kNew, &device);
+    churn(store, fill(store, 0), 60'000);
+    REQUIRE(store->flush() == 0);
+    const uint64_t keys = store->count();
+    store->close();
+    opens_again(place, keys);
+  }
+}
+
+// Each durable set takes a block, so most of the keys are set before.
+TEST_CASE("kv-reopen: a store of durable sets whose index is full opens again after a kill with the same DRAM") {
+  for (const uint64_t dram : {kBudgets[0], kBudgets[1]}) {
+    // of the keys that fill the index, so many percent are set before the state is saved
+    for (const uint64_t share : {uint64_t{93}, uint64_t{89}}) {
+      Place place{dram, Durability::kFlush};
+      lunar_test::MemoryDevice first(place.memory.data(), kBytes), second(place.memory.data(), kBytes);
+      Store* store = place.open(Contents::kNew, &first);
+      const uint64_t end = fill(store, 0);
+      for (uint64_t key = end / 100 * share; key < end; ++key) (void)store->del(bytes_of(name(key)));
+      REQUIRE(store->flush() == 0);
+      store->close();
+      place.durability = Durability::kEach;
+      store = place.open(Contents::kKept, &second);
+      churn(store, fill(store, end), 1000);
+      const uint64_t keys = store->count();
+      store->close();
+      opens_again(place, keys);
+    }
+  }
+}
