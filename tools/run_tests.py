@@ -122,6 +122,7 @@ EXPECTED = {
     "sysctl": lambda: False,         # a container's /proc/sys may be read-only
     "swap": lambda: False,           # swapon is refused in many containers, to root also
     "no-swap": lambda: False,        # another test, or the host, has swap on
+    "fuse": lambda: False,           # a container has no /dev/fuse, or may not mount
     "loop": lambda: is_root() and os.path.exists("/dev/loop-control"),
     "reachable": lambda: False,      # the build lies where other users cannot look, /root for one
     "memory": lambda: False,         # the machine is too small

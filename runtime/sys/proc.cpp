@@ -297,7 +297,7 @@ Pinning descriptors_may_pin(const char* fd_directory, int* which, bool unbuffere
 bool file_may_be_unbuffered(int fd) {
   struct stat status;
   struct statfs system;
-  // file systems with a block device have its number (but for FUSE's ntfs and its like, which a walk of the table finds)
+  // file systems with a block device have its number (but for FUSE's ntfs and its like: a walk of the table finds them)
   if (file_status(fd, &status) < 0 || !S_ISREG(status.st_mode) || major(status.st_dev) != 0) return false;
   if (fstatfs(fd, &system) != 0) return true;  // a server that does not answer this
   for (const unsigned long magic :

@@ -122,21 +122,21 @@ int body() {
   return 0;
 }
 
-int skip(const char* what) {
+int skip_without(const char* what) {
   printf("skip: fuse: %s: %s\n", what, strerror(errno));
   return 77;
 }
 
 int with_server(int argc, char** argv) {
   const int device = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-  if (device < 0) return skip("/dev/fuse");
+  if (device < 0) return skip_without("/dev/fuse");
   if (unshare(CLONE_NEWNS) != 0 || mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
-    return skip("a mount namespace");
+    return skip_without("a mount namespace");
   char place[] = "/tmp/lunar-fuse-XXXXXX";
   CHECK(mkdtemp(place) != nullptr);
   const std::string options = "fd=" + std::to_string(device) + ",rootmode=40000,user_id=0,group_id=0";
   if (mount("lunar-test", place, "fuse", 0, options.c_str()) != 0) {
-    const int result = skip("mount");
+    const int result = skip_without("mount");
     (void)rmdir(place);
     return result;
   }
