@@ -142,8 +142,8 @@ class Index {
     });
   }
   // For an index that is loaded: the shape of one with the same bits() that had so many buckets and entries. What
-  // restore() then inserts takes no more memory than it took there. Pre: no entry yet. 0, -ENOMEM, or -EBADMSG: no index
-  // has so many buckets.
+  // restore() then inserts takes no more memory than it took there. Pre: no entry yet. 0, -ENOMEM, or -EBADMSG: no
+  // index has so many buckets.
   [[nodiscard]] int resume(uint64_t buckets, uint64_t entries);
   // Inserts such an entry. Never grows beyond the shape. 0, or -ENOMEM: there is no bucket.
   [[nodiscard]] int restore(uint64_t bucket, uint64_t entry) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A persistent store whose index has filled the DRAM budget: what it refuses costs nothing, and the next open, which has
-// the same budget, must do with it.
+// A persistent store whose index has filled the DRAM budget: what it refuses costs nothing, and the next open, which
+// has the same budget, must do with it.
 #include <errno.h>
 
 #include <string>
