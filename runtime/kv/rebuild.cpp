@@ -426,12 +426,13 @@ int Rebuilder::decide(const Seen* first, const Seen* last) {
   return best ? take(*best, !ordered || (best->proof() == Proof::kNear && !near_is_certain_)) : 0;
 }
 
-// No more lives in a segment than the state says. One changed bit may be in what it says.
+// No more lives in a segment than the state says, and not nothing. One changed bit may be in what it says.
 bool Rebuilder::live_units_agree() const {
   unsigned more = 0, less = 0, changed_bits = 0;
   for (const Known& known : known_) {
     if (known.said == 0 || known.said != known.life || known.units == known.live) continue;
     if (known.units < known.live) {
+      if (known.units == 0) return false;
       ++less;
       continue;
     }

@@ -9,8 +9,8 @@
 //
 // A damaged part may also hold what an older state had there (a write that the device lost). Its words count only while
 // all of them can be right: no key that one names has a newer record, no more lives in a segment than the state says,
-// there are no more keys than the root says, and the segment begun last is in the list. Otherwise none of them counts,
-// and every pair that no sound part names is doubtful.
+// and not nothing where much should, there are no more keys than the root says, and the segment begun last is in the
+// list. Otherwise none of them counts, and every pair that no sound part names is doubtful.
 //
 // Checksums are seeded by the life of a segment. Where the state's word on it is damaged, it is guessed (the same with
 // one changed bit, or close to that of a neighbour), or a batch's header has it. A sound record proves it. By a header
