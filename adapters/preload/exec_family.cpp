@@ -14,16 +14,18 @@ namespace {
 
 using Words = char* const*;
 
-// The words of a call from `first` on, without the null pointer behind them.
-size_t count_words(const char* first, va_list* rest) {
+// Calls `call` with the words of a variadic call, from `first` to the null pointer, as an array. `rest` is behind that.
+template <class Call>
+int with_words(const char* first, va_list* rest, Call call) {
+  va_list again;
+  va_copy(again, *rest);
   size_t count = 0;
-  for (const char* word = first; word != nullptr; word = va_arg(*rest, const char*)) ++count;
-  return count;
-}
-
-void take_words(const char* first, va_list* rest, char** words) {
-  *words = const_cast<char*>(first);
-  while (*words != nullptr) *++words = va_arg(*rest, char*);
+  for (const char* word = first; word != nullptr; word = va_arg(again, const char*)) ++count;
+  va_end(again);
+  auto** words = static_cast<char**>(__builtin_alloca((count + 1) * sizeof(char*)));
+  words[0] = const_cast<char*>(first);
+  for (size_t i = 0; i < count; ++i) words[i + 1] = va_arg(*rest, char*);
+  return call(words);
 }
 
 }  // namespace
@@ -57,33 +59,23 @@ LUNAR_EXPORT int execveat(int fd, const char* path, Words words, Words environme
 LUNAR_EXPORT int execl(const char* path, const char* first, ...) noexcept {
   va_list rest;
   va_start(rest, first);
-  auto** words = static_cast<char**>(__builtin_alloca((count_words(first, &rest) + 1) * sizeof(char*)));
+  const int rc = with_words(first, &rest, [&](Words words) { return execve(path, words, environ); });
   va_end(rest);
-  va_start(rest, first);
-  take_words(first, &rest, words);
-  va_end(rest);
-  return execve(path, words, environ);
+  return rc;
 }
 
 LUNAR_EXPORT int execlp(const char* file, const char* first, ...) noexcept {
   va_list rest;
   va_start(rest, first);
-  auto** words = static_cast<char**>(__builtin_alloca((count_words(first, &rest) + 1) * sizeof(char*)));
+  const int rc = with_words(first, &rest, [&](Words words) { return execvpe(file, words, environ); });
   va_end(rest);
-  va_start(rest, first);
-  take_words(first, &rest, words);
-  va_end(rest);
-  return execvpe(file, words, environ);
+  return rc;
 }
 
 LUNAR_EXPORT int execle(const char* path, const char* first, ...) noexcept {
   va_list rest;
   va_start(rest, first);
-  auto** words = static_cast<char**>(__builtin_alloca((count_words(first, &rest) + 1) * sizeof(char*)));
+  const int rc = with_words(first, &rest, [&](Words words) { return execve(path, words, va_arg(rest, Words)); });
   va_end(rest);
-  va_start(rest, first);
-  take_words(first, &rest, words);
-  auto environment = va_arg(rest, Words);
-  va_end(rest);
-  return execve(path, words, environment);
+  return rc;
 }

@@ -7,7 +7,6 @@
 #include "untiered.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 
 #include "base/format.h"
@@ -49,32 +48,22 @@ uint64_t* place_of(UntieredMemory* memory, const char* line) {
 
 int untiered_memory(UntieredMemory* out) {
   *out = {};
-  const int fd = sys::open_file("/proc/self/smaps", O_RDONLY);
-  if (fd < 0) return fd;
-  char line[128], text[2048];
-  size_t length = 0;
+  char line[128];
   uint64_t* place = nullptr;
   unsigned mappings = 0;
-  int64_t got;
-  while (mappings < kMappingsMax && (got = sys::read_some(fd, text, sizeof text)) > 0) {
-    for (int64_t i = 0; i < got; ++i) {
-      if (text[i] != '\n') {
-        if (length + 1 < sizeof line) line[length++] = text[i];
-        continue;
-      }
-      line[length] = '\0';
-      length = 0;
-      if (strncmp(line, "Anonymous:", 10) == 0) {
-        const char* at = line + 10 + strspn(line + 10, " ");
-        if (place != nullptr) *place += number(&at, 10) * 1024;
-      } else if ((line[0] >= '0' && line[0] <= '9') || (line[0] >= 'a' && line[0] <= 'f')) {
-        place = place_of(out, line);
-        ++mappings;
-      }
+  const int rc = sys::each_line("/proc/self/smaps", line, sizeof line, [&](const char* text) {
+    if (strncmp(text, "Anonymous:", 10) == 0) {
+      const char* at = text + 10 + strspn(text + 10, " ");
+      if (place != nullptr) *place += number(&at, 10) * 1024;
+    } else if ((text[0] >= '0' && text[0] <= '9') || (text[0] >= 'a' && text[0] <= 'f')) {
+      if (mappings == kMappingsMax) return false;
+      place = place_of(out, text);
+      ++mappings;
     }
-  }
-  sys::close_file(fd);
-  return mappings == 0 ? -EIO : 0;
+    return true;
+  });
+  if (mappings != 0) return 0;
+  return rc < 0 ? rc : -EIO;
 }
 
 void untiered_describe(const UntieredMemory& memory, char* out, size_t size) {

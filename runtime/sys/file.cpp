@@ -305,6 +305,26 @@ int read_text(const char* path, char* buffer, size_t size) {
   return status < 0 ? status : static_cast<int>(have);
 }
 
+int visit_lines(const char* path, char* line, size_t size, bool (*visit)(void*, char*), void* context) {
+  const int fd = open_file(path, O_RDONLY);
+  if (fd < 0) return fd;
+  char text[1024];
+  size_t length = 0;
+  int64_t got = 0;
+  for (bool more = true; more && ((got = read_some(fd, text, sizeof text)) > 0 || got == -EINTR);)
+    for (int64_t i = 0; i < got && more; ++i) {
+      if (text[i] != '\n') {
+        if (length + 1 < size) line[length++] = text[i];
+        continue;
+      }
+      line[length] = '\0';
+      length = 0;
+      more = visit(context, line);
+    }
+  close_file(fd);
+  return got < 0 ? static_cast<int>(got) : 0;
+}
+
 int visit_entries(const char* directory, bool (*visit)(void* context, const char* name), void* context) {
   return for_each_entry(directory, [&](int, const char* entry) { return visit(context, entry); });
 }

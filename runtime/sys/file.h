@@ -50,6 +50,15 @@ void close_all_but(const int* keep, unsigned count);
 [[nodiscard]] int64_t write_to_program(int fd, const void* buffer, size_t bytes);
 // Reads a small file (/proc, /sys) into a NUL-terminated buffer; returns the length read, at most size-1, or -errno.
 [[nodiscard]] int read_text(const char* path, char* buffer, size_t size);
+// Calls `visit` with each line of a file of /proc, without its end, until it answers false. What has no room in `line`
+// is cut off. 0 or -errno.
+[[nodiscard]] int visit_lines(const char* path, char* line, size_t size, bool (*visit)(void* context, char* line),
+                              void* context);
+template <class Visit>  // bool(char* line)
+[[nodiscard]] int each_line(const char* path, char* line, size_t size, Visit visit) {
+  return visit_lines(
+      path, line, size, [](void* context, char* text) { return (*static_cast<Visit*>(context))(text); }, &visit);
+}
 // Name of any entry of a directory (dot files skipped): its length, 0 when the directory is empty, or -errno.
 [[nodiscard]] int first_entry(const char* directory, char* name, size_t size);
 // Name of the n-th entry (from 0) that begins with `prefix`: its length, 0 when there are not so many, or -errno.

@@ -94,22 +94,12 @@ bool line_is_unbuffered_mount(char* line, unsigned long long mount) {
 
 // No call that the server of the file system would have to answer.
 bool mount_may_be_unbuffered(unsigned long long mount) {
-  const int fd = open_file("/proc/self/mountinfo", O_RDONLY);
-  if (fd < 0) return false;
-  char line[1024], chunk[1024];
-  size_t length = 0;
+  char line[1024];
   bool found = false;
-  for (int64_t n; !found && ((n = read_some(fd, chunk, sizeof chunk)) > 0 || n == -EINTR);)
-    for (int64_t i = 0; i < n && !found; ++i) {
-      if (chunk[i] != '\n') {
-        if (length + 1 < sizeof line) line[length++] = chunk[i];
-        continue;
-      }
-      line[length] = 0;
-      length = 0;
-      found = line_is_unbuffered_mount(line, mount);
-    }
-  (void)close_file(fd);
+  (void)each_line("/proc/self/mountinfo", line, sizeof line, [&](char* text) {
+    found = line_is_unbuffered_mount(text, mount);
+    return !found;
+  });
   return found;
 }
 
@@ -193,40 +183,22 @@ uint64_t hexadecimal(const char** at) {
 }  // namespace
 
 int mapping_of(const void* address, MappedRange* out) {
-  const int fd = open_file("/proc/self/maps", O_RDONLY);
-  if (fd < 0) return fd;
   // as much of a line as counts: "start-end rwxp offset device inode   path", where a path begins in column 73
   char line[80];
-  size_t length = 0;
-  int found = -ENOMEM;
-  for (bool more = true; more && found == -ENOMEM;) {
-    char text[1024];
-    const int64_t got = read_some(fd, text, sizeof text);
-    if (got <= 0) {
-      if (got < 0) found = static_cast<int>(got);
-      break;
-    }
-    for (int64_t i = 0; i < got && found == -ENOMEM && more; ++i) {
-      if (text[i] != '\n') {
-        if (length + 1 < sizeof line) line[length++] = text[i];
-        continue;
-      }
-      line[length] = '\0';
-      length = 0;
-      const char* at = line;
-      const uint64_t start = hexadecimal(&at), end = *at == '-' ? hexadecimal(&++at) : 0,
-                     wanted = reinterpret_cast<uintptr_t>(address);
-      more = wanted >= start;  // they come in order
-      if (!more || wanted >= end || at[0] != ' ') continue;
-      const char* path = strpbrk(at, "/[");
-      *out = {start, end,
-              (at[1] == 'r' ? PROT_READ : 0) | (at[2] == 'w' ? PROT_WRITE : 0) | (at[3] == 'x' ? PROT_EXEC : 0),
-              at[4] == 'p' && (path == nullptr || strncmp(path, "[anon", 5) == 0)};
-      found = 0;
-    }
-  }
-  close_file(fd);
-  return found;
+  bool found = false;
+  const int rc = each_line("/proc/self/maps", line, sizeof line, [&](const char* at) {
+    const uint64_t start = hexadecimal(&at), end = *at == '-' ? hexadecimal(&++at) : 0,
+                   wanted = reinterpret_cast<uintptr_t>(address);
+    if (wanted < start) return false;  // they come in order
+    if (wanted >= end || at[0] != ' ') return true;
+    const char* path = strpbrk(at, "/[");
+    *out = {start, end,
+            (at[1] == 'r' ? PROT_READ : 0) | (at[2] == 'w' ? PROT_WRITE : 0) | (at[3] == 'x' ? PROT_EXEC : 0),
+            at[4] == 'p' && (path == nullptr || strncmp(path, "[anon", 5) == 0)};
+    found = true;
+    return false;
+  });
+  return rc < 0 ? rc : found ? 0 : -ENOMEM;
 }
 
 int protection_of(const void* address) {
