@@ -32,6 +32,16 @@ void make_robust_mutex(pthread_mutex_t* mutex) {
   pthread_mutexattr_destroy(&attributes);
 }
 
+#ifdef __SANITIZE_THREAD__  // GCC 12's does not see that pthread_mutex_clocklock locks
+constexpr clockid_t kLockClock = CLOCK_REALTIME;
+int lock_until(pthread_mutex_t* mutex, const timespec& until) { return pthread_mutex_timedlock(mutex, &until); }
+#else
+constexpr clockid_t kLockClock = CLOCK_MONOTONIC;
+int lock_until(pthread_mutex_t* mutex, const timespec& until) {
+  return pthread_mutex_clocklock(mutex, kLockClock, &until);
+}
+#endif
+
 constexpr uint64_t kAdoptWithinNs = 30000000000;
 // From the end of the thread that holds a member's mutex. With a lock: for how long its process is expected to end.
 // Without: after which its memory is taken to be free.
@@ -104,13 +114,13 @@ void Account::lock() { locked(pthread_mutex_lock(&shared_->lock)); }
 
 bool Account::lock_soon() {
   timespec until{};
-  clock_gettime(CLOCK_MONOTONIC, &until);
+  clock_gettime(kLockClock, &until);
   until.tv_nsec += kSoonNs;
   if (until.tv_nsec >= 1000000000) {
     until.tv_nsec -= 1000000000;
     ++until.tv_sec;
   }
-  const int rc = pthread_mutex_clocklock(&shared_->lock, CLOCK_MONOTONIC, &until);
+  const int rc = lock_until(&shared_->lock, until);
   if (rc != 0 && rc != EOWNERDEAD) return false;
   locked(rc);
   return true;

@@ -34,6 +34,7 @@ TEST_CASE("memory copy: each forked child has a number that its ancestors did no
   CHECK(sys::memory_copy() == parent);
 }
 
+#ifndef __SANITIZE_THREAD__  // to which vfork() is fork()
 TEST_CASE("memory copy: a child of vfork only runs in its parent's, a forked one does not") {
   sys::note_memory_owner();
   CHECK_FALSE(sys::memory_is_parents());
@@ -62,3 +63,4 @@ TEST_CASE("memory copy: what is pinned counts for the memory in which it is") {
   CHECK(sys::own_pinned_bytes() == before + 2 * kPinned);
   sys::note_own_pinned(-2 * kPinned);
 }
+#endif
