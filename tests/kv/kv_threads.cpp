@@ -5,8 +5,8 @@
 // back. That is linearizability for keys with one writer. Keys that all threads write must be whole, of a version that
 // one of them wrote. Walkers must see every key that stays, once.
 //   kv_threads [--writes N] [--writers N] [--readers N] [--walkers N] [--keys N, of a writer] [--log MIB] [--dram MIB]
-//   [--segment KIB] [--device URI] [--kept FILE]; LUNAR_SEED= replays the choices, not the interleaving. --kept: the
-//   store lies in that file, is flushed all the time, and must come back whole; --durability 1 (group) or 2 (each): by
+//   [--segment KIB] [--device URI] [--kept PREFIX]; LUNAR_SEED= replays the choices, not the interleaving. --kept:
+//   the store lies in a file of that name and this process, is flushed all the time, and must come back whole; --durability 1 (group) or 2 (each): by
 //   its log alone, for the last flush is left out.
 #include <errno.h>
 #include <unistd.h>
@@ -190,7 +190,9 @@ int main(int argc, char** argv) {
   const uint64_t writes = argument(argc, argv, "--writes", 60'000), seed = tier::run_seed();
   const uint64_t writers = argument(argc, argv, "--writers", 4), readers = argument(argc, argv, "--readers", 4);
   StoreOptions options;
-  const char* kept = text_argument(argc, argv, "--kept");
+  const char* prefix = text_argument(argc, argv, "--kept");
+  const std::string file = prefix ? prefix + ("-" + std::to_string(getpid())) : "";
+  const char* kept = prefix ? file.c_str() : nullptr;
   const char* uri = kept ? kept : text_argument(argc, argv, "--device");
   options.log_bytes = argument(argc, argv, "--log", kept ? 8 : 6) * kMiB;
   if (kept) options.contents = Contents::kNew;
