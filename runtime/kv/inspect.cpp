@@ -127,9 +127,7 @@ void Sweeper::report_rebuilt() {
   for (const uint64_t segment : store_.rebuilt_.parts) {
     Damage damage{.what = "saved state", .fault = "a part was not found; the records of its pairs were looked for"};
     if (segment != 0) {
-      damage.fault = store_.rebuilt_.hints_differ
-                         ? "the checksum of a part is wrong, and records contradict what it says: that did not count"
-                         : "the checksum of a part is wrong; what it says was checked against the records";
+      damage.fault = "the checksum of a part is wrong; only its sound blocks counted, and one that could be computed";
       damage.in_segment = true;
       damage.segment = segment - 1;
       damage.offset = offset_of((segment - 1) * log_.segment_bytes());

@@ -6,9 +6,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include <bit>
 #include <initializer_list>
 
+#include "kv/saved_state.h"
 #include "kv/store.h"
 
 namespace lunar::kv {
@@ -18,15 +18,12 @@ constexpr uint64_t kBlockBytes = media::kBlockBytes;
 
 // Why a record is taken for current. The order is that of trust.
 enum class Proof : uint8_t {
-  kNone,      // no word of the state is its entry
-  kNear,      // a word of a damaged part is, but for one bit
-  kHint,      // one of a damaged part is
-  kHintLost,  //   the same of a damaged record, whose key the word confirms
-  kWord,      // one of a sound part is
-  kLost,      //   the same of a damaged record
-  kGone,      // the record of a delete
+  kNone,  // no word of the state is its entry
+  kHint,  // one of a damaged block is
+  kWord,  // one of a sound block is
+  kLost,  //   the same of a damaged record
+  kGone,  // the record of a delete
 };
-bool is_hint(Proof proof) { return proof >= Proof::kNear && proof <= Proof::kHintLost; }
 bool is_certain(Proof proof) { return proof == Proof::kWord || proof == Proof::kLost; }
 
 struct Seen {
@@ -60,27 +57,26 @@ class Rebuilder {
   static constexpr uint64_t kNeighbours = 64, kLivesAround = 64;
   struct Part {
     uint64_t segment;  // + 1; 0: not known
-    bool sound;
+    bool sound;        // its first block is
   };
   struct Known {  // of a segment
     uint64_t life;
-    uint64_t said;            //   as the state says, or a damaged part of it
     uint32_t used;            // bytes
-    uint32_t live;            // units, by the state
-    uint32_t units;           //   of the records that were taken
     uint32_t current;         // records that were taken
-    uint32_t found, named;    // sound records; those that a word names
-    bool sound;               // the state says so, in a sound part
-    bool possible;            // a state can say so
+    uint32_t named;           // sound records that a word names
+    bool sound;               // the state says so, in a sound block
     bool may_be_a_strangers;  // only its own words say its life: another store may have left it here
   };
 
-  uint64_t room() const { return segment_bytes_ - sizeof(media::StateLink); }
-  uint64_t bytes_of_part(uint64_t part) const {
-    return part + 1 < parts_.count() ? room() : root_.bytes - part * room();
-  }
+  uint64_t bytes_of_part(uint64_t part) const { return part + 1 < parts_.count() ? room_ : root_.bytes - part * room_; }
   void read(uint64_t segment, uint64_t bytes) { (void)log_.read_what_can_be(segment, memory_, bytes); }
   bool is_part(uint64_t part) const;
+  bool prove_blocks(uint64_t part);
+  bool repair_block(const LinkBlocks& blocks, uint64_t damaged);
+  // Whether a byte of the state was read as it was written.
+  bool is_proven(uint64_t at) const {
+    return proven_[at / room_ * blocks_ + (sizeof(media::StateLink) + at % room_) / kBlockBytes] != 0;
+  }
   void follow(uint64_t part, uint64_t segment);
   int gather_parts();
   void find_parts();
@@ -112,11 +108,6 @@ class Rebuilder {
   template <class Visit>
   int each_key(Visit visit);
   int decide(const Seen* first, const Seen* last);
-  int decide_all();
-  bool live_units_agree() const;
-  bool list_is_of_now() const;
-  bool hints_agree() const { return !overtaken_ && keys_ <= root_.keys && live_units_agree() && list_is_of_now(); }
-  bool near_agrees() const { return nears_ == 0 || (nears_ == 1 && keys_ == root_.keys && dangling_ == 0); }
   bool is_better(const Seen& one, const Seen& other) const;
   bool may_be_a_strangers(const Seen& seen) const {
     const Known& known = known_[log_.segment_of(seen.address())];
@@ -132,22 +123,19 @@ class Rebuilder {
   Log& log_;
   const media::Root& root_;
   Rebuilt* out_;
-  const uint64_t segment_bytes_;
+  const uint64_t segment_bytes_, blocks_ = segment_bytes_ / kBlockBytes;
+  uint64_t room_ = media::link_room(segment_bytes_);
   GrowingArray<char> frame_;  // of one segment
   char* memory_ = nullptr;    //   its bytes
   GrowingArray<Part> parts_;
+  GrowingArray<char> proven_;             // for each block of each part
   GrowingArray<char> state_;              // its bytes; 0 where they are not known
-  GrowingArray<uint64_t> words_, hints_;  // of sound parts, and of damaged ones: turned, sorted
+  GrowingArray<uint64_t> words_, hints_;  // of sound blocks, and of damaged ones: turned, sorted
   GrowingArray<Known> known_;
   GrowingArray<Seen> seen_;
   GrowingArray<LargeSeen> large_;
   GrowingArray<Seen> current_;
-  uint64_t keys_ = 0;        // that are accounted for
-  bool hints_count_ = true;  // damaged parts say what was written last
-  bool near_is_certain_ = true;
-  bool overtaken_ = false;  // of a key that a hint names there is a newer record
-  uint64_t nears_ = 0;      // records taken as kNear
-  uint64_t dangling_ = 0;   // hints that lead to damaged bytes where nothing confirms them
+  uint64_t keys_ = 0;  // that are accounted for
 };
 
 // ---- the parts of the state -----------------------------------------------------------------------------------------
@@ -160,18 +148,46 @@ bool Rebuilder::is_part(uint64_t part) const {
   return link.bytes == bytes_of_part(part) && link.checksum == part_checksum(memory_ + from, bytes, part, root_.life);
 }
 
-// From `part` on, which lies in `segment` (+ 1), as far as links lead to the next. Where a part is damaged its bytes
+// The only one that is damaged.
+bool Rebuilder::repair_block(const LinkBlocks& blocks, uint64_t damaged) {
+  char as_read[kBlockBytes];
+  memcpy(as_read, blocks.block(damaged), sizeof as_read);
+  blocks.compute(damaged);
+  if (blocks.is_sound(damaged)) return true;
+  memcpy(blocks.block(damaged), as_read, sizeof as_read);
+  return false;
+}
+
+// Which blocks of the segment that was read are that part's. False: none.
+bool Rebuilder::prove_blocks(uint64_t part) {
+  const LinkBlocks blocks{memory_, sizeof(media::StateLink) + bytes_of_part(part), part, root_.life};
+  char* proven = &proven_[part * blocks_];
+  const bool whole = is_part(part), has_sums = room_ == media::link_room(segment_bytes_);
+  memset(proven, whole, blocks.count());
+  if (whole || !has_sums) return whole;
+  memset(memory_, 0, sizeof(media::StateLink::checksum));
+  memset(memory_ + blocks.used, 0, static_cast<uint64_t>(blocks.block(blocks.count()) - memory_) - blocks.used);
+  uint64_t sound = 0, damaged = 0;
+  for (uint64_t i = 0; i < blocks.count(); ++i) {
+    proven[i] = blocks.is_sound(i);
+    proven[i] ? ++sound : damaged = i;
+  }
+  if (sound + 1 == blocks.count() && repair_block(blocks, damaged)) proven[damaged] = 1, ++sound;
+  return sound != 0;
+}
+
+// From `part` on, which lies in `segment` (+ 1), as far as links lead to the next. Where a block is damaged its bytes
 // are hints, and its link, too.
 void Rebuilder::follow(uint64_t part, uint64_t segment) {
   for (bool was_sound = true; part < parts_.count() && segment != 0 && segment <= log_.segments(); ++part) {
     if (parts_[part].sound) return;
     read(segment - 1, segment_bytes_);
-    const bool sound = is_part(part);
+    const bool any = prove_blocks(part), sound = proven_[part * blocks_] != 0;
     media::StateLink link;
     memcpy(&link, memory_, sizeof link);
-    if (!sound && !was_sound && link.bytes != bytes_of_part(part)) return;
+    if (!any && !was_sound && link.bytes != bytes_of_part(part)) return;
     parts_[part] = {segment, sound};
-    memcpy(state_.begin() + part * room(), memory_ + sizeof(media::StateLink), bytes_of_part(part));
+    memcpy(state_.begin() + part * room_, memory_ + sizeof(media::StateLink), bytes_of_part(part));
     segment = link.next;
     was_sound = sound;
   }
@@ -190,7 +206,7 @@ void Rebuilder::find_parts() {
       if (parts_[part].segment != 0 || link.bytes != bytes_of_part(part)) continue;
       if (!whole) read(segment, segment_bytes_);
       whole = true;
-      if (!is_part(part)) continue;
+      if (!prove_blocks(part)) continue;
       follow(part, segment + 1);
       break;
     }
@@ -198,13 +214,20 @@ void Rebuilder::find_parts() {
 }
 
 int Rebuilder::gather_parts() {
-  const uint64_t most = log_.bytes();
+  const uint64_t most = log_.bytes(), first = root_.first;
   const uint64_t bytes = root_.bytes % kUnitBytes == 0 && root_.bytes <= most ? root_.bytes : 0;
-  if (!parts_.fill((bytes + room() - 1) / room()) || !state_.fill(bytes)) return -ENOMEM;
-  follow(0, root_.first);
+  media::StateLink link = {};
+  if (first != 0 && first <= log_.segments()) read(first - 1, kBlockBytes), memcpy(&link, memory_, sizeof link);
+  const uint64_t without_sums = segment_bytes_ - sizeof link;
+  if (link.bytes > room_ && link.bytes == std::min(bytes, without_sums)) room_ = without_sums;
+  const uint64_t parts = (bytes + room_ - 1) / room_;
+  if (!parts_.fill(parts) || !proven_.fill(parts * blocks_) || !state_.fill(bytes)) return -ENOMEM;
+  follow(0, first);
   find_parts();
-  for (const Part& part : parts_)
-    if (!part.sound && !out_->parts.push(part.segment)) return -ENOMEM;
+  for (uint64_t part = 0; part < parts; ++part) {
+    if (parts_[part].segment != 0) read(parts_[part].segment - 1, segment_bytes_);
+    if ((parts_[part].segment == 0 || !is_part(part)) && !out_->parts.push(parts_[part].segment)) return -ENOMEM;
+  }
   return 0;
 }
 
@@ -212,8 +235,7 @@ int Rebuilder::gather_words() {
   for (uint64_t at = log_.segments() * sizeof(media::SegmentEntry); at < state_.count(); at += kUnitBytes) {
     uint64_t word;
     memcpy(&word, state_.begin() + at, sizeof word);
-    const Part& part = parts_[at / room()];
-    if (word != 0 && !(part.sound ? words_ : hints_).push(turned(word))) return -ENOMEM;
+    if (word != 0 && !(is_proven(at) ? words_ : hints_).push(turned(word))) return -ENOMEM;
   }
   std::sort(words_.begin(), words_.end());
   std::sort(hints_.begin(), hints_.end());
@@ -222,10 +244,7 @@ int Rebuilder::gather_words() {
 
 Proof Rebuilder::proof_of(uint64_t entry) const {
   if (has(words_, entry)) return Proof::kWord;
-  if (has(hints_, entry)) return Proof::kHint;
-  for (unsigned bit = 0; bit < 64 && hints_.count() != 0; ++bit)
-    if (has(hints_, entry ^ uint64_t{1} << bit)) return Proof::kNear;
-  return Proof::kNone;
+  return has(hints_, entry) ? Proof::kHint : Proof::kNone;
 }
 
 // ---- records --------------------------------------------------------------------------------------------------------
@@ -239,13 +258,10 @@ void Rebuilder::know_segments() {
     const bool there = last < state_.count();
     if (there) memcpy(&entry, state_.begin() + at, sizeof entry);
     Known& known = known_[i];
-    known.sound = there && parts_[at / room()].sound && parts_[last / room()].sound;
+    known.sound = there && is_proven(at) && is_proven(last);
     if (known.sound && (entry.kind != media::SegmentKind::kRecords || entry.used > whole)) continue;
-    known.life = known.said = entry.life;
-    known.possible = entry.kind == media::SegmentKind::kRecords && entry.used <= whole &&
-                     entry.used % kUnitBytes == 0 && entry.live <= entry.used / kUnitBytes;
+    known.life = entry.life;
     known.used = known.sound ? entry.used : whole;
-    known.live = entry.live;
   }
 }
 
@@ -283,9 +299,6 @@ void Rebuilder::prove_life(uint64_t segment) {
 
 // 0: nothing proves one.
 uint64_t Rebuilder::guess_life(uint64_t segment) const {
-  const uint64_t said = known_[segment].life;
-  for (unsigned bit = 0; said != 0 && bit < 64; ++bit)
-    if (begins_in(segment, said ^ uint64_t{1} << bit)) return said ^ uint64_t { 1 } << bit;
   const auto around = [&](uint64_t life) {
     for (uint64_t guess = life - kLivesAround; guess != life + kLivesAround; ++guess)
       if (begins_in(segment, guess)) return guess;
@@ -307,31 +320,27 @@ int Rebuilder::note(const Record* record, Address address) {
   const Proof proof = gone ? Proof::kGone : proof_of(turned_entry(hash, address));
   const Seen seen{hash, address.value | uint64_t{record->units()} << kAddressBits | static_cast<uint64_t>(proof) << 56};
   Known& known = known_[log_.segment_of(address)];
-  ++known.found;
   known.named += proof == Proof::kWord || proof == Proof::kHint ? 1 : 0;
   if (!seen_.push(seen)) return -ENOMEM;
   return large && !large_.push({address.value, record->large()}) ? -ENOMEM : 0;
 }
 
-// Bytes in which no record is sound: a word that leads there is the entry of a record that is damaged; in a damaged
-// part only where the key that stands there confirms it. (Words with tag 0 may be counts.)
+// Bytes in which no record is sound: a word that leads there is the entry of a record that is damaged. (Words with tag 0
+// may be counts: such a one only where the key that stands there confirms it.)
 int Rebuilder::note_damaged(uint64_t segment, uint64_t from, uint64_t to) {
-  for (const GrowingArray<uint64_t>* words : {&words_, &hints_}) {
-    const uint64_t* word = std::lower_bound(words->begin(), words->end(), turned_entry(0, address(segment, from)));
-    for (; word != words->end() && *word < turned_entry(0, address(segment, to)); ++word) {
-      const uint64_t at = (*word >> Index::kTagBits) * kUnitBytes - segment * segment_bytes_;
-      const Record* record = record_at(at);
-      const bool readable = record->type() == RecordType::kPair && segment_bytes_ - at >= sizeof(Record) &&
-                            record->key_bytes <= segment_bytes_ - at - sizeof(Record);
-      uint64_t hash = readable ? hash_of({record->key(), record->key_bytes}) : 0;
-      const bool confirmed = readable && turned_entry(hash, address(segment, at)) == *word;
-      const bool may_be_count = turned_entry(*word, Address{0}) == 0;
-      dangling_ += !confirmed && words == &hints_ && !may_be_count ? 1 : 0;
-      if (!confirmed && (words == &hints_ || may_be_count)) continue;
-      if (!confirmed) hash = *word;  // of no key: a group of its own, and the entry is as it was
-      const Proof proof = words == &words_ ? Proof::kLost : Proof::kHintLost;
-      if (!seen_.push({hash, address(segment, at).value | static_cast<uint64_t>(proof) << 56})) return -ENOMEM;
-    }
+  const uint64_t* word = std::lower_bound(words_.begin(), words_.end(), turned_entry(0, address(segment, from)));
+  for (; word != words_.end() && *word < turned_entry(0, address(segment, to)); ++word) {
+    const uint64_t at = (*word >> Index::kTagBits) * kUnitBytes - segment * segment_bytes_;
+    const Record* record = record_at(at);
+    const bool readable = record->type() == RecordType::kPair && segment_bytes_ - at >= sizeof(Record) &&
+                          record->key_bytes <= segment_bytes_ - at - sizeof(Record);
+    uint64_t hash = readable ? hash_of({record->key(), record->key_bytes}) : 0;
+    const bool confirmed = readable && turned_entry(hash, address(segment, at)) == *word;
+    const bool may_be_count = turned_entry(*word, Address{0}) == 0;
+    if (!confirmed && may_be_count) continue;
+    if (!confirmed) hash = *word;  // of no key: a group of its own, and the entry is as it was
+    const uint64_t packed = address(segment, at).value | static_cast<uint64_t>(Proof::kLost) << 56;
+    if (!seen_.push({hash, packed})) return -ENOMEM;
   }
   return 0;
 }
@@ -405,91 +414,27 @@ int Rebuilder::take(const Seen& seen, bool doubtful) {
   if (doubtful && !out_->doubtful.push(seen.address().value)) return -ENOMEM;
   Known& known = known_[log_.segment_of(seen.address())];
   ++known.current;
-  known.units += static_cast<uint32_t>(seen.units());
   ++keys_;
-  nears_ += seen.proof() == Proof::kNear ? 1 : 0;
   return current_.push(seen) ? 0 : -ENOMEM;
 }
 
-// A key that words of the state name. What a sound part says is so; of several that a damaged one may mean, the newest.
+// A key that a word of the state names.
 int Rebuilder::decide(const Seen* first, const Seen* last) {
-  const Seen* best = nullptr;
-  bool ordered = true;
-  for (const Seen* one = first; one != last; ++one) {
-    if (is_certain(one->proof())) return take(*one, false);
-    if (!hints_count_ || !is_hint(one->proof())) continue;
-    ordered = ordered && (!best || has_order(*one, *best));
-    if (!best || is_newer(*one, *best)) best = one;
-  }
-  for (const Seen* one = first; best && one != last; ++one)
-    overtaken_ = overtaken_ || (one != best && has_order(*one, *best) && is_newer(*one, *best));
-  return best ? take(*best, !ordered || (best->proof() == Proof::kNear && !near_is_certain_)) : 0;
+  const Seen* current = std::find_if(first, last, [](const Seen& one) { return is_certain(one.proof()); });
+  return current == last ? 0 : take(*current, false);
 }
 
-// No more lives in a segment than the state says, and not nothing. One changed bit may be in what it says.
-bool Rebuilder::live_units_agree() const {
-  unsigned more = 0, less = 0, changed_bits = 0;
-  for (const Known& known : known_) {
-    if (known.said == 0 || known.said != known.life || known.units == known.live) continue;
-    if (known.units < known.live) {
-      if (known.units == 0) return false;
-      ++less;
-      continue;
-    }
-    if (known.sound) return false;
-    ++more;
-    changed_bits = static_cast<unsigned>(std::popcount(known.units ^ known.live));
-  }
-  return more == 0 || (more == 1 && less == 0 && changed_bits == 1 && keys_ == root_.keys);
-}
-
-// The list has the lives that are there, and the segment that was begun last, whatever lives in it. Another store's and
-// an older one have not.
-bool Rebuilder::list_is_of_now() const {
-  uint64_t listed = 0, not_listed = 0;
-  bool any = false;
-  for (const Known& known : known_) {
-    if (known.sound || known.found == 0) continue;
-    const bool by_list = std::popcount(known.said ^ known.life) <= 1;
-    any = any || by_list;
-    if (known.possible && !by_list) return false;
-    if (!same_open(known.life, root_.life)) continue;
-    uint64_t& newest = by_list ? listed : not_listed;
-    newest = std::max(newest, known.life);
-  }
-  return !any || not_listed <= listed;
-}
-
-// By the words of damaged parts, too, as long as nothing contradicts them: these may be what an older state has left
-// there. And by one with a changed bit, if all the rest is as it should be: else its record may be one that is lost.
-int Rebuilder::decide_all() {
-  for (;;) {
-    const int status = each_key([&](const Seen* first, const Seen* last) { return decide(first, last); });
-    if (status < 0 || hints_.count() == 0) return status;
-    if (hints_count_ && !hints_agree())
-      hints_count_ = false;
-    else if (near_is_certain_ && !near_agrees())
-      near_is_certain_ = false;
-    else
-      return 0;
-    keys_ = nears_ = 0;
-    current_.clear();
-    out_->doubtful.clear();
-    for (Known& known : known_) known.current = known.units = 0;
-  }
-}
-
-// Of two whose order is a guess, that which a damaged part names.
+// Of two whose order is a guess, that which a damaged block names.
 bool Rebuilder::is_better(const Seen& one, const Seen& other) const {
   return has_order(one, other) || one.proof() == other.proof() ? is_newer(one, other) : one.proof() > other.proof();
 }
 
-// A key that no word names that counts: its newest record whose pair can be read.
+// A key that no word names: its newest record whose pair can be read.
 int Rebuilder::doubt(const Seen* first, const Seen* last) {
   const Seen *newest = nullptr, *gone = nullptr;
   for (const Seen* one = first; one != last; ++one) {
-    if (is_certain(one->proof()) || (hints_count_ && is_hint(one->proof()))) return 0;
-    if (one->proof() == Proof::kHintLost || may_be_a_strangers(*one)) continue;
+    if (is_certain(one->proof())) return 0;
+    if (may_be_a_strangers(*one)) continue;
     const Seen*& best = one->proof() == Proof::kGone ? gone : newest;
     if (best && !is_better(*one, *best)) continue;
     const LargeSeen* large = large_at(one->address());
@@ -537,12 +482,11 @@ int Rebuilder::run() {
   if (status = scan(); status < 0) return status;
   std::sort(seen_.begin(), seen_.end(), [](const Seen& a, const Seen& b) { return a.hash < b.hash; });
   std::sort(large_.begin(), large_.end(), [](const auto& a, const auto& b) { return a.address < b.address; });
-  status = decide_all();
-  if (status == 0 && (keys_ < root_.keys || !hints_count_))
+  status = each_key([&](const Seen* first, const Seen* last) { return decide(first, last); });
+  if (status == 0 && keys_ < root_.keys)
     status = each_key([&](const Seen* first, const Seen* last) { return doubt(first, last); });
   if (status == 0) status = fill();
   std::sort(out_->doubtful.begin(), out_->doubtful.end());
-  out_->hints_differ = !hints_count_;
   const uint64_t certain = keys_ - out_->doubtful.count();
   out_->not_certain = root_.keys > certain ? root_.keys - certain : 0;
   return status;

@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // A store whose saved state is damaged, read from the state's sound parts and the records themselves.
 //
-// A record is current if its index entry (tag | address) is a word of the state. So neither buckets nor shards need be
-// parsed, and the words of a damaged part count, too: a word leads only to a record with its own checksum and tag.
-// Records that no word names are dead, or those whose entries are damaged. An entry with one changed bit is
-// recognized. Otherwise, while keys are missing (Root::keys), the newest record of a key that has no current one is
-// taken and marked doubtful: it may be an older value, or a pair that was deleted.
+// Each block of the state has a checksum of its own, seeded by the state's life. So what a block says is of this state
+// and as it was written, or it is not believed. A single damaged block of a part is computed from the others.
 //
-// A damaged part may also hold what an older state had there (a write that the device lost). Its words count only while
-// all of them can be right: no key that one names has a newer record, no more lives in a segment than the state says,
-// and not nothing where much should, there are no more keys than the root says, and the segment begun last is in the
-// list. Otherwise none of them counts, and every pair that no sound part names is doubtful.
+// A record is current if its index entry (tag | address) is a word of a sound block. So neither buckets nor shards need
+// be parsed. Other records are dead, or those whose entries are damaged. So while keys are missing (Root::keys), the
+// newest record of each key that has no current one is taken and marked doubtful: it may be an older value, or a pair
+// that was deleted. Damaged blocks only decide between records whose order is not known.
 //
-// Checksums are seeded by the life of a segment. Where the state's word on it is damaged, it is guessed (the same with
-// one changed bit, or close to that of a neighbour), or a batch's header has it. A sound record proves it. By a header
+// Checksums are seeded by the life of a segment. Where the state's word on it is damaged, it is guessed (close to that
+// of a neighbour), or a batch's header has it. A sound record proves it. By a header
 // alone it may be a segment that another store has left in this place: a record of it counts if a word names one there.
 //
 // Memory beyond dram_bytes: twice the state (some 20 bytes per key), 16 bytes per sound record and per key, 56 per
-// large pair, 48 per segment; arrays are copied as they double.
+// large pair, 32 per segment; arrays are copied as they double.
 // Threading: one thread, at open. Blocks for the device; allocates.
 #pragma once
 #include <algorithm>
@@ -82,7 +79,6 @@ struct Rebuilt {
   GrowingArray<uint64_t> doubtful;  // addresses, in order
   uint64_t not_certain = 0;         // pairs that the state counts, but for those that certainly are its own
   uint64_t settled = 0;             //   of these, replaced or deleted in the log behind it
-  bool hints_differ = false;        // what damaged parts say does not agree with the records, and did not count
   void close() {
     parts.close();
     doubtful.close();

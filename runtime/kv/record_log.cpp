@@ -201,7 +201,7 @@ uint64_t Log::delay_ns() const {
 void Log::note_next_state() {
   if (!state_bytes_) return;
   // For the next one, and when that is larger than the last one, for the one after it too.
-  const uint64_t one = (state_bytes_(state_owner_) >> segment_bits_) + 2;
+  const uint64_t one = state_bytes_(state_owner_) / media::link_room(segment_bytes()) + 2;
   state_reserve_.store(one + (one > links_ ? one - links_ : 0), std::memory_order_relaxed);
   note_whether_state_is_wanted();
 }

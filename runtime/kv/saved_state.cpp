@@ -10,6 +10,7 @@
 #include <stddef.h>
 
 #include <initializer_list>
+#include <iterator>
 
 #include "kv/store.h"
 #include "kv/store_head.h"
@@ -37,19 +38,50 @@ int format(Device* device, const media::Superblock& super, AtomicImage* root) {
 
 // ---- links ----------------------------------------------------------------------------------------------------------
 
+uint64_t LinkBlocks::sum_of(uint64_t i) const {
+  return part_checksum(block(i), media::kBlockBytes, number << 32 | i, life);
+}
+
+bool LinkBlocks::is_sound(uint64_t i) const {
+  const uint64_t is = sum_of(i);
+  return memcmp(sum(i), &is, sizeof is) == 0;
+}
+
+void LinkBlocks::compute(uint64_t i) const {
+  uint64_t words[media::kBlockBytes / sizeof(uint64_t)], all[std::size(words)] = {};
+  for (uint64_t other = 0; other <= count(); ++other) {
+    if (other == i) continue;
+    memcpy(words, block(other), sizeof words);
+    for (uint64_t word = 0; word < std::size(words); ++word) all[word] ^= words[word];
+  }
+  memcpy(block(i), all, sizeof all);
+}
+
+void LinkBlocks::seal() const {
+  compute(count());
+  for (uint64_t i = 0; i < count(); ++i) {
+    const uint64_t is = sum_of(i);
+    memcpy(sum(i), &is, sizeof is);
+  }
+}
+
 int StateWriter::write_link(uint64_t next) {
   media::StateLink link{0, next, fill_};
   memcpy(frame_, &link, sizeof link);
-  const uint64_t used = sizeof link + fill_, bytes = round_up(used, media::kBlockBytes);
-  memset(frame_ + used, 0, bytes - used);
-  link.checksum = part_checksum(frame_ + sizeof link.checksum, used - sizeof link.checksum, number_++, life_);
+  const LinkBlocks blocks{frame_, sizeof link + fill_, number_, life_};
+  const auto end = static_cast<uint64_t>(blocks.sum(blocks.count()) - frame_);
+  const uint64_t bytes = round_up(end, media::kBlockBytes);
+  memset(frame_ + blocks.used, 0, bytes - blocks.used);
+  blocks.seal();
+  link.checksum = part_checksum(frame_ + sizeof link.checksum, blocks.used - sizeof link.checksum, number_, life_);
   memcpy(frame_, &link.checksum, sizeof link.checksum);
+  ++number_;
   fill_ = 0;
   return log_.transfer(Op::kWrite, (segment_ - 1) * log_.segment_bytes(), frame_, bytes);
 }
 
 int StateWriter::put(const void* data, uint64_t bytes) {
-  const uint64_t room = log_.segment_bytes() - sizeof(media::StateLink);
+  const uint64_t room = media::link_room(log_.segment_bytes());
   for (auto* from = static_cast<const char*>(data); bytes;) {
     if (!segment_ || fill_ == room) {
       uint64_t number;

@@ -8,6 +8,23 @@
 
 namespace lunar::kv {
 
+// A link in memory, and what the format puts behind its bytes. Pre: zeros in StateLink::checksum, and from the end of
+// the bytes to the end of their last block.
+struct LinkBlocks {
+  char* link;
+  uint64_t used, number, life;
+  uint64_t count() const { return (used + media::kBlockBytes - 1) / media::kBlockBytes; }
+  char* block(uint64_t i) const { return link + i * media::kBlockBytes; }  // count(): their parity
+  char* sum(uint64_t i) const { return block(count() + 1) + i * sizeof(uint64_t); }
+  void seal() const;
+  [[nodiscard]] bool is_sound(uint64_t i) const;
+  // One of them, or their parity, from all the others.
+  void compute(uint64_t i) const;
+
+ private:
+  uint64_t sum_of(uint64_t i) const;
+};
+
 // Appends to a chain of links, for which it takes segments of the log. Pre: the caller has the cleaner's frame.
 class StateWriter {
  public:

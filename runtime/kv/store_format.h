@@ -8,11 +8,17 @@
 // state begins, an atomic image in two copies (lun/volume/atomic_image.h says why it survives any crash).
 //
 // The saved state is everything else: what each segment holds, and the index. It is in segments of the log that form a
-// chain; each link begins with a StateLink. The bytes of the links, one after the other, are:
+// chain. A link begins with a StateLink, and all but the last are full (link_room). The bytes of the links, one after
+// the other, are:
 //
 //   SegmentEntry × segment_count, then for each shard: ShardHeader, then for each bucket of its index (chain included):
 //   uint64_t n, n entries as in index.h. The number of a bucket & (2^index_bits - 1), and the tag, are the known bits
 //   of an entry's hash.
+//
+// Behind the bytes of a link, from the next block on: a block that is the exclusive or of all of the link's (parity),
+// and then a uint64_t checksum for each of these, seeded by the numbers of link and block and the life. (Both are of
+// the link with zeros for StateLink::checksum and for what is behind the bytes.) So where the link's checksum is wrong
+// it is known which blocks are sound, and a single one that is not can be computed.
 //
 // What a saved state refers to is not overwritten before a younger state is durable. So a crash leaves the last state
 // and all that it refers to. Segments are as record_log.h describes them: records with checksums seeded by place and
@@ -35,7 +41,8 @@
 //
 // What may change in this format: feature bits of the root (lun/volume/image_format.h). Incompatible: kFeatureLog.
 // Compatible without a bit: SegmentEntry::entry. The first versions did not know it; they ignore it and write 0, so it
-// is 0 in a store that one of them saved last. Only the handling of damage uses it.
+// is 0 in a store that one of them saved last. The parity and the checksums of blocks: before 2026-11-26 there were
+// none, and a full link took all of its segment. Only the handling of damage uses these.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -100,6 +107,12 @@ struct StateLink {
   uint64_t bytes;     // of the saved state, after this header
 };
 static_assert(sizeof(StateLink) == 24);
+
+// Bytes of the saved state in a full link.
+constexpr uint64_t link_room(uint64_t segment_bytes) {
+  const uint64_t sums = segment_bytes / kBlockBytes * sizeof(uint64_t);
+  return segment_bytes - (sums + kBlockBytes - 1) / kBlockBytes * kBlockBytes - kBlockBytes - sizeof(StateLink);
+}
 
 enum class SegmentKind : uint32_t { kFree = 0, kRecords = 1, kRun = 2 };  // kFree: also segments of the state
 struct SegmentEntry {

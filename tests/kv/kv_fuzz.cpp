@@ -257,7 +257,7 @@ bool Image::forge_type(unsigned number) {
 }
 
 void Image::write_state(uint64_t at, uint64_t value, uint64_t bytes) {
-  constexpr uint64_t kRoom = kSegment - sizeof(form::StateLink);
+  constexpr uint64_t kRoom = form::link_room(kSegment);
   const Link& link = links_[at / kRoom];
   memcpy(memory.data() + place(link.segment) + sizeof(form::StateLink) + at % kRoom, &value, bytes);
   seal_link(link);
