@@ -106,6 +106,8 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   g_runtime_text[0] = text_of(jemalloc_prepare());
   g_runtime_text[1] = text_of(reinterpret_cast<const void*>(&start));
   g_linker_text = text_of(dlsym(RTLD_DEFAULT, "__tls_get_addr"));
+  // Loads libnuma, which frees what libc has allocated for it: by a malloc of the program's, if libc uses that.
+  pager_read_nodes();
   if (program_malloc_prepare(&why) < 0) refuse(why);
   // Before jemalloc is woken: the pager's fork handlers must be older than jemalloc's (prepare runs youngest first).
   if (start_tier(g_options, &why) < 0) refuse(why);

@@ -290,6 +290,11 @@ static int create_again(PagerState& state, const Options& options, ErrorText* wh
   return 0;
 }
 
+void pager_read_nodes() {
+  if (test_switches.numa_nodes > 1) sys::pretend_nodes(static_cast<int>(test_switches.numa_nodes));
+  (void)sys::numa_nodes();
+}
+
 int pager_create(const Options& options, ErrorText* why) {
   auto& state = pager_state();
   if (state.created.load(std::memory_order_acquire)) return why->set(-EEXIST, "pager: started already");
@@ -300,9 +305,8 @@ int pager_create(const Options& options, ErrorText* why) {
   state.next_activation_ns.store(0);
   state.activation_failed.store(false);
   state.options = options;
-  if (test_switches.numa_nodes > 1) sys::pretend_nodes(static_cast<int>(test_switches.numa_nodes));
   // What loads libraries, or looks into them: now, not where the program allocates.
-  (void)sys::numa_nodes();
+  pager_read_nodes();
   sys::threads_prepare();
   state.page_size = sys::page_bytes();
   state.page_shift = static_cast<unsigned>(__builtin_ctzl(state.page_size));

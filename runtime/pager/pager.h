@@ -37,6 +37,8 @@ enum RegionFlags : unsigned {
 // be checked without side effects (the LUN path is usable, sizes are possible, userfaultfd is permitted); *why names
 // what to fix. Does not activate. A second call is -EEXIST.
 [[nodiscard]] int pager_create(const Options& options, ErrorText* why);
+// Reads the NUMA topology, which pager_create needs. Before it where libc's calls of malloc are about to be changed.
+void pager_read_nodes();
 bool pager_created();
 bool pager_active();
 // Activates now (API users: at init). 0 or -errno with *why.
