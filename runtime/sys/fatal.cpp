@@ -48,11 +48,11 @@ void fatal(const char* format, ...) {
   length += vformat_line_to(line + length, sizeof line - 1 - length, format, args);
   va_end(args);
   line[length++] = '\n';
-  (void)!sys::write_to_program(2, line, length);
-
   int self = sys::thread_id();
   int first = 0;
-  if (g_fatal_thread.compare_exchange_strong(first, self)) {
+  const bool is_first = g_fatal_thread.compare_exchange_strong(first, self);
+  if (is_first || first == self) (void)!sys::write_to_program(2, line, length);
+  if (is_first) {
     if (void (*hook)() = g_fatal_hook.load()) hook();
   } else if (first != self) {
     sys::sleep_ns(2'000'000'000);  // let the first one finish its report
