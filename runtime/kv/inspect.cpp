@@ -127,7 +127,8 @@ void Sweeper::report_rebuilt() {
   for (const uint64_t segment : store_.rebuilt_.parts) {
     Damage damage{.what = "saved state", .fault = "a part was not found; the records of its pairs were looked for"};
     if (segment != 0) {
-      damage.fault = "the checksum of a part is wrong; only its sound blocks counted, and one that could be computed";
+      damage.fault =
+          "the checksum of a part is wrong; its sound blocks counted, and a single damaged one was computed from them";
       damage.in_segment = true;
       damage.segment = segment - 1;
       damage.offset = offset_of((segment - 1) * log_.segment_bytes());

@@ -72,7 +72,6 @@ class Rebuilder {
   void read(uint64_t segment, uint64_t bytes) { (void)log_.read_what_can_be(segment, memory_, bytes); }
   bool is_part(uint64_t part) const;
   bool prove_blocks(uint64_t part);
-  bool repair_block(const LinkBlocks& blocks, uint64_t damaged);
   // Whether a byte of the state was read as it was written.
   bool is_proven(uint64_t at) const {
     return proven_[at / room_ * blocks_ + (sizeof(media::StateLink) + at % room_) / kBlockBytes] != 0;
@@ -148,32 +147,13 @@ bool Rebuilder::is_part(uint64_t part) const {
   return link.bytes == bytes_of_part(part) && link.checksum == part_checksum(memory_ + from, bytes, part, root_.life);
 }
 
-// The only one that is damaged.
-bool Rebuilder::repair_block(const LinkBlocks& blocks, uint64_t damaged) {
-  char as_read[kBlockBytes];
-  memcpy(as_read, blocks.block(damaged), sizeof as_read);
-  blocks.compute(damaged);
-  if (blocks.is_sound(damaged)) return true;
-  memcpy(blocks.block(damaged), as_read, sizeof as_read);
-  return false;
-}
-
 // Which blocks of the segment that was read are that part's. False: none.
 bool Rebuilder::prove_blocks(uint64_t part) {
   const LinkBlocks blocks{memory_, sizeof(media::StateLink) + bytes_of_part(part), part, root_.life};
   char* proven = &proven_[part * blocks_];
   const bool whole = is_part(part), has_sums = room_ == media::link_room(segment_bytes_);
   memset(proven, whole, blocks.count());
-  if (whole || !has_sums) return whole;
-  memset(memory_, 0, sizeof(media::StateLink::checksum));
-  memset(memory_ + blocks.used, 0, static_cast<uint64_t>(blocks.block(blocks.count()) - memory_) - blocks.used);
-  uint64_t sound = 0, damaged = 0;
-  for (uint64_t i = 0; i < blocks.count(); ++i) {
-    proven[i] = blocks.is_sound(i);
-    proven[i] ? ++sound : damaged = i;
-  }
-  if (sound + 1 == blocks.count() && repair_block(blocks, damaged)) proven[damaged] = 1, ++sound;
-  return sound != 0;
+  return whole || (has_sums && blocks.repair(proven) != 0);
 }
 
 // From `part` on, which lies in `segment` (+ 1), as far as links lead to the next. Where a block is damaged its bytes

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <stddef.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <iterator>
 
@@ -57,6 +58,27 @@ void LinkBlocks::compute(uint64_t i) const {
   memcpy(block(i), all, sizeof all);
 }
 
+bool LinkBlocks::repair_only(uint64_t i) const {
+  char as_read[media::kBlockBytes];
+  memcpy(as_read, block(i), sizeof as_read);
+  compute(i);
+  if (is_sound(i)) return true;
+  memcpy(block(i), as_read, sizeof as_read);
+  return false;
+}
+
+uint64_t LinkBlocks::repair(char* sound) const {
+  memset(link, 0, sizeof(media::StateLink::checksum));
+  memset(link + used, 0, count() * media::kBlockBytes - used);
+  uint64_t sound_count = 0, damaged = 0;
+  for (uint64_t i = 0; i < count(); ++i) {
+    sound[i] = is_sound(i);
+    sound[i] ? ++sound_count : damaged = i;
+  }
+  if (sound_count + 1 == count() && repair_only(damaged)) sound[damaged] = 1, ++sound_count;
+  return sound_count;
+}
+
 void LinkBlocks::seal() const {
   compute(count());
   for (uint64_t i = 0; i < count(); ++i) {
@@ -101,18 +123,35 @@ int StateWriter::put(const void* data, uint64_t bytes) {
 
 int StateWriter::finish() { return segment_ ? write_link(0) : 0; }
 
+bool StateReader::is_whole() const {
+  media::StateLink link;
+  memcpy(&link, frame_, sizeof link);
+  if (link.bytes > log_.segment_bytes() - sizeof link || link.bytes > left_) return false;
+  const uint64_t checked = sizeof link + link.bytes - sizeof link.checksum;
+  return link.checksum == part_checksum(frame_ + sizeof link.checksum, checked, number_ - 1, life_);
+}
+
+int StateReader::repair() {
+  const uint64_t bytes = std::min(left_, media::link_room(log_.segment_bytes()));
+  const LinkBlocks blocks{frame_, sizeof(media::StateLink) + bytes, number_ - 1, life_};
+  char sound[Log::kSegmentBytesMax / media::kBlockBytes];
+  media::StateLink link;
+  const bool repaired = blocks.repair(sound) == blocks.count();
+  memcpy(&link, frame_, sizeof link);
+  if (!repaired || link.bytes != bytes) return -EBADMSG;
+  return repaired_->push(segment_ + 1) ? 0 : -ENOMEM;
+}
+
 int StateReader::read_link() {
   ++number_;
   if (next_ == 0 || next_ > log_.segments() || log_.state(next_ - 1) != SegmentState::kFree) return -EBADMSG;
-  const uint64_t segment = segment_ = next_ - 1, most = log_.segment_bytes() - sizeof(media::StateLink);
-  if (const int status = log_.transfer(Op::kRead, segment * log_.segment_bytes(), frame_, log_.segment_bytes());
-      status < 0)
-    return status;
+  const uint64_t segment = segment_ = next_ - 1;
+  const int read = log_.read_what_can_be(segment, frame_, log_.segment_bytes());
+  if (!is_whole()) {
+    if (const int status = repair(); status < 0) return read < 0 ? read : status;
+  }
   media::StateLink link;
   memcpy(&link, frame_, sizeof link);
-  if (link.bytes > most || link.bytes > left_) return -EBADMSG;
-  const uint64_t checked = sizeof link + link.bytes - sizeof link.checksum;
-  if (link.checksum != part_checksum(frame_ + sizeof link.checksum, checked, number_ - 1, life_)) return -EBADMSG;
   log_.restore(segment, SegmentState::kState, life_, 0, 0);
   next_ = link.next;
   at_ = sizeof link;
@@ -197,10 +236,15 @@ int Store::load(media::Root* out, ErrorText* why) {
     return why->set(status, "key/value store on %s: the roots of its saved state are damaged (%s: %s)%s",
                     device_->name(), report.what, errno_text(status),
                     !salvage_ && root_.newest_intact() ? "; `lunar kv dump --salvage` goes by one that is sound" : "");
-  StateReader state(log_, root);
+  StateReader state(log_, root, &rebuilt_.parts);
   status = load_segments(state);
   if (status == 0) status = load_shards(state);
   if (status == 0 && (!state.at_end() || count() != root.keys)) status = -EBADMSG;
+  if (status == 0 && rebuilt_.parts.count() != 0)
+    log_warning(
+        "key/value store on %s: %llu of its saved state's parts had a damaged block, which was computed from the "
+        "others; the next save writes them anew",
+        device_->name(), static_cast<unsigned long long>(rebuilt_.parts.count()));
   if (status < 0 && status != -ENOMEM && salvage_) status = load_rebuilt(root);
   if (status == -ENOMEM)
     return why->set(status, "key/value store on %s: %s of DRAM do not hold its index; give it more", device_->name(),
@@ -216,6 +260,7 @@ int Store::load(media::Root* out, ErrorText* why) {
 
 // The state is damaged: what of it was loaded is dropped.
 int Store::load_rebuilt(const media::Root& root) {
+  rebuilt_.parts.clear();
   log_.forget_restored();
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
     Shard& shard = shards_[i];

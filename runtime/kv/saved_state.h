@@ -3,13 +3,14 @@
 // Threading: one thread. Blocks for the device.
 #pragma once
 #include "base/error.h"
+#include "kv/growing_array.h"
 #include "kv/record_log.h"
 #include "kv/store_format.h"
 
 namespace lunar::kv {
 
-// A link in memory, and what the format puts behind its bytes. Pre: zeros in StateLink::checksum, and from the end of
-// the bytes to the end of their last block.
+// A link in memory, and what the format puts behind its bytes. seal: zeros in StateLink::checksum, and from the end of
+// the bytes to the end of their last block; repair sees to that.
 struct LinkBlocks {
   char* link;
   uint64_t used, number, life;
@@ -17,12 +18,14 @@ struct LinkBlocks {
   char* block(uint64_t i) const { return link + i * media::kBlockBytes; }  // count(): their parity
   char* sum(uint64_t i) const { return block(count() + 1) + i * sizeof(uint64_t); }
   void seal() const;
-  [[nodiscard]] bool is_sound(uint64_t i) const;
-  // One of them, or their parity, from all the others.
-  void compute(uint64_t i) const;
+  // Sets sound[i] to 1 or 0; a single one that is not sound is computed from the others. Returns how many are.
+  [[nodiscard]] uint64_t repair(char* sound) const;
 
  private:
   uint64_t sum_of(uint64_t i) const;
+  bool is_sound(uint64_t i) const;
+  void compute(uint64_t i) const;  // one of them, or their parity, from all the others
+  bool repair_only(uint64_t i) const;
 };
 
 // Appends to a chain of links, for which it takes segments of the log. Pre: the caller has the cleaner's frame.
@@ -42,11 +45,17 @@ class StateWriter {
   uint64_t first_ = 0, segment_ = 0, number_ = 0, fill_ = 0, bytes_ = 0;  // segments + 1
 };
 
-// Reads such a chain. -EBADMSG: it is not what was written.
+// Reads such a chain. -EBADMSG: it is not what was written, and not to be repaired.
 class StateReader {
  public:
-  StateReader(Log& log, const media::Root& root)
-      : log_(log), life_(root.life), left_(root.bytes), frame_(log.cleaners_frame()), next_(root.first) {}
+  // repaired: gets the segment (+ 1) of each link of which a block was computed.
+  StateReader(Log& log, const media::Root& root, GrowingArray<uint64_t>* repaired)
+      : log_(log),
+        life_(root.life),
+        left_(root.bytes),
+        frame_(log.cleaners_frame()),
+        next_(root.first),
+        repaired_(repaired) {}
   [[nodiscard]] int take(void* data, uint64_t bytes);
   bool at_end() const { return left_ == 0; }
   uint64_t left() const { return left_; }  // bytes
@@ -56,11 +65,14 @@ class StateReader {
 
  private:
   int read_link();
+  bool is_whole() const;
+  int repair();
   Log& log_;
   const uint64_t life_;
   uint64_t left_;
   char* frame_;
   uint64_t next_, segment_ = 0, number_ = 0, at_ = 0, end_ = 0;
+  GrowingArray<uint64_t>* repaired_;
 };
 
 }  // namespace lunar::kv
