@@ -506,6 +506,8 @@ int pager_guard(void* address, size_t bytes, bool install) {
   PageRange range;
   int rc = pages_of(state, address, bytes, true, &range);
   if (rc < 0 || range.first == range.end) return rc;
+  // Of no bytes, it only says whether the kernel knows it. From the first guard page on, every discard removes them.
+  if (rc = sys::advise(address, 0, install ? MADV_GUARD_INSTALL : MADV_GUARD_REMOVE); rc < 0) return rc;
   if (install) range.region->has_guards.store(true, std::memory_order_release);
   return install || range.region->has_guards.load(std::memory_order_acquire) ? guard_range(state, range, install, true)
                                                                              : 0;

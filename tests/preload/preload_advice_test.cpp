@@ -2,9 +2,13 @@
 // What a program may do to its own memory by madvise, mprotect with and without protection keys, mlock and munmap, and
 // what it must see afterwards: on tiered maps and on the heap, before the pager is active and after, next to plain
 // memory where the kernel decides.
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -443,6 +447,40 @@ void guard_pages_before_activation() {
   CHECK(munmap(p, 2 * kMiB) == 0);
 }
 
+// For this thread, guard pages are what they are to a kernel before 6.13: unknown.
+void forget_guard_pages() {
+  constexpr unsigned kAdvice = offsetof(seccomp_data, args[2]);
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 4),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kAdvice),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MADV_GUARD_INSTALL, 1, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MADV_GUARD_REMOVE, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  sock_fprog program{sizeof filter / sizeof filter[0], filter};
+  CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+// A program that tries them goes on without: all of its memory does what it did.
+void unknown_guard_pages() {
+  forget_guard_pages();
+  char* written = map(4 * kMiB);
+  char* reserved = map(4 * kMiB, PROT_NONE);
+  fill(written, 4 * kMiB, 7);
+  for (char* p : {written, reserved})
+    for (const int advice : {MADV_GUARD_INSTALL, MADV_GUARD_REMOVE})
+      CHECK(madvise(p + kMiB, kMiB, advice) != 0 && errno == EINVAL);
+  CHECK(holds(written, 4 * kMiB, 7));
+  CHECK(munmap(written + 2 * kMiB, kMiB) == 0);
+  CHECK(mremap(reserved, 4 * kMiB, 8 * kMiB, MREMAP_MAYMOVE) != MAP_FAILED);
+  auto* moved = static_cast<char*>(mremap(written, 2 * kMiB, 6 * kMiB, MREMAP_MAYMOVE));
+  CHECK(moved != MAP_FAILED && holds(moved, 2 * kMiB, 7));
+  CHECK(munmap(moved, 6 * kMiB) == 0);
+  comes_back_empty(moved, 6 * kMiB);
+}
+
 struct Section {
   const char* name;
   void (*run)();
@@ -457,6 +495,7 @@ constexpr Section kSections[] = {
     {"vfork", advised_by_a_child_of_vfork},
     {"guards", [] { guard_pages(false); }},
     {"heap-guards", [] { guard_pages(true); }},
+    {"unknown-guards", unknown_guard_pages},
     {"locks", locks},
     {"code", [] { generated_code(kPrivate); }},
     {"code-noreserve", [] { generated_code(kPrivate | MAP_NORESERVE); }},
