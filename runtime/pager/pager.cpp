@@ -219,6 +219,10 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
     host_fork_bootstrap.store(false);
     program_end_prepared();
     program_end_forget();
+    if (rc == -EINVAL)
+      return why->set(rc,
+                      "pager: service threads cannot be started (EINVAL): not after unshare(CLONE_NEWPID); use the "
+                      "tiered memory before, or in a child");
     const bool short_of_memory = rc == -ENOMEM || (rc == -EAGAIN && sys::memory_is_limited());
     return why->set(rc, "pager: service threads cannot be started (%s); raise the limit (%s)", errno_name(rc),
                     short_of_memory ? sys::memory_limit() : "ulimit -u");

@@ -124,6 +124,7 @@ int first_thread_ends() {
   const pid_t child = fork();
   if (child == 0) {  // cannot make threads itself any more
     close(told[1]);
+    *map_private(kHeap) = 1;  // what it has to fetch later is served by threads that it has by now
     CHECK(unshare(CLONE_NEWPID) == 0);
     const pid_t first = fork();
     if (first == 0) go_on_without_first_thread(told[0], said[1]);
