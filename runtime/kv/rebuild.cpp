@@ -305,8 +305,8 @@ int Rebuilder::note(const Record* record, Address address) {
   return large && !large_.push({address.value, record->large()}) ? -ENOMEM : 0;
 }
 
-// Bytes in which no record is sound: a word that leads there is the entry of a record that is damaged. (Words with tag 0
-// may be counts: such a one only where the key that stands there confirms it.)
+// Bytes in which no record is sound: a word that leads there is the entry of a record that is damaged. (Words with tag
+// 0 may be counts: such a one only where the key that stands there confirms it.)
 int Rebuilder::note_damaged(uint64_t segment, uint64_t from, uint64_t to) {
   const uint64_t* word = std::lower_bound(words_.begin(), words_.end(), turned_entry(0, address(segment, from)));
   for (; word != words_.end() && *word < turned_entry(0, address(segment, to)); ++word) {

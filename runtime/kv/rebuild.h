@@ -10,8 +10,8 @@
 // that was deleted. Damaged blocks only decide between records whose order is not known.
 //
 // Checksums are seeded by the life of a segment. Where the state's word on it is damaged, it is guessed (close to that
-// of a neighbour), or a batch's header has it. A sound record proves it. By a header
-// alone it may be a segment that another store has left in this place: a record of it counts if a word names one there.
+// of a neighbour), or a batch's header has it. A sound record proves it. By a header alone it may be a segment that
+// another store has left in this place: a record of it counts if a word names one there.
 //
 // Memory beyond dram_bytes: twice the state (some 20 bytes per key), 16 bytes per sound record and per key, 56 per
 // large pair, 32 per segment; arrays are copied as they double.

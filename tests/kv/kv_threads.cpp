@@ -5,9 +5,9 @@
 // back. That is linearizability for keys with one writer. Keys that all threads write must be whole, of a version that
 // one of them wrote. Walkers must see every key that stays, once.
 //   kv_threads [--writes N] [--writers N] [--readers N] [--walkers N] [--keys N, of a writer] [--log MIB] [--dram MIB]
-//   [--segment KIB] [--device URI] [--kept PREFIX]; LUNAR_SEED= replays the choices, not the interleaving. --kept:
-//   the store lies in a file of that name and this process, is flushed all the time, and must come back whole; --durability 1 (group) or 2 (each): by
-//   its log alone, for the last flush is left out.
+//   [--segment KIB] [--device URI] [--kept PREFIX]; LUNAR_SEED= replays the choices, not the interleaving. --kept: the
+//   store lies in a file of that name and this process, is flushed all the time, and must come back whole;
+//   --durability 1 (group) or 2 (each): by its log alone, for the last flush is left out.
 #include <errno.h>
 #include <unistd.h>
 
