@@ -117,6 +117,9 @@ class Index {
   // 0, or -ENOMEM: there is no bucket. make_room: whether insert would succeed, which it does then.
   [[nodiscard]] int insert(uint64_t hash, Address address);
   [[nodiscard]] int make_room(uint64_t hash);
+  // Splits a bucket where there are clearly more entries than splits allow, as they found no memory. 0, or -ENOMEM:
+  // there is still none.
+  [[nodiscard]] int keep_load();
 
   // Marks of the entries, for kMarkers walks at a time. clear_marks: in bucket `number` and its chain. mark: false if
   // the index has no entry with that hash and address, or it is marked already. Pre of both: the lock.
@@ -220,7 +223,7 @@ class Index {
   };
   static void pause();
   [[nodiscard]] int add(uint64_t hash, Address address);
-  void split();
+  [[nodiscard]] int split();
   [[nodiscard]] int spare_overflow(uint64_t count);
   std::atomic<uint64_t>* fill_gap(Bucket* bucket, uint64_t entry, uint64_t marks);
   void put(Bucket* bucket, uint64_t entry, uint64_t marks);

@@ -3,7 +3,9 @@
 // has the same budget, must do with it.
 #include <errno.h>
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kv/store.h"
@@ -148,5 +150,62 @@ TEST_CASE("kv-reopen: a store of durable sets whose index is full opens again af
       store->close();
       opens_again(place, keys);
     }
+  }
+}
+
+namespace {
+
+// Sets of many threads share a commit, and so a block.
+template <class Work>
+void in_parallel(Work work) {
+  constexpr unsigned kThreads = 16;
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < kThreads; ++i) {
+    threads.emplace_back([work, i] { work(i, kThreads); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Returns how many sets were refused for another reason than a full index.
+unsigned set_until_full(Store* store, uint64_t first) {
+  std::atomic<unsigned> failed{0};
+  in_parallel([&](unsigned number, unsigned step) {
+    unsigned refused = 0;
+    for (uint64_t key = first + number; refused < 30; key += step) {
+      const int status = store->set(bytes_of(name(key)), {});
+      refused = status == 0 ? 0 : refused + 1;
+      if (status != 0 && status != -ENOSPC) ++failed;
+    }
+  });
+  return failed;
+}
+
+}  // namespace
+
+// Deletes leave gaps in chains that took all memory; a replay finds the chains without gaps, and splits buckets for the
+// memory that this leaves, which the chains of other shards need then.
+TEST_CASE("kv-reopen: it does so when the index was full before the first durable set") {
+  for (const uint64_t dram : kBudgets) {
+    Place place{dram, Durability::kFlush};
+    lunar_test::MemoryDevice first(place.memory.data(), kBytes), second(place.memory.data(), kBytes);
+    Store* store = place.open(Contents::kNew, &first);
+    uint64_t end = 0;
+    for (unsigned refused = 0; refused < kRefusalsMost; ++end)
+      refused = store->set(bytes_of(name(end)), {}) == 0 ? 0 : refused + 1;
+    REQUIRE(store->flush() == 0);
+    store->close();
+    place.durability = Durability::kGroup;
+    store = place.open(Contents::kKept, &second);
+    in_parallel([&](unsigned number, unsigned step) {
+      for (uint64_t key = number; key < end; key += step)
+        if (kv_test::mix(key) % 100 < 30) (void)store->del(bytes_of(name(key)));
+    });
+    REQUIRE(store->flush() == 0);
+    const uint64_t left = store->count();
+    CHECK(set_until_full(store, end) == 0);
+    const uint64_t keys = store->count();
+    CHECK(keys > left);
+    store->close();
+    opens_again(place, keys);
   }
 }
