@@ -16,6 +16,7 @@ namespace {
 
 // tenths: a bucket more whenever there are more entries than that on average
 constexpr uint64_t kEntriesABucket10 = 72;
+constexpr uint64_t kChainsALook = 128;    // for a writer that holds the lock: some 10 us
 constexpr uint64_t kEntryBytesMost = 12;  // at that load, wherever the next split is
 
 template <class B>
@@ -69,7 +70,7 @@ void Index::close() {
   overflow_.close();
   shape_.store(0, std::memory_order_relaxed);
   entries_.store(0, std::memory_order_relaxed);
-  spare_ = spares_ = 0;
+  spare_ = spares_ = looked_at_ = 0;
 }
 
 void Index::pause() { sys::yield_cpu(); }
@@ -100,7 +101,7 @@ int Index::keep_load() {
 
 int Index::make_room(uint64_t hash) {
   const auto* gap = find_place(primary_.at(bucket_of(hash_bits(hash), shape())), is_empty);
-  return gap ? 0 : spare_overflow(1);
+  return gap ? 0 : spare_overflow(1, kChainsALook);
 }
 
 // Takes memory only if the chain has no gap, so that entries never need more than they took before (resume).
@@ -108,7 +109,7 @@ int Index::add(uint64_t hash, Address address) {
   const uint64_t entry = tag_of(hash) << kAddressBits | address.value;
   std::atomic<uint64_t>* last = fill_gap(&primary_.at(bucket_of(hash_bits(hash), shape())), entry, 0);
   if (last) {
-    if (const int status = spare_overflow(1); status < 0) return status;
+    if (const int status = spare_overflow(1, shape().buckets()); status < 0) return status;
     append(last, entry, 0);
   }
   entries_.store(entries() + 1, std::memory_order_relaxed);
@@ -116,15 +117,35 @@ int Index::add(uint64_t hash, Address address) {
 }
 
 // Makes sure that `count` overflow buckets are there to be taken.
-int Index::spare_overflow(uint64_t count) {
+int Index::spare_overflow(uint64_t count, uint64_t chains_most) {
   while (spares_ < count) {
-    if (const int status = overflow_.grow(overflow_.count() + 1); status < 0) return status;
+    if (const int status = overflow_.grow(overflow_.count() + 1); status < 0) {
+      if (gain_overflow(chains_most)) continue;
+      return status;
+    }
     const uint64_t number = overflow_.count();  // + 1
     overflow_.at(number - 1).link.store(spare_, std::memory_order_relaxed);
     spare_ = number;
     ++spares_;
   }
   return 0;
+}
+
+// Looks for a chain that deletes have left longer than it needs to be, and takes what it does not need out of it.
+bool Index::gain_overflow(uint64_t chains_most) {
+  const uint64_t buckets = shape().buckets();
+  for (uint64_t i = 0; i < buckets && i < chains_most; ++i) {
+    if (looked_at_ >= buckets) looked_at_ = 0;
+    Bucket* first = &primary_.at(looked_at_++);
+    uint64_t places = 0, empty = 0;
+    for (Cursor at(*this, *first); at; ++at, ++places) empty += is_empty(*at) ? 1 : 0;
+    if (places == Bucket::kEntries || empty < OverflowBucket::kEntries) continue;
+    moves_.fetch_add(1, std::memory_order_seq_cst);
+    close_gaps(first);
+    moves_.fetch_add(1, std::memory_order_seq_cst);
+    return true;
+  }
+  return false;
 }
 
 // Into the first gap of a chain. There is none: the link of its last bucket; else nullptr.
@@ -169,7 +190,7 @@ int Index::split() {
   for (Cursor at(*this, *from); at; ++at) moving += (*at).load(std::memory_order_relaxed) >> bit & 1;
   const uint64_t beyond = moving > Bucket::kEntries ? moving - Bucket::kEntries : 0;
   const uint64_t chained = (beyond + OverflowBucket::kEntries - 1) / OverflowBucket::kEntries;
-  if (const int status = spare_overflow(chained); status < 0) return status;
+  if (const int status = spare_overflow(chained, kChainsALook); status < 0) return status;
 
   moves_.fetch_add(1, std::memory_order_seq_cst);
   for (Cursor at(*this, *from); at; ++at) {

@@ -209,3 +209,42 @@ TEST_CASE("kv-reopen: it does so when the index was full before the first durabl
     opens_again(place, keys);
   }
 }
+
+namespace {
+
+bool is_deleted(uint64_t key) { return kv_test::mix(key) % 100 < 30; }
+
+}  // namespace
+
+// Readers take no lock: they and walks must find every key that stays while chains are shortened.
+TEST_CASE("kv-reopen: what deletes have left empty in a full index serves new keys of other chains") {
+  Place place{kBudgets[1], Durability::kFlush};
+  lunar_test::MemoryDevice device(place.memory.data(), kBytes);
+  Store* store = place.open(Contents::kNew, &device);
+  uint64_t full = 0, end = 0;  // all keys below `full` were accepted
+  for (unsigned refused = 0; refused < kRefusalsMost; ++end) {
+    refused = store->set(bytes_of(name(end)), {}) == 0 ? 0 : refused + 1;
+    if (full == 0 && refused != 0) full = end;
+  }
+  const uint64_t keys = store->count();
+  for (uint64_t key = 0; key < end; ++key)
+    if (is_deleted(key)) (void)store->del(bytes_of(name(key)));
+  const uint64_t left = store->count();
+  std::atomic<bool> ends{false};
+  std::atomic<unsigned> missed{0};
+  std::thread reader([&] {
+    for (uint64_t key = 0; !ends; key = (key + 1) % full)
+      if (!is_deleted(key) && store->exists(bytes_of(name(key))) != 0) ++missed;
+  });
+  unsigned refused = 0, sets = 0;
+  for (; store->count() < left + (keys - left) / 2; ++sets)
+    refused += store->set(bytes_of(name(end + sets)), {}) == 0 ? 0 : 1;
+  ends = true;
+  reader.join();
+  CHECK(missed == 0);
+  CHECK(refused < sets / 100);
+  ErrorText why;
+  CHECK(store->validate(&why) == 0);
+  CHECK(store->dram_used() <= place.dram_bytes);
+  store->close();
+}
