@@ -437,7 +437,9 @@ int Store::flush() {
   if (!kept_ || read_only_) return 0;
   yield_to_writers();
   MutexLock guard(cleaning_);
-  return save();
+  const int status = save();
+  log_.reclaim();  // what only the last state referred to: for the counters, too
+  return status;
 }
 
 }  // namespace lunar::kv
