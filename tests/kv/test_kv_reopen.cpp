@@ -214,6 +214,28 @@ namespace {
 
 bool is_deleted(uint64_t key) { return kv_test::mix(key) % 100 < 30; }
 
+// Walks over the store as often as there is time, at least once. Returns how many of the keys below `full` that stay did
+// not come exactly once.
+unsigned walk_until(Store* store, uint64_t full, const std::atomic<bool>& ends) {
+  unsigned wrong = 0;
+  do {
+    std::vector<unsigned char> times(full, 0);
+    Walk* walk = nullptr;
+    if (Walk::open(store, &walk) != 0) return 1;
+    char key[64];
+    for (int64_t length; (length = walk->next(key, sizeof key - 1)) != -ENOENT;) {
+      if (length < 0) return 1;
+      key[length] = 0;
+      const uint64_t number = strtoull(key + strlen("key "), nullptr, 10);
+      if (number < full) ++times[number];
+    }
+    walk->close();
+    for (uint64_t number = 0; number < full; ++number)
+      if (!is_deleted(number)) wrong += times[number] == 1 ? 0 : 1;
+  } while (!ends);
+  return wrong;
+}
+
 }  // namespace
 
 // Readers take no lock: they and walks must find every key that stays while chains are shortened.
@@ -236,11 +258,13 @@ TEST_CASE("kv-reopen: what deletes have left empty in a full index serves new ke
     for (uint64_t key = 0; !ends; key = (key + 1) % full)
       if (!is_deleted(key) && store->exists(bytes_of(name(key))) != 0) ++missed;
   });
+  std::thread walker([&] { missed += walk_until(store, full, ends); });
   unsigned refused = 0, sets = 0;
   for (; store->count() < left + (keys - left) / 2; ++sets)
     refused += store->set(bytes_of(name(end + sets)), {}) == 0 ? 0 : 1;
   ends = true;
   reader.join();
+  walker.join();
   CHECK(missed == 0);
   CHECK(refused < sets / 100);
   ErrorText why;
