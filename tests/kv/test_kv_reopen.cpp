@@ -214,8 +214,8 @@ namespace {
 
 bool is_deleted(uint64_t key) { return kv_test::mix(key) % 100 < 30; }
 
-// Walks over the store as often as there is time, at least once. Returns how many of the keys below `full` that stay did
-// not come exactly once.
+// Walks over the store as often as there is time, at least once. Returns how many of the keys below `full` that stay
+// did not come exactly once.
 unsigned walk_until(Store* store, uint64_t full, const std::atomic<bool>& ends) {
   unsigned wrong = 0;
   do {
