@@ -128,7 +128,8 @@ int ark_set(ARK *ark, uint64_t klen, void *key, uint64_t vlen, void *val, int64_
 /* Copies up to vbuflen bytes of the value, from byte voff on; none if voff is beyond its end. *res: the length of
  * the whole value. ENOENT. */
 int ark_get(ARK *ark, uint64_t klen, void *key, uint64_t vbuflen, void *vbuf, uint64_t voff, int64_t *res);
-/* Delete a pair; check whether a key exists. *res: the length of its value. ENOENT. */
+/* Delete a pair; check whether a key exists. *res: the length of its value. ENOENT. ark_del: ENOSPC if each change is
+ * made durable and the store is completely full. */
 int ark_del(ARK *ark, uint64_t klen, void *key, int64_t *res);
 int ark_exists(ARK *ark, uint64_t klen, void *key, int64_t *res);
 

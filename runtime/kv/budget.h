@@ -10,10 +10,13 @@ namespace lunar::kv {
 class Budget {
  public:
   void open(uint64_t bytes) { limit_ = bytes; }
-  // The index leaves so much to the next open, whose index may take more (Store::begin_commits).
-  void keep_for_open(uint64_t bytes) { kept_ = bytes; }
+  // The index leaves so much to the next open, whose index may take more (Store::begin_commits). There its chains may
+  // take it, but no more buckets for splits.
+  void keep_for_open(uint64_t bytes) { kept_ = kept_by_chains_ = bytes; }
+  void keep_for_chains(uint64_t bytes) { kept_ = bytes, kept_by_chains_ = 0; }
   bool take(uint64_t bytes) { return take_below(limit_, bytes); }
   bool take_for_index(uint64_t bytes) { return take_below(limit_ - kept_, bytes); }
+  bool take_for_chains(uint64_t bytes) { return take_below(limit_ - kept_by_chains_, bytes); }
   void give_back(uint64_t bytes) { used_.fetch_sub(bytes, std::memory_order_relaxed); }
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }
   uint64_t limit() const { return limit_; }
@@ -26,7 +29,7 @@ class Budget {
     } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
     return true;
   }
-  uint64_t limit_ = 0, kept_ = 0;
+  uint64_t limit_ = 0, kept_ = 0, kept_by_chains_ = 0;
   std::atomic<uint64_t> used_{0};
 };
 

@@ -6,6 +6,7 @@
 #include <errno.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "sys/arena.h"
 #include "sys/thread.h"
@@ -15,6 +16,13 @@ namespace {
 
 // tenths: a bucket more whenever there are more entries than that on average
 constexpr uint64_t kEntriesABucket10 = 72;
+constexpr uint64_t kChainsALook = 128;    // for a writer that holds the lock: some 10 us
+constexpr uint64_t kEntryBytesMost = 12;  // at that load, wherever the next split is
+
+template <class B>
+bool take(Budget* budget, uint64_t bytes) {
+  return std::is_same_v<B, OverflowBucket> ? budget->take_for_chains(bytes) : budget->take_for_index(bytes);
+}
 
 bool is_empty(const std::atomic<uint64_t>& place) { return place.load(std::memory_order_relaxed) == 0; }
 
@@ -35,7 +43,7 @@ int BucketArray<B>::grow(uint64_t count) {
   if (count <= this->count()) return 0;
   const uint64_t last = count - 1;
   const unsigned parts = last >> bits_ ? 65 - static_cast<unsigned>(__builtin_clzll(last)) - bits_ : 1;
-  if (parts > kParts || !budget_->take_for_index(more * sizeof(B))) return -ENOMEM;
+  if (parts > kParts || !take<B>(budget_, more * sizeof(B))) return -ENOMEM;
   for (unsigned part = 0; part < parts; ++part) {
     if (parts_[part].load(std::memory_order_relaxed)) continue;
     auto* memory = static_cast<B*>(map_private(part_bytes(part), ForkPolicy::kInherit));  // zeros: empty
@@ -62,7 +70,7 @@ void Index::close() {
   overflow_.close();
   shape_.store(0, std::memory_order_relaxed);
   entries_.store(0, std::memory_order_relaxed);
-  spare_ = spares_ = 0;
+  spare_ = spares_ = looked_at_ = 0;
 }
 
 void Index::pause() { sys::yield_cpu(); }
@@ -82,13 +90,18 @@ int Index::resume(uint64_t buckets, uint64_t entries) {
 
 int Index::insert(uint64_t hash, Address address) {
   if (const int status = add(hash, address); status < 0) return status;
-  if (entries() * 10 > shape().buckets() * kEntriesABucket10) split();
+  if (entries() * 10 > shape().buckets() * kEntriesABucket10) (void)split();
   return 0;
+}
+
+int Index::keep_load() {
+  const bool behind = entries() * 10 > shape().buckets() * kEntriesABucket10 && entries() * kEntryBytesMost > bytes();
+  return behind ? split() : 0;
 }
 
 int Index::make_room(uint64_t hash) {
   const auto* gap = find_place(primary_.at(bucket_of(hash_bits(hash), shape())), is_empty);
-  return gap ? 0 : spare_overflow(1);
+  return gap ? 0 : spare_overflow(1, kChainsALook);
 }
 
 // Takes memory only if the chain has no gap, so that entries never need more than they took before (resume).
@@ -96,7 +109,7 @@ int Index::add(uint64_t hash, Address address) {
   const uint64_t entry = tag_of(hash) << kAddressBits | address.value;
   std::atomic<uint64_t>* last = fill_gap(&primary_.at(bucket_of(hash_bits(hash), shape())), entry, 0);
   if (last) {
-    if (const int status = spare_overflow(1); status < 0) return status;
+    if (const int status = spare_overflow(1, shape().buckets()); status < 0) return status;
     append(last, entry, 0);
   }
   entries_.store(entries() + 1, std::memory_order_relaxed);
@@ -104,15 +117,35 @@ int Index::add(uint64_t hash, Address address) {
 }
 
 // Makes sure that `count` overflow buckets are there to be taken.
-int Index::spare_overflow(uint64_t count) {
+int Index::spare_overflow(uint64_t count, uint64_t chains_most) {
   while (spares_ < count) {
-    if (const int status = overflow_.grow(overflow_.count() + 1); status < 0) return status;
+    if (const int status = overflow_.grow(overflow_.count() + 1); status < 0) {
+      if (gain_overflow(chains_most)) continue;
+      return status;
+    }
     const uint64_t number = overflow_.count();  // + 1
     overflow_.at(number - 1).link.store(spare_, std::memory_order_relaxed);
     spare_ = number;
     ++spares_;
   }
   return 0;
+}
+
+// Looks for a chain that deletes have left longer than it needs to be, and takes what it does not need out of it.
+bool Index::gain_overflow(uint64_t chains_most) {
+  const uint64_t buckets = shape().buckets();
+  for (uint64_t i = 0; i < buckets && i < chains_most; ++i) {
+    if (looked_at_ >= buckets) looked_at_ = 0;
+    Bucket* first = &primary_.at(looked_at_++);
+    uint64_t places = 0, empty = 0;
+    for (Cursor at(*this, *first); at; ++at, ++places) empty += is_empty(*at) ? 1 : 0;
+    if (places == Bucket::kEntries || empty < OverflowBucket::kEntries) continue;
+    moves_.fetch_add(1, std::memory_order_seq_cst);
+    close_gaps(first);
+    moves_.fetch_add(1, std::memory_order_seq_cst);
+    return true;
+  }
+  return false;
 }
 
 // Into the first gap of a chain. There is none: the link of its last bucket; else nullptr.
@@ -144,18 +177,20 @@ void Index::append(std::atomic<uint64_t>* last, uint64_t entry, uint64_t marks) 
   last->store(last->load(std::memory_order_relaxed) | number, std::memory_order_seq_cst);
 }
 
-// Bucket `split` gives those of its entries to the new last one whose next bit is set. Not when there is no memory, and
-// not when the tag has no more bits to give: chains get longer then.
-void Index::split() {
+// Bucket `split` gives those of its entries to the new last one whose next bit is set. 0, also when the tag has no more
+// bits to give, and chains get longer; -ENOMEM.
+int Index::split() {
   const Shape before = shape();
   const uint64_t to = before.buckets();
   const unsigned bit = kAddressBits + before.level - bits_;
-  if (before.level - bits_ >= kGrowBits || primary_.grow(to + 1) < 0) return;
+  if (before.level - bits_ >= kGrowBits) return 0;
+  if (const int status = primary_.grow(to + 1); status < 0) return status;
   Bucket* from = &primary_.at(before.split);
   uint64_t moving = 0;
   for (Cursor at(*this, *from); at; ++at) moving += (*at).load(std::memory_order_relaxed) >> bit & 1;
   const uint64_t beyond = moving > Bucket::kEntries ? moving - Bucket::kEntries : 0;
-  if (spare_overflow((beyond + OverflowBucket::kEntries - 1) / OverflowBucket::kEntries) < 0) return;
+  const uint64_t chained = (beyond + OverflowBucket::kEntries - 1) / OverflowBucket::kEntries;
+  if (const int status = spare_overflow(chained, kChainsALook); status < 0) return status;
 
   moves_.fetch_add(1, std::memory_order_seq_cst);
   for (Cursor at(*this, *from); at; ++at) {
@@ -169,6 +204,7 @@ void Index::split() {
   const Shape after = round ? Shape{before.level + 1, 0} : Shape{before.level, before.split + 1};
   shape_.store(uint64_t{after.level} << 56 | after.split, std::memory_order_seq_cst);
   moves_.fetch_add(1, std::memory_order_seq_cst);
+  return 0;
 }
 
 // Moves what lies at the end of a chain into its gaps, and takes the buckets that are empty then out of it. Pre: moves_

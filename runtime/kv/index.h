@@ -114,9 +114,13 @@ class Index {
     place->store(0, std::memory_order_seq_cst);
     entries_.store(entries() - 1, std::memory_order_relaxed);
   }
-  // 0, or -ENOMEM: there is no bucket. make_room: whether insert would succeed, which it does then.
+  // 0, or -ENOMEM: there is no bucket. make_room: whether insert would succeed, which it does then. Without memory they
+  // take a bucket that deletes have left empty in another chain; make_room looks for one in kChainsALook chains.
   [[nodiscard]] int insert(uint64_t hash, Address address);
   [[nodiscard]] int make_room(uint64_t hash);
+  // Splits a bucket where there are clearly more entries than splits allow, as they found no memory. 0, or -ENOMEM:
+  // there is still none.
+  [[nodiscard]] int keep_load();
 
   // Marks of the entries, for kMarkers walks at a time. clear_marks: in bucket `number` and its chain. mark: false if
   // the index has no entry with that hash and address, or it is marked already. Pre of both: the lock.
@@ -220,8 +224,9 @@ class Index {
   };
   static void pause();
   [[nodiscard]] int add(uint64_t hash, Address address);
-  void split();
-  [[nodiscard]] int spare_overflow(uint64_t count);
+  [[nodiscard]] int split();
+  [[nodiscard]] int spare_overflow(uint64_t count, uint64_t chains_most);
+  bool gain_overflow(uint64_t chains_most);
   std::atomic<uint64_t>* fill_gap(Bucket* bucket, uint64_t entry, uint64_t marks);
   void put(Bucket* bucket, uint64_t entry, uint64_t marks);
   void append(std::atomic<uint64_t>* last, uint64_t entry, uint64_t marks);
@@ -233,6 +238,7 @@ class Index {
   std::atomic<uint64_t> moves_{0};
   std::atomic<uint64_t> entries_{0};
   uint64_t spare_ = 0, spares_ = 0;  // overflow buckets in no chain: number + 1 of the first, linked; how many
+  uint64_t looked_at_ = 0;           // by gain_overflow: bucket of the next chain
   BucketArray<Bucket> primary_;
   BucketArray<OverflowBucket> overflow_;
 };

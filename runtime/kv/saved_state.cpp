@@ -200,7 +200,11 @@ int Store::open_root(const StoreOptions& options, ErrorText* why) {
     status = load(&root, why);
   else if (status = format(device_, super_, &root_); status < 0)
     return why->set(status, "key/value store on %s: cannot be formatted: %s", device_->name(), errno_text(status));
-  if (status == 0 && root.log != 0) status = replay(root, why);
+  if (status == 0 && root.log != 0) {
+    budget_.keep_for_chains(budget_.limit() / kShareForOpen);
+    status = replay(root, why);
+    budget_.keep_for_chains(0);
+  }
   if (status < 0 || read_only_ || (root.log == 0 && options.durability == Durability::kFlush)) return status;
   return begin_commits(options, why);
 }
@@ -510,7 +514,9 @@ int Store::flush() {
   if (!kept_ || read_only_) return 0;
   yield_to_writers();
   MutexLock guard(cleaning_);
-  return save();
+  const int status = save();
+  log_.reclaim();  // what only the last state referred to: for the counters, too
+  return status;
 }
 
 }  // namespace lunar::kv

@@ -281,6 +281,13 @@ bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool ful
   return fits;
 }
 
+// For an entry of a new key. A replay splits other buckets than the run that wrote the log did: with durable sets, no
+// chains may be longer than they are in any index of that many entries and bytes. -ENOMEM: there is none.
+int Store::make_room(Shard& shard, uint64_t hash) {
+  const int status = log_.commits() ? shard.index.keep_load() : 0;
+  return status < 0 ? status : shard.index.make_room(hash);
+}
+
 // 0; kInPlace; -errno.
 int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
   Shard& shard = shard_of(hash);
@@ -295,7 +302,7 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       if (const int status = find_replaceable(shard, hash, key, false, &found); status < 0) return status;
       if (found.place && set_in_place(shard, found, value, full)) return kInPlace;
       replaces = found.place != nullptr;
-      index_full = !replaces && shard.index.make_room(hash) < 0;
+      index_full = !replaces && make_room(shard, hash) < 0;
       uint64_t units = record_units(key.size, value.size) + units_of_notes(found), padding = 0;
       Address address;
       if (!index_full && log_.allocate(units, false, &address, &padding) == 0) {
@@ -329,7 +336,7 @@ int Store::room_in_index(Shard& shard, uint64_t hash, Bytes key) {
     const uint64_t freed = images_freed_.load(std::memory_order_acquire);
     {
       const ShardLock lock(*this, shard);
-      if (shard.index.make_room(hash) == 0) return 0;
+      if (make_room(shard, hash) == 0) return 0;
       Found found;
       if (const int status = find_replaceable(shard, hash, key, false, &found); status < 0) return status;
       if (found.place) return 0;

@@ -298,6 +298,7 @@ class Store {
   int examine(Address address, uint64_t hash, Bytes key, Found* out);
   static constexpr int kInPlace = 1;  // result of set_inline: done, and no room of the log was taken
   int set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait);
+  int make_room(Shard& shard, uint64_t hash);
   int room_in_index(Shard& shard, uint64_t hash, Bytes key);
   int set_large(uint64_t hash, Bytes key, Bytes value);
   bool set_in_place(Shard& shard, const Found& found, Bytes value, bool full);

@@ -311,6 +311,22 @@ TEST_CASE("a store that is opened for reading changes nothing") {
   CHECK(Store::open(options, &store, &backing.why) == -EINVAL);
 }
 
+TEST_CASE("what a deleted large pair took is not in use after a flush") {
+  Backing backing;
+  Store* store = backing.must_open(Contents::kNew);
+  const std::string large(700'000, 'l');
+  REQUIRE(store->set({"a", 1}, {"1", 1}) == 0);
+  REQUIRE(store->flush() == 0);
+  const uint64_t before = store->bytes_in_use();
+  REQUIRE(store->set({"large", 5}, bytes_of(large)) == 0);
+  REQUIRE(store->flush() == 0);
+  CHECK(store->bytes_in_use() > before + large.size());
+  REQUIRE(store->del({"large", 5}) == 700'000);
+  REQUIRE(store->flush() == 0);
+  CHECK(store->bytes_in_use() < before + large.size() / 2);
+  store->close();
+}
+
 TEST_CASE("compaction gives back what was deleted, and loses nothing") {
   Backing backing;
   Store* store = backing.must_open(Contents::kNew);

@@ -3,7 +3,9 @@
 // has the same budget, must do with it.
 #include <errno.h>
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kv/store.h"
@@ -149,4 +151,124 @@ TEST_CASE("kv-reopen: a store of durable sets whose index is full opens again af
       opens_again(place, keys);
     }
   }
+}
+
+namespace {
+
+// Sets of many threads share a commit, and so a block.
+template <class Work>
+void in_parallel(Work work) {
+  constexpr unsigned kThreads = 16;
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < kThreads; ++i) {
+    threads.emplace_back([work, i] { work(i, kThreads); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Returns how many sets were refused for another reason than a full index.
+unsigned set_until_full(Store* store, uint64_t first) {
+  std::atomic<unsigned> failed{0};
+  in_parallel([&](unsigned number, unsigned step) {
+    unsigned refused = 0;
+    for (uint64_t key = first + number; refused < 30; key += step) {
+      const int status = store->set(bytes_of(name(key)), {});
+      refused = status == 0 ? 0 : refused + 1;
+      if (status != 0 && status != -ENOSPC) ++failed;
+    }
+  });
+  return failed;
+}
+
+}  // namespace
+
+// Deletes leave gaps in chains that took all memory; a replay finds the chains without gaps, and splits buckets for the
+// memory that this leaves, which the chains of other shards need then.
+TEST_CASE("kv-reopen: it does so when the index was full before the first durable set") {
+  for (const uint64_t dram : kBudgets) {
+    Place place{dram, Durability::kFlush};
+    lunar_test::MemoryDevice first(place.memory.data(), kBytes), second(place.memory.data(), kBytes);
+    Store* store = place.open(Contents::kNew, &first);
+    uint64_t end = 0;
+    for (unsigned refused = 0; refused < kRefusalsMost; ++end)
+      refused = store->set(bytes_of(name(end)), {}) == 0 ? 0 : refused + 1;
+    REQUIRE(store->flush() == 0);
+    store->close();
+    place.durability = Durability::kGroup;
+    store = place.open(Contents::kKept, &second);
+    in_parallel([&](unsigned number, unsigned step) {
+      for (uint64_t key = number; key < end; key += step)
+        if (kv_test::mix(key) % 100 < 30) (void)store->del(bytes_of(name(key)));
+    });
+    REQUIRE(store->flush() == 0);
+    const uint64_t left = store->count();
+    CHECK(set_until_full(store, end) == 0);
+    const uint64_t keys = store->count();
+    CHECK(keys > left);
+    store->close();
+    opens_again(place, keys);
+  }
+}
+
+namespace {
+
+bool is_deleted(uint64_t key) { return kv_test::mix(key) % 100 < 30; }
+
+// Walks over the store as often as there is time, at least once. Returns how many of the keys below `full` that stay
+// did not come exactly once.
+unsigned walk_until(Store* store, uint64_t full, const std::atomic<bool>& ends) {
+  unsigned wrong = 0;
+  do {
+    std::vector<unsigned char> times(full, 0);
+    Walk* walk = nullptr;
+    if (Walk::open(store, &walk) != 0) return 1;
+    char key[64];
+    for (int64_t length; (length = walk->next(key, sizeof key - 1)) != -ENOENT;) {
+      if (length < 0) return 1;
+      key[length] = 0;
+      const uint64_t number = strtoull(key + strlen("key "), nullptr, 10);
+      if (number < full) ++times[number];
+    }
+    walk->close();
+    for (uint64_t number = 0; number < full; ++number)
+      if (!is_deleted(number)) wrong += times[number] == 1 ? 0 : 1;
+  } while (!ends);
+  return wrong;
+}
+
+}  // namespace
+
+// Readers take no lock: they and walks must find every key that stays while chains are shortened.
+TEST_CASE("kv-reopen: what deletes have left empty in a full index serves new keys of other chains") {
+  Place place{kBudgets[1], Durability::kFlush};
+  lunar_test::MemoryDevice device(place.memory.data(), kBytes);
+  Store* store = place.open(Contents::kNew, &device);
+  uint64_t full = 0, end = 0;  // all keys below `full` were accepted
+  for (unsigned refused = 0; refused < kRefusalsMost; ++end) {
+    refused = store->set(bytes_of(name(end)), {}) == 0 ? 0 : refused + 1;
+    if (full == 0 && refused != 0) full = end;
+  }
+  const uint64_t keys = store->count();
+  for (uint64_t key = 0; key < end; ++key)
+    if (is_deleted(key)) (void)store->del(bytes_of(name(key)));
+  const uint64_t left = store->count();
+  std::atomic<bool> ends{false};
+  std::atomic<unsigned> missed{0};
+  std::thread reader([&] {
+    for (uint64_t key = 0; !ends; key = (key + 1) % full)
+      if (!is_deleted(key) && store->exists(bytes_of(name(key))) != 0) ++missed;
+  });
+  std::thread walker([&] { missed += walk_until(store, full, ends); });
+  unsigned refused = 0, sets = 0;
+  for (; store->count() < left + (keys - left) / 2; ++sets)
+    refused += store->set(bytes_of(name(end + sets)), {}) == 0 ? 0 : 1;
+  ends = true;
+  reader.join();
+  walker.join();
+  CHECK(missed == 0);
+  CHECK(refused < sets / 100);
+  ErrorText why;
+  CHECK(store->validate(&why) == 0);
+  CHECK(store->dram_used() <= place.dram_bytes);
+  store->close();
 }
