@@ -409,7 +409,8 @@ def select(tests, arguments):
         if arguments.k:
             return any(re.search(arguments.k, text) for text in [test.name, *test.suites])
         if arguments.asan or arguments.tsan:
-            return SANITIZED & set(test.suites) and "no-sanitizer" not in test.suites
+            unfit = {"no-sanitizer", "no-tsan"} if arguments.tsan else {"no-sanitizer"}
+            return SANITIZED & set(test.suites) and not unfit & set(test.suites)
         if arguments.fast:
             return FAST & set(test.suites)
         return arguments.all or "slow" not in test.suites

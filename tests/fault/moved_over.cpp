@@ -122,7 +122,7 @@ void need_move() {
 
 int main() {
   need_move();
-  tier::start_tier(16 * kMega, 512 * kMega, nullptr, "log_file=/dev/null,handlers=4");
+  tier::start_tier(16 * kMega, 512 * kMega, nullptr, "log=error,handlers=4");
   tier::Random random(tier::announce_seed());
   const tier::Watchdog watchdog(g_progress, 20);
   const size_t page = lunar_page_bytes();
