@@ -176,6 +176,53 @@ void exec_with_held_mutexes(char* memory) {
   }
 }
 
+// An exec that fails, however often, keeps nothing in DRAM.
+void failed_exec(char* memory) {
+  auto* mutex = reinterpret_cast<pthread_mutex_t*>(memory);
+  char name[] = "true";
+  char* words[] = {name, nullptr};
+  make(mutex, false, true);
+  CHECK(pthread_mutex_lock(mutex) == 0);
+  for (int i = 0; i < 1500; ++i) {
+    errno = 0;
+    CHECK(execv("/nowhere/true", words) == -1 && errno == ENOENT);
+    errno = 0;
+    CHECK(syscall(SYS_execve, "/nowhere/true", words, environ) == -1 && errno == ENOENT);
+  }
+  CHECK(pthread_mutex_unlock(mutex) == 0 && pthread_mutex_destroy(mutex) == 0);
+  evict(mutex);
+}
+
+// A mutex that is unmapped, or may not be read any more, while its owner still holds it: the kernel does without it.
+void hold_and_unmap(bool shared, bool protect) {
+  constexpr size_t kMap = 1 << 20;
+  const int flags = (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_ANONYMOUS;
+  void* place = mmap(nullptr, kMap, PROT_READ | PROT_WRITE, flags, -1, 0);
+  CHECK(place != MAP_FAILED);
+  auto* mutex = static_cast<pthread_mutex_t*>(place);
+  make(mutex, false, true);
+  CHECK(pthread_mutex_lock(mutex) == 0);
+  CHECK(protect ? mprotect(place, kMap, PROT_NONE) == 0 : munmap(place, kMap) == 0);
+}
+
+void held_mutexes_are_gone() {
+  char name[] = "true";
+  char* words[] = {name, nullptr};
+  for (const bool shared : {false, true})
+    for (const bool protect : {false, true}) {
+      std::thread(hold_and_unmap, shared, protect).join();
+      const pid_t child = fork();
+      CHECK(child >= 0);
+      if (child == 0) {
+        hold_and_unmap(shared, protect);
+        execv("/bin/true", words);
+        _exit(1);
+      }
+      int status = 0;
+      CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+}
+
 int body() {
   auto* cold = static_cast<char*>(malloc(kFiller));
   auto* memory = static_cast<char*>(aligned_alloc(kPage, 16 * kPage));
@@ -192,6 +239,8 @@ int body() {
     mutex_under_eviction(reinterpret_cast<pthread_mutex_t*>(memory + 4 * kPage), robust);
   as_long_as_there_are_mutexes(memory + 6 * kPage);
   exec_with_held_mutexes(memory + 8 * kPage);
+  failed_exec(memory + 8 * kPage);
+  held_mutexes_are_gone();
   CHECK(holds(cold, kFiller, 1));
   return 0;
 }
