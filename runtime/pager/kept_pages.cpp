@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "pager/pager.h"
@@ -46,8 +47,10 @@ struct KeptPages {
   unsigned next_look = 0;
   unsigned until_told = 0;  // entries of kUntilTold
   bool full_said = false;
+  std::atomic<bool> gate_closes{false};
 };
 constinit KeptPages g_kept;
+constinit const void* g_left_open[kKeptMax];  // by the fork that closes the gate: one at a time
 
 // pre: the lock.
 void unpin_kept(PagerState& state, Kept& gone) {
@@ -185,7 +188,9 @@ static void keep(PagerState& state, const void* address, size_t bytes, int threa
     void* page = region->address_of(PageIndex(p));
     if (!pin(state, *region, PageIndex(p), thread_id, use)) continue;
     touch_pinned(*region, PageIndex(p));
-    // In the list first: a fork from now on leaves it open. (What is read-only the kernel will not write to.)
+    // In the list first: a fork from now on leaves it open; one that has read the list may close it yet. (What is
+    // read-only the kernel will not write to.)
+    while (g_kept.gate_closes.load()) sys::yield_cpu();
     if (state.gate_used.load(std::memory_order_acquire)) (void)sys::advise(page, state.page_size, MADV_POPULATE_WRITE);
   }
 }
@@ -245,6 +250,21 @@ void pager_kept_goes_to(const void* address, int child_id, bool a_process) {
   entry->a_process = a_process;
   entry->use = For::kThreadEnd;
 }
+
+unsigned kept_pages_gate_closes(const void* const** pages) {
+  unsigned count = 0;
+  {
+    sys::Locked<sys::SpinLock> lock(g_kept.lock);
+    g_kept.gate_closes.store(true);
+    for (const Kept& entry : g_kept.entries)
+      if (entry.thread_id != 0) g_left_open[count++] = entry.page;
+  }
+  std::sort(g_left_open, g_left_open + count);
+  *pages = g_left_open;
+  return count;
+}
+
+void kept_pages_gate_closed() { g_kept.gate_closes.store(false); }
 
 // Counted as copied: there is no asking for room later.
 void kept_pages_open(PagerState& state) {
