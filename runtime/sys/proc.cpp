@@ -111,13 +111,10 @@ MountKind kind_of_mount(unsigned long long mount) {
 bool hidden_may_be_unbuffered(const char* path, const char* name) {
   for (const char* memory : {"/memfd:", "/secretmem"})
     if (strncmp(name, memory, strlen(memory)) == 0) return false;
-  struct statx status;
-  const int proc = proc_directory();
-  constexpr int kFlags = AT_STATX_DONT_SYNC;
-  if (statx(AT_FDCWD, path, kFlags, STATX_TYPE, &status) != 0 &&
-      (proc < 0 || statx(proc, path + sizeof "/proc/" - 1, kFlags, STATX_TYPE, &status) != 0))
-    return true;  // FUSE tells its user only
-  return S_ISREG(status.stx_mode) && status.stx_dev_major == 0;
+  struct stat status;
+  const int rc = path_status(path, &status, AT_STATX_DONT_SYNC);
+  if (rc < 0) return rc != -ENOENT;  // -EACCES: FUSE tells its user only. -ENOENT: it has been closed
+  return S_ISREG(status.st_mode) && major(status.st_dev) == 0;
 }
 
 // The number behind a name in fdinfo; 0: it is not there.
