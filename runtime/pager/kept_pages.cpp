@@ -50,7 +50,9 @@ struct KeptPages {
   std::atomic<bool> gate_closes{false};
 };
 constinit KeptPages g_kept;
-constinit const void* g_left_open[kKeptMax];  // by the fork that closes the gate: one at a time
+// By the fork that closes the gate: one at a time. Not on the stack of the fork, which may be small.
+constinit const void* g_left_open[kKeptMax];
+constinit unsigned g_left_open_count = 0;
 
 // pre: the lock.
 void unpin_kept(PagerState& state, Kept& gone) {
@@ -256,28 +258,22 @@ unsigned kept_pages_gate_closes(const void* const** pages) {
   {
     sys::Locked<sys::SpinLock> lock(g_kept.lock);
     g_kept.gate_closes.store(true);
+    // some are there twice: the program pins pages too, so all count
     for (const Kept& entry : g_kept.entries)
       if (entry.thread_id != 0) g_left_open[count++] = entry.page;
   }
   std::sort(g_left_open, g_left_open + count);
+  g_left_open_count = count;
   *pages = g_left_open;
   return count;
 }
 
 void kept_pages_gate_closed() { g_kept.gate_closes.store(false); }
 
-// Counted as copied: there is no asking for room later.
+// Counted as copied: there is no asking for room later. (An earlier fork may have closed the gate over them.)
 void kept_pages_open(PagerState& state) {
-  const void* pages[kKeptMax];
-  unsigned count = 0;
-  {
-    sys::Locked<sys::SpinLock> lock(g_kept.lock);
-    for (const Kept& entry : g_kept.entries)
-      if (entry.thread_id != 0)
-        pages[count++] = entry.page;  // twice at times: the program pins pages too, so all count
-  }
-  for (unsigned i = 0; i < count; ++i) {
-    while (sys::uffd_protect(state.uffd, const_cast<void*>(pages[i]), state.page_size, false) == -EAGAIN)
+  for (unsigned i = 0; i < g_left_open_count; ++i) {
+    while (sys::uffd_protect(state.uffd, const_cast<void*>(g_left_open[i]), state.page_size, false) == -EAGAIN)
       sys::yield_cpu();
     state.account.unshare_always(1);
   }
