@@ -144,8 +144,8 @@ void* attach_in_place(int id, char* address, size_t bytes, int flags) {
 }
 
 // System V shared memory at a place that touches the tier. No event would tell of it: the kernel does not report what
-// shmat maps over. So the place becomes the kernel's first, once it is known that the segment can be attached. The trial
-// stays until then: under kernel.shm_rmid_forced a segment goes with its last use.
+// shmat maps over. So the place becomes the kernel's first, once it is known that the segment can be attached. The
+// trial stays until then: under kernel.shm_rmid_forced a segment goes with its last use.
 void* attach_over(int id, char* address, int flags) {
   errno = EINVAL;
   shmid_ds segment;
