@@ -116,6 +116,43 @@ void mutex_under_eviction(pthread_mutex_t* mutex, bool robust) {
   evict(mutex);
 }
 
+void contend(pthread_mutex_t* mutex, unsigned turns) {
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < 4; ++i)
+    threads.emplace_back([=] {
+      for (unsigned turn = 0; turn < turns; ++turn) {
+        CHECK(pthread_mutex_lock(mutex) == 0);
+        if (turn % 4 == 0) sched_yield();
+        CHECK(pthread_mutex_unlock(mutex) == 0);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Forks close the copy-on-write gate, in the parent and in the child.
+void mutex_among_forks(pthread_mutex_t* mutex, char* cold, size_t cold_bytes) {
+  make(mutex, true, false);
+  std::thread parent([=] {
+    while (!g_stop.load()) contend(mutex, 500);
+  });
+  for (unsigned round = 0; round < 40; ++round) {
+    for (size_t at = 0; at < cold_bytes; at += kPage) __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      make(mutex, true, false);  // a thread of the parent may have held it
+      contend(mutex, 200);
+      _exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+  }
+  g_stop.store(true);
+  parent.join();
+  g_stop.store(false);
+  CHECK(pthread_mutex_destroy(mutex) == 0);
+}
+
 // Two on a page: the page stays until both are gone. More than there is room for, which nobody destroys, do not fill
 // the budget.
 void as_long_as_there_are_mutexes(char* memory) {
@@ -237,6 +274,7 @@ int body() {
   errors_stay();
   for (bool robust : {false, true})
     mutex_under_eviction(reinterpret_cast<pthread_mutex_t*>(memory + 4 * kPage), robust);
+  mutex_among_forks(reinterpret_cast<pthread_mutex_t*>(memory + 4 * kPage), cold, kFiller / 2);
   as_long_as_there_are_mutexes(memory + 6 * kPage);
   exec_with_held_mutexes(memory + 8 * kPage);
   failed_exec(memory + 8 * kPage);
