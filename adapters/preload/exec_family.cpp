@@ -10,6 +10,7 @@
 
 #include "preload.h"
 
+namespace lunar::preload {
 namespace {
 
 using Words = char* const*;
@@ -28,32 +29,38 @@ int with_words(const char* first, va_list* rest, Call call) {
   return call(words);
 }
 
+// Calls exec. It comes back if it has failed.
+template <class Call>
+int with_mutexes_kept(Call call) {
+  const bool kept = threads_before_exec();
+  const int rc = call();
+  if (kept) threads_after_exec();
+  return rc;
+}
+
 }  // namespace
+}  // namespace lunar::preload
 
 using namespace lunar::preload;
 
 LUNAR_EXPORT int execve(const char* path, Words words, Words environment) noexcept {
-  threads_before_exec();
-  return g_real.execve(path, words, environment);
+  return with_mutexes_kept([=] { return g_real.execve(path, words, environment); });
 }
 
 LUNAR_EXPORT int execv(const char* path, Words words) noexcept { return execve(path, words, environ); }
 
 LUNAR_EXPORT int execvpe(const char* file, Words words, Words environment) noexcept {
-  threads_before_exec();
-  return g_real.execvpe(file, words, environment);
+  return with_mutexes_kept([=] { return g_real.execvpe(file, words, environment); });
 }
 
 LUNAR_EXPORT int execvp(const char* file, Words words) noexcept { return execvpe(file, words, environ); }
 
 LUNAR_EXPORT int fexecve(int fd, Words words, Words environment) noexcept {
-  threads_before_exec();
-  return g_real.fexecve(fd, words, environment);
+  return with_mutexes_kept([=] { return g_real.fexecve(fd, words, environment); });
 }
 
 LUNAR_EXPORT int execveat(int fd, const char* path, Words words, Words environment, int flags) noexcept {
-  threads_before_exec();
-  return g_real.execveat(fd, path, words, environment, flags);
+  return with_mutexes_kept([=] { return g_real.execveat(fd, path, words, environment, flags); });
 }
 
 LUNAR_EXPORT int execl(const char* path, const char* first, ...) noexcept {

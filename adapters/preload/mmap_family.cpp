@@ -125,31 +125,43 @@ void* attach(int id, const void* address, int flags) {
       sys::kernel_call_errno(SYS_shmat, {id, reinterpret_cast<long>(address), flags, 0, 0, 0}));
 }
 
+// pre: the segment can be attached, but for what is there.
+void* attach_in_place(int id, char* address, size_t bytes, int flags) {
+  const bool replace = (flags & SHM_REMAP) != 0;
+  bool whole = area_boundary(address, address + bytes) == address + bytes && area_of(address) != nullptr;
+  int placed = 0, rc = whole || replace ? 0 : -EINVAL;
+  if (rc == 0)
+    rc = for_parts(
+        address, bytes,
+        [&](char* at, size_t n) {
+          const int one = maps_leave(at, n, replace);
+          if (one > 0) placed = one;
+          return one;
+        },
+        [](char*, size_t) { return 0; });
+  if (rc < 0) return errno = -rc, MAP_FAILED;
+  return attach(id, address, placed != 0 ? flags | SHM_REMAP : flags);
+}
+
 // System V shared memory at a place that touches the tier. No event would tell of it: the kernel does not report what
-// shmat maps over. So the place becomes the kernel's first, once it is known that the segment can be attached.
+// shmat maps over. So the place becomes the kernel's first, once it is known that the segment can be attached. The
+// trial stays until then: under kernel.shm_rmid_forced a segment goes with its last use.
 void* attach_over(int id, char* address, int flags) {
   errno = EINVAL;
   shmid_ds segment;
-  void* const failed = MAP_FAILED;
-  if (shmctl(id, IPC_STAT, &segment) != 0) return failed;
+  if (shmctl(id, IPC_STAT, &segment) != 0) return MAP_FAILED;
   size_t bytes = 0;
   if (!touches_tier(address, segment.shm_segsz, &bytes)) return attach(id, address, flags);
   void* trial = attach(id, nullptr, flags & ~(SHM_RND | SHM_REMAP));
-  if (trial == failed || shmdt(trial) != 0) return failed;
-  const bool replace = (flags & SHM_REMAP) != 0;
-  bool whole = area_boundary(address, address + bytes) == address + bytes && area_of(address) != nullptr;
-  if (!whole && !replace) return errno = EINVAL, failed;
-  int placed = 0;
-  const int rc = for_parts(
-      address, bytes,
-      [&](char* at, size_t n) {
-        const int one = maps_leave(at, n, replace);
-        if (one > 0) placed = one;
-        return one;
-      },
-      [](char*, size_t) { return 0; });
-  if (rc < 0) return errno = -rc, failed;
-  return attach(id, address, placed != 0 ? flags | SHM_REMAP : flags);
+  if (trial == MAP_FAILED) return trial;
+  const auto at = reinterpret_cast<uintptr_t>(trial), wanted = reinterpret_cast<uintptr_t>(address);
+  const bool in_the_way = at < wanted + bytes && wanted < at + bytes;  // the kernel has found a gap there
+  if (in_the_way) (void)shmdt(trial);
+  void* result = attach_in_place(id, address, bytes, flags);
+  const int saved = errno;
+  if (!in_the_way) (void)shmdt(trial);
+  errno = saved;
+  return result;
 }
 
 // Some plain memory of the program's has what a copy of it would not: a protection key, guard pages, or it is not for

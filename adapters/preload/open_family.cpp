@@ -52,7 +52,7 @@ void note_unbuffered(int fd) {
 inline int opened(int fd, int flags) {
   if (fd < 0) return fd;
   if (__builtin_expect((flags & O_DIRECT) != 0, 0)) note();
-  note_unbuffered(fd);
+  if ((flags & O_ACCMODE) != O_WRONLY) note_unbuffered(fd);
   return fd;
 }
 

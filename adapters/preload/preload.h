@@ -106,7 +106,9 @@ void server_gate_start();  // at start, when the tier exists; does nothing unles
 // thread_family.cpp
 void threads_prepare();      // at start: counts the main thread too
 void threads_enter_child();  // in a forked child, which has one thread
-void threads_before_exec();  // in the thread that is about to call exec
+// In the thread that is about to call exec; true: threads_after_exec is to be called if it fails, which keeps errno.
+bool threads_before_exec();
+void threads_after_exec();
 
 // signal_family.cpp
 void signals_prepare();  // at start

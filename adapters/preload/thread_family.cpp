@@ -24,6 +24,7 @@
 
 #include "pager/pager.h"
 #include "preload.h"
+#include "sys/mem.h"
 #include "sys/proc.h"
 #include "sys/thread.h"
 
@@ -53,28 +54,44 @@ constexpr unsigned kRobustMax = 2048;       // the kernel looks no further (ROBU
 
 void keep_thread_block() { pager_keep_for_thread(reinterpret_cast<const void*>(pthread_self()), kThreadBlockBytes); }
 
-// The held robust mutexes of this thread: link and futex word of each.
-void keep_robust_mutexes() {
+// False: the program may not read there, as after an unmap of a held mutex. The kernel then looks no further, either.
+template <class T>
+bool read_if_readable(const T* from, T* to) {
+  const int rc = sys::peek(from, to, sizeof *to);
+  if (rc == -EFAULT) return false;
+  if (rc < 0) *to = *from;  // a filter refuses the call
+  return true;
+}
+
+// The held robust mutexes of this thread: link and futex word of each. Whether there are any.
+template <class Keep>  // void(const void*, size_t)
+bool keep_robust_mutexes(Keep keep) {
   const sys::RobustList* head = sys::robust_list();
-  if (head == nullptr) return;
-  pager_keep_for_thread(head, sizeof *head);
-  const auto keep = [head](void* entry) {
+  sys::RobustList list;
+  if (head == nullptr || !read_if_readable(head, &list)) return false;
+  keep(head, sizeof *head);
+  const auto keep_one = [&](void* entry) -> void* {
     // bit 0: priority inheritance
     char* link = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(entry) & ~uintptr_t{1});
-    pager_keep_for_thread(link, sizeof(void*));
-    pager_keep_for_thread(link + head->futex_offset, sizeof(uint32_t));
-    return *reinterpret_cast<void**>(link);
+    void* next;
+    uint32_t owner;
+    const auto* word = reinterpret_cast<const uint32_t*>(link + list.futex_offset);
+    if (!read_if_readable(reinterpret_cast<void**>(link), &next) || !read_if_readable(word, &owner)) return nullptr;
+    keep(link, sizeof(void*));
+    keep(word, sizeof *word);
+    return next;
   };
-  void* entry = head->first;
+  void* entry = list.first;
   for (unsigned i = 0; i < kRobustMax && entry != nullptr && entry != static_cast<const void*>(head); ++i)
-    entry = keep(entry);
-  if (head->pending != nullptr) (void)keep(head->pending);
+    entry = keep_one(entry);
+  if (list.pending != nullptr) (void)keep_one(list.pending);
+  return list.first != static_cast<const void*>(head) || list.pending != nullptr;
 }
 
 void thread_ends(void* value) {
   const auto rounds = reinterpret_cast<intptr_t>(value);
   if (rounds > 1 && pthread_setspecific(g_key, reinterpret_cast<void*>(rounds - 1)) == 0) return;
-  keep_robust_mutexes();
+  (void)keep_robust_mutexes(pager_keep_for_thread);
   if (g_threads.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (sys::service_threads() != 0 && only_service_threads_left()) exit(0);
 }
@@ -133,8 +150,12 @@ void threads_prepare() {
   mark_thread();
 }
 
-void threads_before_exec() {
-  if (ready()) keep_robust_mutexes();
+bool threads_before_exec() { return ready() && keep_robust_mutexes(pager_keep_for_exec); }
+
+void threads_after_exec() {
+  const int saved = errno;
+  pager_exec_failed();
+  errno = saved;
 }
 
 void threads_enter_child() {

@@ -4,6 +4,8 @@
 
 #include <errno.h>
 
+#include <algorithm>
+
 #include "pager/handler.h"
 #include "pager/state.h"
 #include "sys/mem.h"
@@ -37,6 +39,18 @@ void close_pages(PagerState& state, char* from, uint64_t bytes) {
   close_pages(state, from + half, bytes - half);
 }
 
+// The kernel writes to kept pages where it takes no page faults: not even for a moment may they be protected.
+void close_but_kept(PagerState& state, char* from, uint64_t bytes, const void* const* kept, unsigned kept_count) {
+  const char* end = from + bytes;
+  const void* const* stop = kept + kept_count;
+  for (const void* const* next = std::lower_bound(kept, stop, static_cast<const void*>(from)); from < end; ++next) {
+    const char* until = next != stop && *next < end ? static_cast<const char*>(*next) : end;
+    if (until < from) continue;  // a page that is there twice
+    if (until != from) close_pages(state, from, static_cast<uint64_t>(until - from));
+    from += static_cast<uint64_t>(until - from) + state.page_size;
+  }
+}
+
 void unlock_page(PagerState& state, Region& region, uint64_t page, PageWord word) {
   if (page_unlock(region.words[page], word))
     (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(page)), state.page_size);
@@ -56,6 +70,8 @@ int64_t count_shared(const Region& region, uint64_t first, unsigned count, int p
 }  // namespace
 
 void gate_close(PagerState& state) {
+  const void* const* kept = nullptr;
+  const unsigned kept_count = kept_pages_gate_closes(&kept);
   for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
     Region* region = state.regions.sorted[r].load();
     uint64_t chunks = (region->table_pages.load() + kChunkPages - 1) / kChunkPages;
@@ -68,11 +84,12 @@ void gate_close(PagerState& state) {
         continue;
       }
       uint64_t last = end * kChunkPages < region->pages ? end * kChunkPages : region->pages;
-      close_pages(state, region->address_of(PageIndex(chunk * kChunkPages)),
-                  (last - chunk * kChunkPages) << state.page_shift);
+      close_but_kept(state, region->address_of(PageIndex(chunk * kChunkPages)),
+                     (last - chunk * kChunkPages) << state.page_shift, kept, kept_count);
       chunk = end;
     }
   }
+  kept_pages_gate_closed();
 }
 
 Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, bool force) {

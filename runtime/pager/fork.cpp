@@ -500,7 +500,10 @@ int child_restart(PagerState& state, ErrorText* why) {
     if (open_device(state, state.own_lun, options, &later) < 0) state.devices[state.own_lun] = nullptr;
   }
   if (int rc = pager_start_threads(state, why); rc < 0) return rc;
-  if (g_fork.gate) gate_close(state);  // a fork keeps no protection. Handlers are there: our stack may be tiered
+  if (g_fork.gate) {  // a fork keeps no protection. Handlers are there: our stack may be tiered
+    gate_close(state);
+    kept_pages_open(state);
+  }
   return 0;
 }
 

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "pager/pager.h"
@@ -26,12 +27,15 @@ namespace {
 constexpr unsigned kKeptMax = 1024, kUntilToldMax = kKeptMax / 2, kLooksAtOnce = 16;
 constexpr int kUntilTold = -1;  // in place of a thread's id
 
+enum class For : uint8_t { kThreadEnd, kExec, kNewThread };  // kNewThread: which is being made
+
 struct Kept {
   int thread_id = 0;  // 0: free
   const void* page = nullptr;
   bool pinned = false;     // by this: the pin goes with the last entry of the page
   bool a_process = false;  // it is one that shares our memory, not a thread of ours
-  unsigned holders = 0;    // of kUntilTold: one entry a page
+  For use = For::kThreadEnd;
+  unsigned holders = 0;  // of kUntilTold
   [[nodiscard]] bool ended() const {
     if (thread_id == kUntilTold || sys::thread_lives(thread_id)) return false;
     return !a_process || !sys::process_lives(thread_id);
@@ -43,8 +47,12 @@ struct KeptPages {
   unsigned next_look = 0;
   unsigned until_told = 0;  // entries of kUntilTold
   bool full_said = false;
+  std::atomic<bool> gate_closes{false};
 };
 constinit KeptPages g_kept;
+// By the fork that closes the gate: one at a time. Not on the stack of the fork, which may be small.
+constinit const void* g_left_open[kKeptMax];
+constinit unsigned g_left_open_count = 0;
 
 // pre: the lock.
 void unpin_kept(PagerState& state, Kept& gone) {
@@ -81,19 +89,19 @@ Kept* free_entry(PagerState& state) {
   return entry;
 }
 
-// pre: the lock.
-Kept* until_told_entry(const void* page) {
+// There is one of a kind, but for new threads. pre: the lock.
+Kept* entry_of(const void* page, int thread_id, For use) {
   for (Kept& entry : g_kept.entries)
-    if (entry.thread_id == kUntilTold && entry.page == page) return &entry;
+    if (entry.thread_id == thread_id && entry.page == page && entry.use == use) return &entry;
   return nullptr;
 }
 
 // Enters a page, and sets its pin. False: there is no room for one more until told.
-bool pin(PagerState& state, Region& region, PageIndex page, int thread_id) {
+bool pin(PagerState& state, Region& region, PageIndex page, int thread_id, For use) {
   AtomicPageWord& word = region.words[page.value];
   const void* address = region.address_of(page);
   sys::Locked<sys::SpinLock> lock(g_kept.lock);
-  if (Kept* held = thread_id == kUntilTold ? until_told_entry(address) : nullptr; held != nullptr) {
+  if (Kept* held = use == For::kNewThread ? nullptr : entry_of(address, thread_id, use); held != nullptr) {
     ++held->holders;
     if (word.load(std::memory_order_acquire).pinned()) return true;
     held->pinned = true;  // the page was unmapped since, and its pin with it
@@ -105,7 +113,7 @@ bool pin(PagerState& state, Region& region, PageIndex page, int thread_id) {
   if (thread_id == kUntilTold && entry == nullptr) return false;
   const bool ours = !word.load(std::memory_order_acquire).pinned();
   // first: in a child that is forked in between no pin is without an entry
-  if (entry != nullptr) *entry = {thread_id, address, ours, false, 1};
+  if (entry != nullptr) *entry = {thread_id, address, ours, false, use, 1};
   if (thread_id == kUntilTold) ++g_kept.until_told;
   state.pinned_pages.fetch_add(1 - page_set_pinned(word));
   return true;
@@ -171,7 +179,7 @@ bool pinned_by_program(Region& region, uint64_t page) {
   return true;
 }
 
-static void keep(PagerState& state, const void* address, size_t bytes, int thread_id) {
+static void keep(PagerState& state, const void* address, size_t bytes, int thread_id, For use) {
   Region* region = region_find(address);
   if (region == nullptr || bytes == 0) return;
   sys::ScopedSignalBlock signals;
@@ -180,16 +188,39 @@ static void keep(PagerState& state, const void* address, size_t bytes, int threa
        p < region->pages && region->address_of(PageIndex(p)) < static_cast<const char*>(address) + bytes; ++p) {
     if (p >= region->table_pages.load()) continue;
     void* page = region->address_of(PageIndex(p));
-    if (!pin(state, *region, PageIndex(p), thread_id)) continue;
+    if (!pin(state, *region, PageIndex(p), thread_id, use)) continue;
     touch_pinned(*region, PageIndex(p));
-    // In the list first: a fork from now on leaves it open. (What is read-only the kernel will not write to.)
+    // In the list first: a fork from now on leaves it open; one that has read the list may close it yet. (What is
+    // read-only the kernel will not write to.)
+    while (g_kept.gate_closes.load()) sys::yield_cpu();
     if (state.gate_used.load(std::memory_order_acquire)) (void)sys::advise(page, state.page_size, MADV_POPULATE_WRITE);
   }
 }
 
-void pager_keep_for_thread(const void* address, size_t bytes) { keep(pager_state(), address, bytes, sys::thread_id()); }
+void pager_keep_for_thread(const void* address, size_t bytes) {
+  keep(pager_state(), address, bytes, sys::thread_id(), For::kThreadEnd);
+}
 
-void pager_keep_until_told(const void* address, size_t bytes) { keep(pager_state(), address, bytes, kUntilTold); }
+void pager_keep_for_new_thread(const void* address, size_t bytes) {
+  keep(pager_state(), address, bytes, sys::thread_id(), For::kNewThread);
+}
+
+void pager_keep_for_exec(const void* address, size_t bytes) {
+  keep(pager_state(), address, bytes, sys::thread_id(), For::kExec);
+}
+
+void pager_exec_failed() {
+  auto& state = pager_state();
+  const int thread_id = sys::thread_id();
+  sys::ScopedSignalBlock signals;
+  sys::Locked<sys::SpinLock> lock(g_kept.lock);
+  for (Kept& entry : g_kept.entries)
+    if (entry.thread_id == thread_id && entry.use == For::kExec) unpin_kept(state, entry);
+}
+
+void pager_keep_until_told(const void* address, size_t bytes) {
+  keep(pager_state(), address, bytes, kUntilTold, For::kThreadEnd);
+}
 
 void pager_keep_no_more(const void* address, size_t bytes) {
   auto& state = pager_state();
@@ -199,7 +230,7 @@ void pager_keep_no_more(const void* address, size_t bytes) {
   sys::Locked<sys::SpinLock> lock(g_kept.lock);
   const char* end = static_cast<const char*>(address) + bytes;
   for (uint64_t p = region->page_of(address).value; p < region->pages && region->address_of(PageIndex(p)) < end; ++p) {
-    Kept* entry = until_told_entry(region->address_of(PageIndex(p)));
+    Kept* entry = entry_of(region->address_of(PageIndex(p)), kUntilTold, For::kThreadEnd);
     if (entry == nullptr || --entry->holders != 0) continue;
     --g_kept.until_told;
     unpin_kept(state, *entry);
@@ -212,31 +243,37 @@ void pager_kept_goes_to(const void* address, int child_id, bool a_process) {
   if (region == nullptr) return;
   sys::ScopedSignalBlock signals;
   const void* page = region->address_of(region->page_of(address));
+  const int thread_id = sys::thread_id();
   sys::Locked<sys::SpinLock> lock(g_kept.lock);
-  for (Kept& entry : g_kept.entries) {
-    if (entry.thread_id != sys::thread_id() || entry.page != page) continue;
-    if (child_id > 0) {
-      entry.thread_id = child_id;
-      entry.a_process = a_process;
-    } else {
-      unpin_kept(state, entry);
-    }
-    return;
-  }
+  Kept* entry = entry_of(page, thread_id, For::kNewThread);
+  if (entry == nullptr) return;
+  if (child_id <= 0) return unpin_kept(state, *entry);
+  entry->thread_id = child_id;
+  entry->a_process = a_process;
+  entry->use = For::kThreadEnd;
 }
 
-// Counted as copied: there is no asking for room later.
-void kept_pages_open(PagerState& state) {
-  const void* pages[kKeptMax];
+unsigned kept_pages_gate_closes(const void* const** pages) {
   unsigned count = 0;
   {
     sys::Locked<sys::SpinLock> lock(g_kept.lock);
+    g_kept.gate_closes.store(true);
+    // some are there twice: the program pins pages too, so all count
     for (const Kept& entry : g_kept.entries)
-      if (entry.thread_id != 0)
-        pages[count++] = entry.page;  // twice at times: the program pins pages too, so all count
+      if (entry.thread_id != 0) g_left_open[count++] = entry.page;
   }
-  for (unsigned i = 0; i < count; ++i) {
-    while (sys::uffd_protect(state.uffd, const_cast<void*>(pages[i]), state.page_size, false) == -EAGAIN)
+  std::sort(g_left_open, g_left_open + count);
+  g_left_open_count = count;
+  *pages = g_left_open;
+  return count;
+}
+
+void kept_pages_gate_closed() { g_kept.gate_closes.store(false); }
+
+// Counted as copied: there is no asking for room later. (An earlier fork may have closed the gate over them.)
+void kept_pages_open(PagerState& state) {
+  for (unsigned i = 0; i < g_left_open_count; ++i) {
+    while (sys::uffd_protect(state.uffd, const_cast<void*>(g_left_open[i]), state.page_size, false) == -EAGAIN)
       sys::yield_cpu();
     state.account.unshare_always(1);
   }

@@ -201,7 +201,11 @@ void deferred_slots_forget();                                 // in the child
 int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t end, bool set);
 bool pinned_by_program(Region& region, uint64_t page);  // not only for a thread. Any program thread
 void kept_pages_enter_child();                          // kept_pages.cpp
-void kept_pages_open(PagerState& state);                // called by a fork that has closed the copy-on-write gate
+// The copy-on-write gate leaves kept pages out: those, in order of their addresses, of which some may be there twice.
+// What is kept from now on waits until it is closed.
+unsigned kept_pages_gate_closes(const void* const** pages);
+void kept_pages_gate_closed();
+void kept_pages_open(PagerState& state);  // called by a fork that has closed the gate, and in its child
 
 // lun_ids.cpp: a number for the LUN of a future child. If none is free, frees one by taking the pages of the LUN that
 // has the fewest into DRAM: before a fork, while there is eviction. -EAGAIN: none available.

@@ -486,10 +486,10 @@ int random_bytes(void* out, size_t bytes) {
 
 int file_status(int fd, struct stat* out) { return status_at(fd, "", out, AT_EMPTY_PATH); }
 
-int path_status(const char* path, struct stat* out) {
-  const int error = status_at(AT_FDCWD, path, out, 0), proc = error == 0 ? -1 : proc_directory();
+int path_status(const char* path, struct stat* out, int flags) {
+  const int error = status_at(AT_FDCWD, path, out, flags), proc = error == 0 ? -1 : proc_directory();
   if ((error != -ENOENT && error != -EACCES) || proc < 0 || strncmp(path, kProc, sizeof kProc - 1) != 0) return error;
-  return status_at(proc, path + sizeof kProc - 1, out, 0);  // as open_file
+  return status_at(proc, path + sizeof kProc - 1, out, flags);  // as open_file
 }
 
 int file_system_type(int fd, uint64_t* magic, uint64_t* free_bytes) {

@@ -103,7 +103,7 @@ void set_mode(int fd, mode_t mode);                            // fchmod; fails 
 [[nodiscard]] int link_status(const char* path, struct stat* out);  // lstat
 // Path of the file, as /proc reports it: its length, or -errno.
 [[nodiscard]] int descriptor_path(int fd, char* path, size_t size);
-[[nodiscard]] int path_status(const char* path, struct stat* out);
+[[nodiscard]] int path_status(const char* path, struct stat* out, int flags = 0);   // flags: AT_STATX_DONT_SYNC
 [[nodiscard]] int file_system_type(int fd, uint64_t* magic, uint64_t* free_bytes);  // statfs
 // 0 when the file's blocks have places on a device (FIEMAP), -EOPNOTSUPP on file systems that live in memory.
 [[nodiscard]] int extent_map_supported(int fd);

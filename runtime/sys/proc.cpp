@@ -81,26 +81,40 @@ bool may_be_unbuffered(const char* type) {
   return strncmp(type, "fuse.", 5) == 0;
 }
 
+enum class MountKind : uint8_t { kBuffered, kUnbuffered, kHidden };
+
 // Of a line of mountinfo: ID PARENT MAJOR:MINOR ROOT PLACE OPTIONS... - TYPE SOURCE OPTIONS
-bool line_is_unbuffered_mount(char* line, unsigned long long mount) {
+MountKind kind_of_line(char* line, unsigned long long mount) {
   char* end = nullptr;
-  if (strtoull(line, &end, 10) != mount || end == line) return false;
+  if (strtoull(line, &end, 10) != mount || end == line) return MountKind::kHidden;
   char* type = strstr(end, " - ");
-  if (type == nullptr) return false;
+  if (type == nullptr) return MountKind::kUnbuffered;  // a place with a long name
   type += 3;
   type[strcspn(type, " ")] = 0;
-  return may_be_unbuffered(type);
+  return may_be_unbuffered(type) ? MountKind::kUnbuffered : MountKind::kBuffered;
 }
 
-// No call that the server of the file system would have to answer.
-bool mount_may_be_unbuffered(unsigned long long mount) {
+// No call that the server of the file system would have to answer. kHidden: a mount of another namespace or outside of
+// our root directory, or one that only the kernel uses.
+MountKind kind_of_mount(unsigned long long mount) {
   char line[1024];
-  bool found = false;
-  (void)each_line("/proc/self/mountinfo", line, sizeof line, [&](char* text) {
-    found = line_is_unbuffered_mount(text, mount);
-    return !found;
+  MountKind kind = MountKind::kHidden;
+  // not of the process: its first thread may have ended
+  (void)each_line("/proc/thread-self/mountinfo", line, sizeof line, [&](char* text) {
+    kind = kind_of_line(text, mount);
+    return kind == MountKind::kHidden;
   });
-  return found;
+  return kind;
+}
+
+// For a file of a hidden mount, as far as can be told without a call to a server. path: of its descriptor.
+bool hidden_may_be_unbuffered(const char* path, const char* name) {
+  for (const char* memory : {"/memfd:", "/secretmem"})
+    if (strncmp(name, memory, strlen(memory)) == 0) return false;
+  struct stat status;
+  const int rc = path_status(path, &status, AT_STATX_DONT_SYNC);
+  if (rc < 0) return rc != -ENOENT;  // -EACCES: FUSE tells its user only. -ENOENT: it has been closed
+  return S_ISREG(status.st_mode) && major(status.st_dev) == 0;
 }
 
 // The number behind a name in fdinfo; 0: it is not there.
@@ -112,13 +126,15 @@ unsigned long long fdinfo_number(const char* text, const char* name, int base) {
 // The mounts of the files that have been looked at in one walk of a table: few, mostly the same.
 struct SeenMounts {
   static constexpr unsigned kSeen = 8;
-  unsigned long long ids[kSeen] = {};
+  struct {
+    unsigned long long id = 0;
+    MountKind kind = MountKind::kBuffered;
+  } mounts[kSeen];
   unsigned next = 0;
-  bool may_be_unbuffered(unsigned long long mount) {
-    for (const unsigned long long id : ids)
-      if (id == mount) return false;  // the first that is ends the walk
-    ids[next++ % kSeen] = mount;
-    return mount_may_be_unbuffered(mount);
+  MountKind kind_of(unsigned long long id) {
+    for (const auto& mount : mounts)
+      if (mount.id == id) return mount.kind;
+    return (mounts[next++ % kSeen] = {id, kind_of_mount(id)}).kind;
   }
 };
 
@@ -143,9 +159,12 @@ bool one_may_pin(const char* directory, const char* name, SeenMounts* mounts) {
   *slash = 0;
   format_to(info, sizeof info, "%s/fdinfo/%s", path, slash + 4);
   if (read_text(info, text, sizeof text) < 0) return false;
-  if ((fdinfo_number(text, "flags:", 8) & O_DIRECT) != 0) return true;
-  const unsigned long long mount = fdinfo_number(text, "mnt_id:", 10);
-  return mounts != nullptr && mount != 0 && mounts->may_be_unbuffered(mount);
+  const unsigned long long flags = fdinfo_number(text, "flags:", 8), mount = fdinfo_number(text, "mnt_id:", 10);
+  if ((flags & O_DIRECT) != 0) return true;
+  if (mounts == nullptr || mount == 0 || (flags & O_ACCMODE) == O_WRONLY) return false;
+  const MountKind kind = mounts->kind_of(mount);
+  *slash = '/';
+  return kind == MountKind::kUnbuffered || (kind == MountKind::kHidden && hidden_may_be_unbuffered(path, target));
 }
 
 // Whether `is(name, number)` holds for an entry of `path` that is a number.

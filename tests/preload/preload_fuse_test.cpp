@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads of a FUSE file that its server opens with direct_io: the kernel pins the program's buffer while the server
-// writes into it, and no flag of the descriptor tells. Nothing of what was read is lost while the buffer is evicted.
+// writes into it, and no flag of the descriptor tells. Nothing of what was read is lost while the buffer is evicted:
+// the program opens the file itself, or inherits it, and its first thread has ended, or it does not see the mount.
 //
 //   preload_fuse_test LIBRARY     as root: mounts in a mount namespace of its own; plays the server, in a child
 #include <fcntl.h>
@@ -101,7 +102,8 @@ int body() {
   auto* buffer = static_cast<char*>(mmap(nullptr, kBuffer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   CHECK(tiered(cold) && tiered(buffer));
   fill(cold, kCold, 1);
-  const int file = open(getenv("FUSE_TEST_FILE"), O_RDONLY | O_CLOEXEC);
+  const char* inherited = getenv("FUSE_TEST_DESCRIPTOR");
+  const int file = inherited != nullptr ? atoi(inherited) : open(getenv("FUSE_TEST_FILE"), O_RDONLY | O_CLOEXEC);
   CHECK(file >= 0);
   std::atomic<bool> stop{false};
   std::thread presses([&] {
@@ -120,6 +122,12 @@ int body() {
   if (wrong != 0) fprintf(stderr, "%zu of %zu pages are not what was read\n", wrong, kRounds * kBuffer / kPage);
   CHECK(wrong == 0 && holds(cold, kCold, 1));
   return 0;
+}
+
+// The first thread ends, and another one does the work.
+[[noreturn]] void body_without_first_thread() {
+  std::thread([] { exit(body()); }).detach();
+  pthread_exit(nullptr);
 }
 
 int skip_without(const char* what) {
@@ -144,8 +152,18 @@ int with_server(int argc, char** argv) {
   CHECK(server >= 0);
   if (server == 0) serve(device);
   close(device);
-  setenv("FUSE_TEST_FILE", (std::string(place) + "/file").c_str(), 1);
-  const int result = run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, body);
+  const std::string name = std::string(place) + "/file";
+  setenv("FUSE_TEST_FILE", name.c_str(), 1);
+  const auto run = [&] { return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, body); };
+  int result = run();
+  const int file = open(name.c_str(), O_RDONLY);
+  CHECK(file >= 0);
+  setenv("FUSE_TEST_DESCRIPTOR", std::to_string(file).c_str(), 1);
+  setenv("FUSE_TEST_FIRST_THREAD", "ends", 1);
+  if (result == 0) result = run();
+  unsetenv("FUSE_TEST_FIRST_THREAD");
+  CHECK(unshare(CLONE_NEWNS) == 0);  // with mounts of its own
+  if (result == 0) result = run();
   (void)umount2(place, MNT_DETACH);
   (void)rmdir(place);
   kill(server, SIGKILL);
@@ -155,4 +173,8 @@ int with_server(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) { return getenv("PRELOAD_TEST_INSIDE") != nullptr ? body() : with_server(argc, argv); }
+int main(int argc, char** argv) {
+  if (getenv("PRELOAD_TEST_INSIDE") == nullptr) return with_server(argc, argv);
+  if (getenv("FUSE_TEST_FIRST_THREAD") != nullptr) body_without_first_thread();
+  return body();
+}

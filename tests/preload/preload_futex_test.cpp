@@ -116,6 +116,43 @@ void mutex_under_eviction(pthread_mutex_t* mutex, bool robust) {
   evict(mutex);
 }
 
+void contend(pthread_mutex_t* mutex, unsigned turns) {
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < 4; ++i)
+    threads.emplace_back([=] {
+      for (unsigned turn = 0; turn < turns; ++turn) {
+        CHECK(pthread_mutex_lock(mutex) == 0);
+        if (turn % 4 == 0) sched_yield();
+        CHECK(pthread_mutex_unlock(mutex) == 0);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Forks close the copy-on-write gate, in the parent and in the child.
+void mutex_among_forks(pthread_mutex_t* mutex, char* cold, size_t cold_bytes) {
+  make(mutex, true, false);
+  std::thread parent([=] {
+    while (!g_stop.load()) contend(mutex, 500);
+  });
+  for (unsigned round = 0; round < 40; ++round) {
+    for (size_t at = 0; at < cold_bytes; at += kPage) __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      make(mutex, true, false);  // a thread of the parent may have held it
+      contend(mutex, 200);
+      _exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+  }
+  g_stop.store(true);
+  parent.join();
+  g_stop.store(false);
+  CHECK(pthread_mutex_destroy(mutex) == 0);
+}
+
 // Two on a page: the page stays until both are gone. More than there is room for, which nobody destroys, do not fill
 // the budget.
 void as_long_as_there_are_mutexes(char* memory) {
@@ -176,6 +213,53 @@ void exec_with_held_mutexes(char* memory) {
   }
 }
 
+// An exec that fails, however often, keeps nothing in DRAM.
+void failed_exec(char* memory) {
+  auto* mutex = reinterpret_cast<pthread_mutex_t*>(memory);
+  char name[] = "true";
+  char* words[] = {name, nullptr};
+  make(mutex, false, true);
+  CHECK(pthread_mutex_lock(mutex) == 0);
+  for (int i = 0; i < 1500; ++i) {
+    errno = 0;
+    CHECK(execv("/nowhere/true", words) == -1 && errno == ENOENT);
+    errno = 0;
+    CHECK(syscall(SYS_execve, "/nowhere/true", words, environ) == -1 && errno == ENOENT);
+  }
+  CHECK(pthread_mutex_unlock(mutex) == 0 && pthread_mutex_destroy(mutex) == 0);
+  evict(mutex);
+}
+
+// A mutex that is unmapped, or may not be read any more, while its owner still holds it: the kernel does without it.
+void hold_and_unmap(bool shared, bool protect) {
+  constexpr size_t kMap = 1 << 20;
+  const int flags = (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_ANONYMOUS;
+  void* place = mmap(nullptr, kMap, PROT_READ | PROT_WRITE, flags, -1, 0);
+  CHECK(place != MAP_FAILED);
+  auto* mutex = static_cast<pthread_mutex_t*>(place);
+  make(mutex, false, true);
+  CHECK(pthread_mutex_lock(mutex) == 0);
+  CHECK(protect ? mprotect(place, kMap, PROT_NONE) == 0 : munmap(place, kMap) == 0);
+}
+
+void held_mutexes_are_gone() {
+  char name[] = "true";
+  char* words[] = {name, nullptr};
+  for (const bool shared : {false, true})
+    for (const bool protect : {false, true}) {
+      std::thread(hold_and_unmap, shared, protect).join();
+      const pid_t child = fork();
+      CHECK(child >= 0);
+      if (child == 0) {
+        hold_and_unmap(shared, protect);
+        execv("/bin/true", words);
+        _exit(1);
+      }
+      int status = 0;
+      CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+}
+
 int body() {
   auto* cold = static_cast<char*>(malloc(kFiller));
   auto* memory = static_cast<char*>(aligned_alloc(kPage, 16 * kPage));
@@ -190,8 +274,11 @@ int body() {
   errors_stay();
   for (bool robust : {false, true})
     mutex_under_eviction(reinterpret_cast<pthread_mutex_t*>(memory + 4 * kPage), robust);
+  mutex_among_forks(reinterpret_cast<pthread_mutex_t*>(memory + 4 * kPage), cold, kFiller / 2);
   as_long_as_there_are_mutexes(memory + 6 * kPage);
   exec_with_held_mutexes(memory + 8 * kPage);
+  failed_exec(memory + 8 * kPage);
+  held_mutexes_are_gone();
   CHECK(holds(cold, kFiller, 1));
   return 0;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mmap, munmap, mremap, madvise, mprotect under the preload: the kernel's semantics, on tiered maps.
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/shm.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
@@ -327,6 +328,25 @@ void shared_memory_inside() {
   for (int i = 0; i < 8; ++i) fill(map(kMiB), kMiB, 53);  // there is room
 }
 
+// Where segments go with their last use (in an IPC namespace of its own: the setting is one of the namespace).
+void shared_memory_that_is_forgotten() {
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    const int setting =
+        unshare(CLONE_NEWIPC) == 0 ? open("/proc/sys/kernel/shm_rmid_forced", O_WRONLY | O_CLOEXEC) : -1;
+    if (setting < 0 || write(setting, "1", 1) != 1) _exit(0);  // no right to
+    char* p = map(4 * kMiB);
+    fill(p, 4 * kMiB, 57);
+    const int id = shmget(IPC_PRIVATE, kMiB, IPC_CREAT | 0600);
+    CHECK(id >= 0 && shmat(id, p + kMiB, SHM_REMAP) == p + kMiB && all_zero(p + kMiB, kMiB));
+    CHECK(holds(p, kMiB, 57) && shmdt(p + kMiB) == 0);
+    _exit(0);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
 // Sealed memory could not be evicted, nor unmapped by the pager.
 void no_seals() {
   constexpr long kMseal = 462;
@@ -403,6 +423,7 @@ int body() {
   alien_inside();
   up_to_a_hole();
   shared_memory_inside();
+  shared_memory_that_is_forgotten();
   no_seals();
   no_reserve();
   if (kernel_has_move()) direct_io_is_noticed();

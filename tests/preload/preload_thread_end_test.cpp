@@ -224,6 +224,42 @@ void ids_are_cleared(pid_t* id) {
   CHECK(clone(leave, top, CLONE_VM | CLONE_THREAD | kCleared, nullptr, id, nullptr, id) == -1 && errno == EINVAL);
 }
 
+pthread_key_t g_late;
+
+// In the last round of a thread's destructors, after everything that the library does when it ends.
+void end_late(void* rounds) {
+  const auto left = reinterpret_cast<intptr_t>(rounds);
+  if (left > 1) CHECK(pthread_setspecific(g_late, reinterpret_cast<void*>(left - 1)) == 0);
+  if (left == 1) usleep(static_cast<unsigned>(500 + random() % 2000));
+}
+
+// Threads end at the very moment that a fork closes the copy-on-write gate.
+void among_forks(char* cold, size_t cold_bytes) {
+  CHECK(pthread_key_create(&g_late, end_late) == 0);
+  std::atomic<bool> stop{false};
+  std::thread forks([&] {
+    while (!stop.load()) {
+      for (size_t at = 0; at < cold_bytes; at += kPage) __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
+      const pid_t child = fork();
+      if (child == 0) _exit(0);
+      if (child > 0) CHECK(waitpid(child, nullptr, 0) == child);
+    }
+  });
+  const time_t end = time(nullptr) + 5;
+  while (time(nullptr) < end) {
+    std::vector<std::thread> enders;
+    for (unsigned i = 0; i < kThreads; ++i)
+      enders.emplace_back([i] {
+        CHECK(pthread_mutex_lock(&g_cells[i].mutex) == 0);
+        CHECK(pthread_setspecific(g_late, reinterpret_cast<void*>(PTHREAD_DESTRUCTOR_ITERATIONS)) == 0);
+      });
+    for (std::thread& ender : enders) ender.join();
+    for (unsigned i = 0; i < kThreads; ++i) expect_owner_dead(&g_cells[i].mutex);
+  }
+  stop.store(true);
+  forks.join();
+}
+
 int body() {
   CHECK(pipe(g_asleep) == 0);
   const size_t cells = (2 * kThreads + 1) * sizeof(Cell), filler = 48 << 20;
@@ -252,6 +288,7 @@ int body() {
   evictor.join();
   CHECK(holds(cold, filler, 1));
   for (unsigned round = 0; round < 4; ++round) behind_the_gate(cold, filler);
+  among_forks(cold, filler / 2);
   CHECK(holds(cold, filler, 1));
   return 0;
 }
