@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 namespace lunar::tools {
 
@@ -148,7 +149,15 @@ std::vector<KvOverwrite> kv_overwrites() {
   return all;
 }
 
-KvRun median_of(const std::vector<KvRun>& runs) { return median_of(runs, kKvRunFields); }
+KvRun median_of(const std::vector<KvRun>& runs) {
+  KvRun median = median_of(runs, kKvRunFields);
+  // Of the rounds that have one: a short one on a busy machine may have written nothing.
+  std::vector<KvRun> written;
+  std::copy_if(runs.begin(), runs.end(), std::back_inserter(written),
+               [](const KvRun& run) { return run.amplification >= 0; });
+  if (!written.empty()) median.amplification = median_of(written, kKvRunFields).amplification;
+  return median;
+}
 
 std::map<std::string, Ratios> kv_ratios(const KvReport& report) {
   std::map<std::string, Ratios> all;
