@@ -28,6 +28,7 @@
 
 #include "preload_test.h"
 #include "raw_call.h"
+#include "seccomp_filter.h"
 
 extern "C" int mallctl(const char*, void*, size_t*, void*, size_t) __attribute__((weak));
 
@@ -243,8 +244,7 @@ void refuse_fixed_maps() {
                         BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, MAP_FIXED, 0, 1),
                         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
                         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  const sock_fprog program{sizeof code / sizeof code[0], code};
-  CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+  install_filter(code);
 }
 
 // What cannot be mapped anew is given back all the same, and goes on counting.

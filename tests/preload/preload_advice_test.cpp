@@ -14,6 +14,7 @@
 
 #include "preload_faults.h"
 #include "raw_call.h"
+#include "seccomp_filter.h"
 #include "tier_stats.h"
 
 #ifndef MADV_GUARD_INSTALL
@@ -459,8 +460,7 @@ void forget_guard_pages() {
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
-  sock_fprog program{sizeof filter / sizeof filter[0], filter};
-  CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+  install_filter(filter);
 }
 
 // A program that tries them goes on without: all of its memory does what it did.

@@ -29,6 +29,7 @@
 
 #include "preload_test.h"
 #include "raw_call.h"
+#include "seccomp_filter.h"
 #include "tier_stats.h"
 
 namespace {
@@ -331,8 +332,7 @@ void refuse_process_madvise() {
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
-  sock_fprog program{sizeof filter / sizeof filter[0], filter};
-  CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+  install_filter(filter);
 }
 
 // A child has all descriptors that its parent had.

@@ -14,6 +14,7 @@
 
 #include "preload_test.h"
 #include "raw_call.h"
+#include "seccomp_filter.h"
 
 namespace {
 
@@ -54,8 +55,7 @@ void filtered() {
                         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getppid, 0, 1),
                         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_THREAD),
                         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  sock_fprog program{static_cast<unsigned short>(sizeof code / sizeof code[0]), code};
-  CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+  install_filter(code);
 }
 
 bool first_thread_has_ended() {
