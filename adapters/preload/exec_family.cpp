@@ -29,15 +29,6 @@ int with_words(const char* first, va_list* rest, Call call) {
   return call(words);
 }
 
-// Calls exec. It comes back if it has failed.
-template <class Call>
-int with_mutexes_kept(Call call) {
-  const bool kept = threads_before_exec();
-  const int rc = call();
-  if (kept) threads_after_exec();
-  return rc;
-}
-
 }  // namespace
 }  // namespace lunar::preload
 

@@ -109,6 +109,14 @@ void threads_enter_child();  // in a forked child, which has one thread
 // In the thread that is about to call exec; true: threads_after_exec is to be called if it fails, which keeps errno.
 bool threads_before_exec();
 void threads_after_exec();
+// Calls exec. It comes back if it has failed.
+template <class Call>
+auto with_mutexes_kept(Call call) {
+  const bool kept = threads_before_exec();
+  const auto result = call();
+  if (kept) threads_after_exec();
+  return result;
+}
 
 // signal_family.cpp
 void signals_prepare();  // at start

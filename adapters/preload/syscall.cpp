@@ -130,13 +130,6 @@ long futex_call(const long (&a)[6]) {
   return -1;
 }
 
-long exec_by_call(long number, const long (&a)[6]) {
-  const bool kept = threads_before_exec();
-  const long result = lunar::sys::kernel_call_errno(number, a);
-  if (kept) threads_after_exec();
-  return result;
-}
-
 }  // namespace
 }  // namespace lunar::preload
 
@@ -161,7 +154,8 @@ LUNAR_EXPORT long syscall(long number, ...) noexcept {
   if (__builtin_expect(!ready(), 0)) return lunar::sys::kernel_call_errno(number, a);
   if (fork_call_copies(number, a)) return fork_by_call(number, a);
   if (number == SYS_process_vm_writev) return write_elsewhere(a);
-  if (number == SYS_execve || number == SYS_execveat) return exec_by_call(number, a);
+  if (number == SYS_execve || number == SYS_execveat)
+    return with_mutexes_kept([&] { return lunar::sys::kernel_call_errno(number, a); });
   if (number == SYS_futex) return futex_call(a);
   // cleared when the thread has ended (thread_family.cpp)
   if (number == SYS_set_tid_address) lunar::pager_keep_for_thread(pointer<void>(a[0]), sizeof(int));
