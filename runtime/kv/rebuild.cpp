@@ -6,8 +6,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include <initializer_list>
-
 #include "kv/saved_state.h"
 #include "kv/store.h"
 
@@ -57,6 +55,7 @@ class Rebuilder {
   static constexpr uint64_t kNeighbours = 64, kLivesAround = 64;
   struct Part {
     uint64_t segment;  // + 1; 0: not known
+    bool whole;        // as it was read
     bool sound;        // its first block is
   };
   struct Known {  // of a segment
@@ -70,7 +69,6 @@ class Rebuilder {
 
   uint64_t bytes_of_part(uint64_t part) const { return part + 1 < parts_.count() ? room_ : root_.bytes - part * room_; }
   void read(uint64_t segment, uint64_t bytes) { (void)log_.read_what_can_be(segment, memory_, bytes); }
-  bool is_part(uint64_t part) const;
   bool prove_blocks(uint64_t part);
   // Whether a byte of the state was read as it was written.
   bool is_proven(uint64_t at) const {
@@ -139,20 +137,13 @@ class Rebuilder {
 
 // ---- the parts of the state -----------------------------------------------------------------------------------------
 
-// Whether the segment that was read is that part.
-bool Rebuilder::is_part(uint64_t part) const {
-  media::StateLink link;
-  memcpy(&link, memory_, sizeof link);
-  const uint64_t from = sizeof link.checksum, bytes = sizeof link + link.bytes - from;
-  return link.bytes == bytes_of_part(part) && link.checksum == part_checksum(memory_ + from, bytes, part, root_.life);
-}
-
 // Which blocks of the segment that was read are that part's. False: none.
 bool Rebuilder::prove_blocks(uint64_t part) {
   const LinkBlocks blocks{memory_, sizeof(media::StateLink) + bytes_of_part(part), part, root_.life};
   char* proven = &proven_[part * blocks_];
-  const bool whole = is_part(part), has_sums = room_ == media::link_room(segment_bytes_);
+  const bool whole = blocks.is_whole(), has_sums = room_ == media::link_room(segment_bytes_);
   memset(proven, whole, blocks.count());
+  parts_[part].whole = whole;
   return whole || (has_sums && blocks.repair(proven) != 0);
 }
 
@@ -166,7 +157,8 @@ void Rebuilder::follow(uint64_t part, uint64_t segment) {
     media::StateLink link;
     memcpy(&link, memory_, sizeof link);
     if (!any && !was_sound && link.bytes != bytes_of_part(part)) return;
-    parts_[part] = {segment, sound};
+    parts_[part].segment = segment;
+    parts_[part].sound = sound;
     memcpy(state_.begin() + part * room_, memory_ + sizeof(media::StateLink), bytes_of_part(part));
     segment = link.next;
     was_sound = sound;
@@ -204,10 +196,8 @@ int Rebuilder::gather_parts() {
   if (!parts_.fill(parts) || !proven_.fill(parts * blocks_) || !state_.fill(bytes)) return -ENOMEM;
   follow(0, first);
   find_parts();
-  for (uint64_t part = 0; part < parts; ++part) {
-    if (parts_[part].segment != 0) read(parts_[part].segment - 1, segment_bytes_);
-    if ((parts_[part].segment == 0 || !is_part(part)) && !out_->parts.push(parts_[part].segment)) return -ENOMEM;
-  }
+  for (const Part& part : parts_)
+    if (!part.whole && !out_->parts.push(part.segment)) return -ENOMEM;
   return 0;
 }
 

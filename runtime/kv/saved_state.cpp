@@ -39,6 +39,17 @@ int format(Device* device, const media::Superblock& super, AtomicImage* root) {
 
 // ---- links ----------------------------------------------------------------------------------------------------------
 
+uint64_t LinkBlocks::checksum() const {
+  constexpr uint64_t kFrom = sizeof(media::StateLink::checksum);
+  return part_checksum(link + kFrom, used - kFrom, number, life);
+}
+
+bool LinkBlocks::is_whole() const {
+  media::StateLink head;
+  memcpy(&head, link, sizeof head);
+  return sizeof head + head.bytes == used && head.checksum == checksum();
+}
+
 uint64_t LinkBlocks::sum_of(uint64_t i) const {
   return part_checksum(block(i), media::kBlockBytes, number << 32 | i, life);
 }
@@ -85,18 +96,18 @@ void LinkBlocks::seal() const {
     const uint64_t is = sum_of(i);
     memcpy(sum(i), &is, sizeof is);
   }
+  const uint64_t whole = checksum();
+  memcpy(link, &whole, sizeof whole);
 }
 
 int StateWriter::write_link(uint64_t next) {
-  media::StateLink link{0, next, fill_};
+  const media::StateLink link{0, next, fill_};
   memcpy(frame_, &link, sizeof link);
   const LinkBlocks blocks{frame_, sizeof link + fill_, number_, life_};
   const auto end = static_cast<uint64_t>(blocks.sum(blocks.count()) - frame_);
   const uint64_t bytes = round_up(end, media::kBlockBytes);
   memset(frame_ + blocks.used, 0, bytes - blocks.used);
   blocks.seal();
-  link.checksum = part_checksum(frame_ + sizeof link.checksum, blocks.used - sizeof link.checksum, number_, life_);
-  memcpy(frame_, &link.checksum, sizeof link.checksum);
   ++number_;
   fill_ = 0;
   return log_.transfer(Op::kWrite, (segment_ - 1) * log_.segment_bytes(), frame_, bytes);
@@ -127,8 +138,7 @@ bool StateReader::is_whole() const {
   media::StateLink link;
   memcpy(&link, frame_, sizeof link);
   if (link.bytes > log_.segment_bytes() - sizeof link || link.bytes > left_) return false;
-  const uint64_t checked = sizeof link + link.bytes - sizeof link.checksum;
-  return link.checksum == part_checksum(frame_ + sizeof link.checksum, checked, number_ - 1, life_);
+  return LinkBlocks{frame_, sizeof link + link.bytes, number_ - 1, life_}.is_whole();
 }
 
 int StateReader::repair() {

@@ -17,11 +17,13 @@ struct LinkBlocks {
   uint64_t count() const { return (used + media::kBlockBytes - 1) / media::kBlockBytes; }
   char* block(uint64_t i) const { return link + i * media::kBlockBytes; }  // count(): their parity
   char* sum(uint64_t i) const { return block(count() + 1) + i * sizeof(uint64_t); }
-  void seal() const;
+  void seal() const;                    // also StateLink::checksum
+  [[nodiscard]] bool is_whole() const;  // StateLink says these bytes, and its checksum is right
   // Sets sound[i] to 1 or 0; a single one that is not sound is computed from the others. Returns how many are.
   [[nodiscard]] uint64_t repair(char* sound) const;
 
  private:
+  uint64_t checksum() const;
   uint64_t sum_of(uint64_t i) const;
   bool is_sound(uint64_t i) const;
   void compute(uint64_t i) const;  // one of them, or their parity, from all the others
