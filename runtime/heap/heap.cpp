@@ -22,6 +22,7 @@
 
 #include "base/host_guard.h"
 #include "base/units.h"
+#include "heap/commit_ahead.h"
 #include "pager/pager.h"
 #include "sys/mem.h"
 #include "sys/thread.h"
@@ -61,6 +62,7 @@ struct Heap {
   HeapMode mode = HeapMode::kPrivate;
   unsigned arena_count = 0;
   unsigned arenas[kArenasMax] = {};
+  CommitAhead ahead[kArenasMax];
   size_t purge_mib[3] = {};    // "arena.<i>.purge"
   std::atomic<size_t> top{0};  // bump pointer: offset of the first address never handed out
   std::atomic<size_t> committed{0};
@@ -142,7 +144,24 @@ bool commit_range(size_t offset, size_t bytes) {
   return true;
 }
 
-void* hook_alloc(extent_hooks_t*, void* wanted, size_t bytes, size_t alignment, bool* zero, bool* commit, unsigned) {
+bool commit_pages(uint64_t first, uint64_t pages) {
+  return commit_range(first * sys::page_bytes(), pages * sys::page_bytes());
+}
+
+void forget_pages(uint64_t first, uint64_t pages) {
+  region_forget(g_heap.region, first * sys::page_bytes(), pages * sys::page_bytes());
+  g_heap.committed.fetch_sub(pages * sys::page_bytes(), std::memory_order_relaxed);
+}
+
+// nullptr: an arena that is being made.
+CommitAhead* ahead_of(unsigned arena) {
+  for (unsigned i = 0; i < g_heap.arena_count; ++i)
+    if (g_heap.arenas[i] == arena) return &g_heap.ahead[i];
+  return nullptr;
+}
+
+void* hook_alloc(extent_hooks_t*, void* wanted, size_t bytes, size_t alignment, bool* zero, bool* commit,
+                 unsigned arena) {
   if (wanted != nullptr) return nullptr;  // growing in place goes through extents that jemalloc retains
   size_t before = g_heap.top.load(std::memory_order_relaxed);
   size_t start;
@@ -157,14 +176,19 @@ void* hook_alloc(extent_hooks_t*, void* wanted, size_t bytes, size_t alignment, 
     g_heap.top.compare_exchange_strong(end, before, std::memory_order_relaxed);
     return nullptr;
   }
+  if (CommitAhead* ahead = ahead_of(arena); ahead != nullptr)
+    ahead->start(start / sys::page_bytes(), *commit ? 0 : bytes / sys::page_bytes(), forget_pages);
   *zero = true;  // never touched: the pager fills it with zeros
   return g_heap.base + start;
 }
 
 bool hook_dalloc(extent_hooks_t*, void*, size_t, bool, unsigned) { return true; }  // opt out: retained
 
-bool hook_commit(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned) {
-  return !commit_range(offset_in_region(address) + offset, length);
+bool hook_commit(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned arena) {
+  const size_t start = offset_in_region(address) + offset;
+  CommitAhead* ahead = ahead_of(arena);
+  if (ahead == nullptr) return !commit_range(start, length);
+  return !ahead->commit(start / sys::page_bytes(), length / sys::page_bytes(), commit_pages, forget_pages);
 }
 
 // free() leaves errno as it was, and these two are all it may reach that sets it.
@@ -393,6 +417,7 @@ int heap_destroy() {
     mib[1] = g_heap.arenas[i];
     (void)g_jemalloc.mallctlbymib(mib, 3, nullptr, nullptr, nullptr, 0);
   }
+  for (CommitAhead& ahead : g_heap.ahead) ahead.start(0, 0, forget_pages);
   g_heap.arena_count = 0;
   int rc = region_destroy(g_heap.region);
   g_heap.region = nullptr;

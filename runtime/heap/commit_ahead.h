@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Commits in blocks. jemalloc takes fresh memory in slabs, the small ones a page each, and has each committed: half a
+// microsecond and two system calls a page. A CommitAhead commits whole blocks, so that most slabs need no call.
+//
+// Fresh is what lies at the cursor or above, up to the end of the extent that the alloc hook handed out last: jemalloc
+// cuts it from its low end. The first pages at the cursor, less than a block, are committed and not yet asked for. A
+// request at the cursor takes them; one above it (a larger alignment left a gap, or another thread was faster) gives
+// them back and moves the cursor. What lies below the cursor, where freed memory is, is committed as it is asked for.
+//
+// Threading: any thread; one word, no lock (a fork may happen at any moment). Two threads never ask for the same page,
+// but one may take back what the other has just committed, and for a moment both have committed it: `commit` and
+// `forget` count pages, and touch none.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+namespace lunar {
+
+class CommitAhead {
+ public:
+  static constexpr uint64_t kBlockPages = 16;
+
+  // The alloc hook has handed out `pages` pages from `first` on, none of them committed. Ends the run before it. An
+  // extent that is not made of whole blocks has no run; nor has one of 0 pages.
+  template <class Forget>
+  void start(uint64_t first, uint64_t pages, Forget forget) {
+    const bool whole = pages != 0 && (first | pages) % kBlockPages == 0;
+    end_run(run_.exchange(whole ? pack(first, 0) : kNone, std::memory_order_acq_rel), forget);
+  }
+
+  // Commits [first, first + pages), and perhaps more. `commit(first, pages)` does it, and returns false if it cannot;
+  // `forget(first, pages)` takes back what nobody has asked for.
+  template <class Commit, class Forget>
+  bool commit(uint64_t first, uint64_t pages, Commit commit, Forget forget) {
+    const uint64_t end = first + pages;
+    uint64_t run = run_.load(std::memory_order_acquire);
+    while (run != kNone && first >= cursor(run)) {
+      const bool next = first == cursor(run);
+      const uint64_t from = next ? first + ahead(run) : first;
+      if (end <= from) {
+        if (run_.compare_exchange_weak(run, pack(end, from - end), std::memory_order_acq_rel)) return true;
+        continue;
+      }
+      uint64_t to = (end + kBlockPages - 1) / kBlockPages * kBlockPages;
+      if (!commit(from, to - from)) {
+        to = end;  // little is left: no more than what is needed
+        if (!commit(from, to - from)) return false;
+      }
+      if (run_.compare_exchange_strong(run, pack(end, to - end), std::memory_order_acq_rel)) {
+        if (!next) end_run(run, forget);
+        return true;
+      }
+      forget(from, to - from);  // another thread was faster
+    }
+    return commit(first, pages);
+  }
+
+ private:
+  static constexpr uint64_t kNone = ~uint64_t{0};
+  static constexpr uint64_t pack(uint64_t cursor, uint64_t ahead) { return cursor * kBlockPages + ahead; }
+  static constexpr uint64_t cursor(uint64_t run) { return run / kBlockPages; }
+  static constexpr uint64_t ahead(uint64_t run) { return run % kBlockPages; }
+  template <class Forget>
+  static void end_run(uint64_t run, Forget forget) {
+    if (run != kNone && ahead(run) != 0) forget(cursor(run), ahead(run));
+  }
+
+  std::atomic<uint64_t> run_{kNone};
+};
+
+}  // namespace lunar
