@@ -288,6 +288,7 @@ bool on_main_thread() { return pthread_equal(pthread_self(), g_gate.main_thread)
 // waits. Once something was, this stays false.
 bool all_in_dram() {
   const Gate& g = g_gate;
+  if (!pager_active()) return true;
   return g.watching() && counters().evictions.get() == 0 && !g.threads_read.load(std::memory_order_relaxed);
 }
 

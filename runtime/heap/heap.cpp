@@ -57,8 +57,6 @@ struct ArenaConfig {
 
 struct Heap {
   Region* region = nullptr;
-  char* base = nullptr;
-  size_t bytes = 0;
   HeapMode mode = HeapMode::kPrivate;
   unsigned arena_count = 0;
   unsigned arenas[kArenasMax] = {};
@@ -67,7 +65,6 @@ struct Heap {
   std::atomic<size_t> top{0};  // bump pointer: offset of the first address never handed out
   std::atomic<size_t> committed{0};
   std::atomic<unsigned> next_arena{0};
-  std::atomic<uint32_t> generation{1};  // of arenas and thread caches: threads bind again when it moved
   std::atomic<bool> ready{false};
   bool key_made = false;
   pthread_key_t thread_key{};
@@ -87,15 +84,18 @@ struct Jemalloc {
 constinit Jemalloc g_jemalloc;
 constinit void* g_library = nullptr;  // that holds them
 
-// jemalloc's malloc, free and malloc_usable_size, or what does the same.
-struct ShortWay {
-  void* (*alloc)(size_t) = [](size_t bytes) { return g_jemalloc.mallocx(bytes, 0); };
-  void (*free)(void*) = [](void* pointer) { g_jemalloc.dallocx(pointer, 0); };
-  size_t (*usable_size)(void*) = [](void* pointer) { return g_jemalloc.sallocx(pointer, 0); };
-};
-constinit ShortWay g_short;
+}  // namespace
 
-// All three, from the library mallocx is in, or none.
+constinit HeapFront g_heap_front{
+    .alloc = [](size_t bytes) { return g_jemalloc.mallocx(bytes == 0 ? 1 : bytes, 0); },
+    .free = [](void* pointer) { g_jemalloc.dallocx(pointer, 0); },
+    .usable_size = [](void* pointer) { return g_jemalloc.sallocx(pointer, 0); },
+};
+constinit thread_local ThreadBinding t_heap_binding;
+
+namespace {
+
+// jemalloc's malloc, free and malloc_usable_size: all three from the library that mallocx is in, or none.
 void find_short_way() {
   Dl_info where;
   void* library = heap_jemalloc_library();
@@ -107,18 +107,10 @@ void find_short_way() {
     found[i] = dlsym(library, names[i]);
     if (found[i] == nullptr || dladdr(found[i], &there) == 0 || there.dli_fbase != where.dli_fbase) return;
   }
-  g_short.alloc = reinterpret_cast<void* (*)(size_t)>(found[0]);
-  g_short.free = reinterpret_cast<void (*)(void*)>(found[1]);
-  g_short.usable_size = reinterpret_cast<size_t (*)(void*)>(found[2]);
+  g_heap_front.alloc = reinterpret_cast<void* (*)(size_t)>(found[0]);
+  g_heap_front.free = reinterpret_cast<void (*)(void*)>(found[1]);
+  g_heap_front.usable_size = reinterpret_cast<size_t (*)(void*)>(found[2]);
 }
-
-// What a thread passes to jemalloc. `flags` is valid while `generation` is the heap's.
-struct ThreadBinding {
-  uint32_t generation = 0;
-  int flags = 0;
-  unsigned cache = UINT32_MAX;  // kPrivate: index of the tcache of ours
-};
-constinit thread_local ThreadBinding t_binding;
 
 // Thread caches of kPrivate, so that heap_destroy can end those of threads that still run. Bit per tcache index.
 constexpr unsigned kCachesMax = 4096;
@@ -135,7 +127,7 @@ void note_cache(unsigned cache, bool live) {
 // ---- extent hooks ---------------------------------------------------------------------------------------------------
 
 size_t offset_in_region(const void* address) {
-  return static_cast<size_t>(static_cast<const char*>(address) - g_heap.base);
+  return static_cast<size_t>(static_cast<const char*>(address) - g_heap_front.base);
 }
 
 bool commit_range(size_t offset, size_t bytes) {
@@ -166,9 +158,9 @@ void* hook_alloc(extent_hooks_t*, void* wanted, size_t bytes, size_t alignment, 
   size_t before = g_heap.top.load(std::memory_order_relaxed);
   size_t start;
   do {
-    uintptr_t address = round_up(reinterpret_cast<uintptr_t>(g_heap.base) + before, alignment);
-    start = address - reinterpret_cast<uintptr_t>(g_heap.base);
-    if (start > g_heap.bytes || bytes > g_heap.bytes - start) return nullptr;
+    uintptr_t address = round_up(reinterpret_cast<uintptr_t>(g_heap_front.base) + before, alignment);
+    start = address - reinterpret_cast<uintptr_t>(g_heap_front.base);
+    if (start > g_heap_front.bytes || bytes > g_heap_front.bytes - start) return nullptr;
   } while (!g_heap.top.compare_exchange_weak(before, start + bytes, std::memory_order_relaxed));
   if (*commit && !commit_range(start, bytes)) {
     // Give the addresses back unless another thread took more meanwhile (then they are lost: addresses only).
@@ -179,7 +171,7 @@ void* hook_alloc(extent_hooks_t*, void* wanted, size_t bytes, size_t alignment, 
   if (CommitAhead* ahead = ahead_of(arena); ahead != nullptr)
     ahead->start(start / sys::page_bytes(), *commit ? 0 : bytes / sys::page_bytes(), forget_pages);
   *zero = true;  // never touched: the pager fills it with zeros
-  return g_heap.base + start;
+  return g_heap_front.base + start;
 }
 
 bool hook_dalloc(extent_hooks_t*, void*, size_t, bool, unsigned) { return true; }  // opt out: retained
@@ -237,8 +229,9 @@ void end_private_cache(unsigned cache) {
 
 // Thread exit, kPrivate. Destructors of the program that run after this one allocate without a cache.
 void leave_thread(void*) {
-  ThreadBinding& binding = t_binding;
-  if (binding.cache == UINT32_MAX || binding.generation != g_heap.generation.load(std::memory_order_relaxed)) return;
+  ThreadBinding& binding = t_heap_binding;
+  if (binding.cache == UINT32_MAX || binding.generation != g_heap_front.generation.load(std::memory_order_relaxed))
+    return;
   binding.flags = (binding.flags & ~MALLOCX_TCACHE(binding.cache)) | MALLOCX_TCACHE_NONE;
   end_private_cache(binding.cache);
   binding.cache = UINT32_MAX;
@@ -246,8 +239,8 @@ void leave_thread(void*) {
 
 // First use by this thread. Returns its flags.
 __attribute__((noinline)) int bind_thread() {
-  ThreadBinding& binding = t_binding;
-  uint32_t generation = g_heap.generation.load(std::memory_order_relaxed);
+  ThreadBinding& binding = t_heap_binding;
+  uint32_t generation = g_heap_front.generation.load(std::memory_order_relaxed);
   unsigned arena = g_heap.arenas[g_heap.next_arena.fetch_add(1, std::memory_order_relaxed) % g_heap.arena_count];
   binding.cache = UINT32_MAX;
   if (g_heap.mode != HeapMode::kPrivate) {
@@ -273,8 +266,8 @@ __attribute__((noinline)) int bind_thread() {
 }
 
 inline int thread_flags() {
-  const ThreadBinding& binding = t_binding;
-  if (__builtin_expect(binding.generation == g_heap.generation.load(std::memory_order_relaxed), 1))
+  const ThreadBinding& binding = t_heap_binding;
+  if (__builtin_expect(binding.generation == g_heap_front.generation.load(std::memory_order_relaxed), 1))
     return binding.flags;
   return bind_thread();
 }
@@ -292,7 +285,7 @@ void purge_arenas() {
 
 // LUN full: what jemalloc holds freed but committed is given back, then one more attempt.
 __attribute__((noinline)) void* alloc_again(size_t bytes, int flags) {
-  if (bytes > g_heap.bytes) {
+  if (bytes > g_heap_front.bytes) {
     errno = ENOMEM;
     return nullptr;
   }
@@ -306,7 +299,7 @@ __attribute__((noinline)) void* alloc_again(size_t bytes, int flags) {
 }
 
 inline void* alloc_with(size_t bytes, int flags) {
-  void* pointer = flags == 0 ? g_short.alloc(bytes) : g_jemalloc.mallocx(bytes, flags);
+  void* pointer = flags == 0 ? g_heap_front.alloc(bytes) : g_jemalloc.mallocx(bytes, flags);
   return __builtin_expect(pointer != nullptr, 1) ? pointer : alloc_again(bytes, flags);
 }
 
@@ -383,8 +376,8 @@ int heap_create(HeapMode mode, ErrorText* why) {
     return why->set(rc, "cannot reserve %llu bytes of address space for the heap: %s; raise the limit (%s)",
                     static_cast<unsigned long long>(bytes), errno_name(rc), sys::memory_limit());
   g_heap.region = region;
-  g_heap.base = region_base(region);
-  g_heap.bytes = region_size(region);
+  g_heap_front.base = region_base(region);
+  g_heap_front.bytes = region_size(region);
   g_heap.mode = mode;
   g_heap.top.store(0, std::memory_order_relaxed);
   g_heap.committed.store(0, std::memory_order_relaxed);
@@ -393,7 +386,7 @@ int heap_create(HeapMode mode, ErrorText* why) {
   if (rc < 0) {
     (void)region_destroy(region);
     g_heap.region = nullptr;
-    g_heap.bytes = 0;
+    g_heap_front.bytes = 0;
     return rc;
   }
   if (mode == HeapMode::kPrivate && !g_heap.key_made)
@@ -408,7 +401,7 @@ int heap_destroy() {
   if (!heap_ready()) return 0;
   if (g_heap.mode != HeapMode::kPrivate) return -EBUSY;
   g_heap.ready.store(false, std::memory_order_release);
-  g_heap.generation.fetch_add(1, std::memory_order_relaxed);
+  g_heap_front.generation.fetch_add(1, std::memory_order_relaxed);
   for (unsigned cache = 0; cache < kCachesMax; ++cache)
     if (g_caches[cache / 64].load(std::memory_order_relaxed) >> (cache % 64) & 1) end_private_cache(cache);
   size_t mib[3], depth = 3;
@@ -421,15 +414,11 @@ int heap_destroy() {
   g_heap.arena_count = 0;
   int rc = region_destroy(g_heap.region);
   g_heap.region = nullptr;
-  g_heap.bytes = 0;
+  g_heap_front.bytes = 0;
   return rc;
 }
 
 // ---- malloc family --------------------------------------------------------------------------------------------------
-
-bool heap_owns(const void* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(g_heap.base) < g_heap.bytes;
-}
 
 void* heap_alloc(size_t bytes) { return alloc_with(bytes == 0 ? 1 : bytes, thread_flags()); }
 
@@ -444,7 +433,7 @@ void* heap_resize(void* pointer, size_t bytes) {
   int flags = thread_flags();
   void* moved = g_jemalloc.rallocx(pointer, bytes, flags);
   if (__builtin_expect(moved == nullptr, 0)) {
-    if (bytes <= g_heap.bytes) {
+    if (bytes <= g_heap_front.bytes) {
       purge_arenas();
       moved = g_jemalloc.rallocx(pointer, bytes, flags);
     }
@@ -463,7 +452,7 @@ inline __attribute__((always_inline)) void free_tiered(void* pointer) {
   if (__builtin_expect(HostGuard::active(), 0)) return g_jemalloc.dallocx(pointer, MALLOCX_TCACHE_NONE);
   // dallocx takes the cache from the flags; the arena is the pointer's own.
   int flags = thread_flags() & ((1 << 20) - 1);
-  flags == 0 ? g_short.free(pointer) : g_jemalloc.dallocx(pointer, flags);
+  flags == 0 ? g_heap_front.free(pointer) : g_jemalloc.dallocx(pointer, flags);
 }
 
 }  // namespace
@@ -475,11 +464,7 @@ void heap_free_or(void* pointer, void (*other)(void*)) {
   free_tiered(pointer);
 }
 
-size_t heap_usable_size_or(const void* pointer, size_t (*other)(const void*)) {
-  return __builtin_expect(heap_owns(pointer), 1) ? g_short.usable_size(const_cast<void*>(pointer)) : other(pointer);
-}
-
-size_t heap_usable_size(const void* pointer) { return g_short.usable_size(const_cast<void*>(pointer)); }
+size_t heap_usable_size(const void* pointer) { return g_heap_front.usable_size(const_cast<void*>(pointer)); }
 
 // ---- DRAM -----------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,9 @@
 // Threads get one of N arenas (N = min(4, CPUs)), round robin; thread caches work as usual and hold no links inside
 // freed objects.
 #pragma once
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 #include "base/error.h"
 
@@ -42,6 +44,35 @@ bool heap_ready();
 // -errno (-EBUSY: the heap has another mode).
 [[nodiscard]] int heap_destroy();
 
+// What every call of the malloc family reads, in one cache line.
+struct alignas(64) HeapFront {
+  char* base = nullptr;  // of the region
+  size_t bytes = 0;
+  // jemalloc's malloc, free and malloc_usable_size, or what does the same.
+  void* (*alloc)(size_t) = nullptr;
+  void (*free)(void*) = nullptr;
+  size_t (*usable_size)(void*) = nullptr;
+  std::atomic<uint32_t> generation{1};  // of arenas and thread caches: threads bind again when it moved
+};
+extern constinit HeapFront g_heap_front;
+// What a thread passes to jemalloc. `flags` is valid while `generation` is the heap's.
+struct ThreadBinding {
+  uint32_t generation = 0;
+  int flags = 0;
+  unsigned cache = UINT32_MAX;  // kPrivate: index of the tcache of ours
+};
+extern constinit thread_local ThreadBinding t_heap_binding __attribute__((tls_model("initial-exec")));
+
+// Whether it lies in the heap's region. Lock-free; may be called anywhere.
+inline bool heap_owns(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(g_heap_front.base) < g_heap_front.bytes;
+}
+// Whether this thread may call g_heap_front's functions. Implies heap_ready(). pre: no HostGuard.
+inline bool heap_thread_is_bound() {
+  return t_heap_binding.generation == g_heap_front.generation.load(std::memory_order_relaxed) &&
+         t_heap_binding.flags == 0;
+}
+
 // malloc family on tiered arenas. NULL with errno on failure. Any thread; never under a HostGuard. bytes 0 is taken as
 // 1.
 void* heap_alloc(size_t bytes);
@@ -52,8 +83,6 @@ void heap_free(void* pointer);                             // pre: heap_owns(poi
 // heap_free(pointer) if heap_owns(pointer), else other(pointer): a fast path for free()
 void heap_free_or(void* pointer, void (*other)(void*));
 size_t heap_usable_size(const void* pointer);
-size_t heap_usable_size_or(const void* pointer, size_t (*other)(const void*));  // likewise
-bool heap_owns(const void* pointer);  // whether it lies in the heap's region. Lock-free; may be called anywhere
 
 // From the DRAM arena (metadata, guarded threads): plain jemalloc, arena 0, no thread cache. Usable before heap_create.
 void* heap_alloc_dram(size_t alignment, size_t bytes, bool zero);
