@@ -17,6 +17,7 @@ is there. On a busy machine some reading in ten thousand shows ten MiB and more 
 show them again. The group's total is one counter, right at any moment, and a few MiB above what is anonymous: a reading
 that is above it is cut to it."""
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,7 +277,10 @@ def main():
             for how in ("subprocess", "raw", "closefrom", "each", "cloexec", "dup2"):
                 good &= watch(f"descriptors: {how}", 48, [sys.executable, script, MEMBER, how], outside=SLACK_PROGRAM)
             good &= orphan(directory)
-            good &= watch("make -j4", 64, make_tree(directory, 32 if LONG else 2), near=0.3, outside=SLACK_PROGRAM)
+            if shutil.which("cc"):
+                good &= watch("make -j4", 64, make_tree(directory, 32 if LONG else 2), near=0.3, outside=SLACK_PROGRAM)
+            else:
+                print("make -j4 is left out: there is no C compiler on this system (a virtual machine's)")
     return 0 if good else 1
 
 
