@@ -55,6 +55,12 @@ class CommitAhead {
     return commit(first, pages);
   }
 
+  // Pages that are committed and were not asked for.
+  uint64_t pages_ahead() const {
+    const uint64_t run = run_.load(std::memory_order_relaxed);
+    return run == kNone ? 0 : ahead(run);
+  }
+
  private:
   static constexpr uint64_t kNone = ~uint64_t{0};
   static constexpr uint64_t pack(uint64_t cursor, uint64_t ahead) { return cursor * kBlockPages + ahead; }

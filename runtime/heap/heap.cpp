@@ -501,7 +501,10 @@ void heap_purge() {
 }
 
 HeapHookBytes heap_hook_bytes() {
-  return {g_heap.top.load(std::memory_order_relaxed), g_heap.committed.load(std::memory_order_relaxed)};
+  uint64_t ahead = 0;
+  for (const CommitAhead& one : g_heap.ahead) ahead += one.pages_ahead();
+  return {g_heap.top.load(std::memory_order_relaxed), g_heap.committed.load(std::memory_order_relaxed),
+          ahead * sys::page_bytes()};
 }
 
 }  // namespace lunar

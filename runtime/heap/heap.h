@@ -101,7 +101,8 @@ void heap_purge();
 // What the extent hooks have counted since heap_create, in bytes (for tests: jemalloc keeps no metadata in the region).
 struct HeapHookBytes {
   size_t reserved;   // address space handed out
-  size_t committed;  // committed now
+  size_t committed;  // committed now, with
+  size_t ahead;      // what jemalloc has not asked for yet (commit_ahead.h)
 };
 HeapHookBytes heap_hook_bytes();
 
