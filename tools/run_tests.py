@@ -19,6 +19,7 @@ capability (EXPECTED below), or when the word is unknown. A host without the rig
 the run fails and its last line says so, unless --without-userfaultfd accepts that.
 """
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -36,6 +37,7 @@ FAST = {"layout", "unit"}
 SANITIZED = {"unit", "fault", "property", "sanitizer"}
 DEFAULT_LIMIT_S = 300
 EXIT_SKIP = 77
+INTERRUPT_GRACE_S = 5
 
 
 # --- what this host can do ------------------------------------------------------------------------------------------
@@ -248,6 +250,7 @@ class Test:
         self.reason = ""
         self.skipped = set()   # capabilities for want of which it, or some case of it, did not run
         self.seconds = 0.0
+        self.session = None    # of its processes, while it runs
 
     def rank(self):
         suite = min((SUITES.index(s) for s in self.suites if s in SUITES), default=len(SUITES) - 1)
@@ -263,6 +266,7 @@ class Test:
             except OSError as error:
                 self.verdict, self.reason = "FAIL", f"cannot start: {error}"
                 return
+            self.session = child.pid
             try:
                 status = child.wait(self.limit_s)
             except subprocess.TimeoutExpired:
@@ -270,11 +274,9 @@ class Test:
                 for pid in processes_to_describe(child.pid):
                     describe_process(pid, log)
                     log.flush()
-            except BaseException:
-                end_session(child.pid)
-                raise
             left = self.end_survivors(child.pid, 0 if status is None else 2)
             child.wait()
+            self.session = None
         self.seconds = time.monotonic() - start
         self.check_result(status, left)
 
@@ -351,7 +353,24 @@ class Runner:
         if self.stop:
             return
         test.run(self.extra_environment)
-        self.report(test)
+        if self.stop:
+            test.verdict = ""
+        else:
+            self.report(test)
+
+    def interrupt(self):
+        """Ends the tests that run: as Ctrl-C does, so that they take away what they have made, and then for good."""
+        self.stop = True
+        for test in self.tests:
+            if (session := test.session) is not None:
+                with contextlib.suppress(OSError):
+                    os.kill(session, signal.SIGINT)
+        deadline = time.monotonic() + INTERRUPT_GRACE_S
+        while any(test.session for test in self.tests) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for test in self.tests:
+            if (session := test.session) is not None:
+                end_session(session)
 
     def workers(self, tests, count):
         """`count` threads that run the tests, each the next one that is left."""
@@ -512,11 +531,14 @@ def main():
         os.chown(os.path.join(directory, "test-logs"), int(os.environ["SUDO_UID"]), -1)
     runner = Runner(tests, sanitizer_environment(arguments))
     default_signals()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     start = time.monotonic()
     try:
         runner.run()
     except KeyboardInterrupt:
-        runner.stop = True
+        runner.interrupt()
         print("interrupted", file=sys.stderr)
     print_times(tests, time.monotonic() - start)
     for test in tests:

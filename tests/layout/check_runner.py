@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = os.path.abspath(sys.argv[1])
 RUNNER = os.path.join(ROOT, "tools", "run_tests.py")
@@ -119,6 +120,34 @@ def signals():
           f"SIGHUP under nohup ends the run: {code}, {lines}")
 
 
+def interrupted():
+    """A test that runs takes away what it has made; one that does not listen is ended; no other is started."""
+    with tempfile.TemporaryDirectory() as place:
+        made, deaf, third = (os.path.join(place, name) for name in ("made", "deaf", "third"))
+        wait = "import os, signal, sys, time\nopen({0!r}, 'w').close()\n"
+        tests = (entry("clean", wait.format(made) + f"try: time.sleep(100)\nfinally: os.unlink({made!r})"),
+                 entry("deaf", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + wait.format(deaf) +
+                       "time.sleep(100)"),
+                 entry("third", wait.format(third), alone=True))
+        with build(*tests) as directory:
+            runner = subprocess.Popen([sys.executable, "-B", RUNNER, directory], stdin=subprocess.DEVNULL,
+                                      stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            while not (os.path.exists(made) and os.path.exists(deaf)) and runner.poll() is None:
+                time.sleep(0.02)
+            runner.terminate()
+            try:
+                out = runner.communicate(timeout=60)[0]
+            except subprocess.TimeoutExpired:
+                runner.kill()
+                return check(False, "SIGTERM: the runner waits for its tests")
+        check(runner.returncode == 1, f"SIGTERM: exit code {runner.returncode}")
+        check("0 passed, 0 failed, 0 skipped" in out, f"SIGTERM: {out}")
+        check(not os.path.exists(made), "SIGTERM: a test was not asked to end")
+        check(not os.path.exists(third), "SIGTERM: another test was started")
+        with subprocess.Popen(["pgrep", "-f", deaf], stdout=subprocess.PIPE, text=True) as left:
+            check(not left.communicate()[0].split(), "SIGTERM: a test runs on")
+
+
 def sharing():
     """Two that share the machine meet; one that is alone meets no other; unit tests and what takes longest come
     first."""
@@ -166,7 +195,8 @@ def help_comes_first():
 
 
 def main():
-    rules = {rule.__name__: rule for rule in (verdicts, limits, signals, sharing, untested_pager, help_comes_first)}
+    rules = {rule.__name__: rule for rule in (verdicts, limits, signals, interrupted, sharing, untested_pager,
+                                              help_comes_first)}
     for name in sys.argv[2:] or rules:
         rules[name]()
     print("\n".join(problems) or "the runner keeps its rules")

@@ -68,6 +68,7 @@ def test_create(directory):
     told = run("get", hinted, "a", "--dram", "9m").stderr.decode()   # the log would fit; its index began larger
     check("--dram: 9 MiB of DRAM is too little" in told and "; give " in told, told)
     done("get", hinted, "a", "--dram", told.split("; give ")[1].strip())
+    refused(["create", never, "--size", "64m", "--keys", "-1"], ["--keys", "-1"])
     refused(["create", directory], ["is a directory"])
     link, target = os.path.join(directory, "link"), os.path.join(directory, "target")
     os.symlink(target, link)

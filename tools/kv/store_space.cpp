@@ -51,7 +51,9 @@ int kv_create(int argc, char** argv) {
   command.app().add_option("--size", size,
                            "size of a new or empty file (default: 1g); of any other place, the most to use");
   command.app().add_option("--segment", segment, "64k, 128k, 256k, 512k or 1m; default: chosen by size and DRAM");
-  command.app().add_option("--keys", options.expected_keys, "expected number of keys, a hint for the index");
+  command.app()
+      .add_option("--keys", options.expected_keys, "expected number of keys, a hint for the index")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 48));
   command.app()
       .add_option("--shards", options.shards, "number of writers that can be busy at one time")
       ->check(CLI::Range(1, 256));
