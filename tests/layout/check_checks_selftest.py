@@ -54,7 +54,9 @@ def runner():
             ("verdicts", "        elif left:\n", "        elif left > 9:\n", "'parent': 'ok'"),
             ("limits", '"FAIL", f"still running', '"ok", f"still running', "a test that hangs: 0"),
             ("signals", "    signal.pthread_sigmask(signal.SIG_SETMASK, [])\n", "", "inherit ignored or blocked"),
-            ("signals", "    default_signals()\n    start", "    start", "with SIGCHLD ignored, a failure passes"),
+            ("signals", "    default_signals()\n    for", "    for", "with SIGCHLD ignored, a failure passes"),
+            ("interrupted", "        runner.interrupt()\n", "        runner.stop = True\n", "waits for its tests"),
+            ("interrupted", "os.kill(session, signal.SIGINT)", "pass", "a test was not asked to end"),
             ("sharing", "(1, -self.priority, suite)", "(1, self.priority, suite)", "order: "),
             ("untested_pager", " or (untested and not arguments.without_userfaultfd)", "",
              "without userfaultfd: 0")):

@@ -136,7 +136,7 @@ def interrupted():
                 time.sleep(0.02)
             runner.terminate()
             try:
-                out = runner.communicate(timeout=60)[0]
+                out = runner.communicate(timeout=20)[0]
             except subprocess.TimeoutExpired:
                 runner.kill()
                 return check(False, "SIGTERM: the runner waits for its tests")
