@@ -307,6 +307,10 @@ void keep_own(const char* kind, int fd) {
 }
 
 int keep_own_ring() {
+  if (!kernel_can_move()) {
+    printf("skip: uffd-move: a process with a ring may pin pages, and evicts nothing without Linux 6.8\n");
+    return 77;
+  }
   unsigned char parameters[120] = {};  // struct io_uring_params
   const auto fd = static_cast<int>(raw(SYS_io_uring_setup, 8, parameters));
   if (fd < 0) {
