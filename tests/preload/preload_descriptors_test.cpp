@@ -20,7 +20,6 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/utsname.h>
 
 #include <atomic>
 #include <csignal>
@@ -231,14 +230,6 @@ void read_beside_direct_io() {
   for (int turn = 0; turn < 4; ++turn) CHECK(holds(p, kHeap, 1));
 }
 
-// UFFDIO_MOVE came with 6.8.
-bool kernel_can_move() {
-  utsname system{};
-  int version = 0, patch = 0;
-  CHECK(uname(&system) == 0 && sscanf(system.release, "%d.%d", &version, &patch) == 2);
-  return version > 6 || (version == 6 && patch >= 8);
-}
-
 // Where the kernel cannot move pages, a process that may pin and needs more than its budget ends, and says why.
 int take_numbers_for_direct_io() {
   const int errors = own_file();
@@ -307,6 +298,7 @@ void keep_own(const char* kind, int fd) {
 }
 
 int keep_own_ring() {
+  if (!kernel_can_move()) return skip_pinned();
   unsigned char parameters[120] = {};  // struct io_uring_params
   const auto fd = static_cast<int>(raw(SYS_io_uring_setup, 8, parameters));
   if (fd < 0) {

@@ -5,6 +5,7 @@
 // runs `body` there. A process that ends by 125 could not start the tier: the test is skipped, naming userfaultfd.
 #pragma once
 #include <sys/sysinfo.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -55,6 +56,18 @@ inline bool all_zero(const void* memory, size_t bytes) {
   for (size_t i = 0; i < bytes; ++i)
     if (p[i] != 0) return false;
   return true;
+}
+
+// UFFDIO_MOVE came with 6.8. Without it, a process that may pin pages (a ring, an O_DIRECT descriptor) evicts nothing.
+inline bool kernel_can_move() {
+  utsname system{};
+  int version = 0, patch = 0;
+  return uname(&system) == 0 && sscanf(system.release, "%d.%d", &version, &patch) == 2 &&
+         (version > 6 || (version == 6 && patch >= 8));
+}
+inline int skip_pinned() {
+  printf("skip: uffd-move: this process may pin pages, and evicts nothing without Linux 6.8\n");
+  return 77;
 }
 
 inline int run_preloaded(int argc, char** argv, std::initializer_list<const char*> settings, int (*body)()) {

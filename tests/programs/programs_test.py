@@ -341,6 +341,8 @@ NOT_SERVED = {
     "stress-vm-rw": r"vm-rw: mmap failed, errno=12",       # a clone(CLONE_VM) child makes the heap grow past the budget
     "stress-mremap": r"mremap: mremap failed, errno=12",   # MREMAP_FIXED to a place outside the tier
 }
+# It works if another process of the tree, which may start service threads, brings the tree over the limit first.
+SOMETIMES_SERVED = {"stress-vm-rw"}
 # The same of single tests, by their last name; the exit code tells of them too.
 NOT_SERVED_TESTS = {
     "python-subprocess": {
@@ -353,7 +355,8 @@ NOT_SERVED_TESTS = {
 def compare(name, plain, tiered):
     if name in NOT_SERVED:
         known = re.search(NOT_SERVED[name], tiered) and not re.search(NOT_SERVED[name], plain)
-        return [] if known else [f"not the known failure: {tiered[-2000:]}"]
+        served = name in SOMETIMES_SERVED and tiered == plain
+        return [] if known or served else [f"not the known failure: {tiered[-2000:]}"]
     if isinstance(plain, dict):
         known = NOT_SERVED_TESTS.get(name, set())
         differing = [test for test in sorted(plain.keys() | tiered.keys()) if plain.get(test) != tiered.get(test)]
