@@ -521,6 +521,7 @@ void enter_plain_child(PagerState& state) {
     fatal("fork: the child stood still for too long before it began; its place in the account is given up");
   state.account.become_plain();
   state.member_pid.store(getpid());
+  state.member_copy.store(sys::memory_copy());
   state.plain_forks = 0;  // of the parent's other threads
   state.plain_fork_pages = 0;
   state.activation_failed.store(false);
@@ -556,8 +557,8 @@ int64_t take_over(PagerState& state) {
   state.event_gate.enter_child();
   state.helpers_resting.store(0);
   for (auto& reservation : state.fork_reservations) reservation = {};
-  state.space_request.lock.reset_in_child();
-  state.space_request.asked.store(0);
+  state.table_request.lock.reset_in_child();
+  state.table_request.asked.store(0);
   return resident;
 }
 
@@ -598,6 +599,7 @@ void child_locked(PagerState& state, bool of_libc, const void* here) {
         "fork: the child stood still for too long before it began; its place in the account, and its memory with it, "
         "is given up");
   state.member_pid.store(getpid());
+  state.member_copy.store(sys::memory_copy());
   state.forking_tid.store(sys::thread_id());
   charge_difference(state, take_over(state));
   state.lun_open_lock.unlock();
@@ -617,20 +619,38 @@ void child(PagerState& state, bool of_libc) {
 
 }  // namespace
 
-void pager_fork_prepare(const void* child_stack) { prepare(pager_state(), child_stack); }
-void pager_fork_parent() { parent(pager_state()); }
-void pager_fork_child() { child(pager_state(), false); }
-void pager_fork_child_of_libc() { child(pager_state(), true); }
+// What a process that was forked past us has, its own children inherit without us.
+static thread_local bool t_prepared = false;
+
+void pager_fork_prepare(const void* child_stack) {
+  t_prepared = !pager_forked_past_us();
+  if (t_prepared) prepare(pager_state(), child_stack);
+}
+void pager_fork_parent() {
+  if (t_prepared) parent(pager_state());
+}
+void pager_fork_child() {
+  if (t_prepared) child(pager_state(), false);
+}
+void pager_fork_child_of_libc() {
+  if (t_prepared) child(pager_state(), true);
+}
 
 void pager_fork_child_ran() {
   if (g_fork.engaged && pager_state().forking.load())
     fatal("fork: libc has not called the pager's handler in the child, whose evicted memory would read as zeros");
 }
 
+int forked_past_us(const PagerState& state) {
+  return !pager_active() || state.member_copy.load() == sys::memory_copy() ? 0 : state.member_pid.load();
+}
+
+bool pager_forked_past_us() { return forked_past_us(pager_state()) != 0; }
+
 int pager_parent_past_us(const void* address) {
   auto& state = pager_state();
-  const int parent = state.member_pid.load();
-  if (!pager_active() || parent == static_cast<int>(getpid()) || sys::memory_is_parents()) return 0;
+  const int parent = forked_past_us(state);
+  if (parent == 0) return 0;
   // Not by find(): in the child no thread ends a change of the table that was under way.
   for (uint32_t i = 0; i < state.regions.count.load(); ++i)
     if (const Region* region = state.regions.sorted[i].load(); region != nullptr && region->holds(address))
@@ -693,6 +713,7 @@ static bool child_may_map(const PagerState& state) {
 int pager_fork_check() {
   auto& state = pager_state();
   t_checked = {};
+  if (forked_past_us(state) != 0) return 0;
   if (!pager_active()) {
     {
       sys::Locked<sys::Mutex> lock(state.activation_lock);

@@ -200,6 +200,9 @@ void pager_fork_child_ran();
 // The process that this one was forked from without any of that, if the address was tiered memory; 0: it was not. For a
 // signal handler, also in such a child: takes no lock.
 int pager_parent_past_us(const void* address);
+// Whether this process was forked so from an active one, by a raw system call: it has none of the tiered memory, none
+// of the service threads, and its parent's account, which it must leave alone.
+bool pager_forked_past_us();
 
 // Keeps a range in DRAM until the calling thread has ended: the kernel reads or writes it when the thread ends.
 void pager_keep_for_thread(const void* address, size_t bytes);

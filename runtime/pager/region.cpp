@@ -272,6 +272,13 @@ static int make_usable(PagerState& state, Region* region, size_t offset, size_t 
 }
 
 void pager_say_limited(size_t bytes) {
+  if (const int parent = forked_past_us(pager_state()); parent != 0) {
+    LUNAR_LOG_LIMITED(log_warning, 1,
+                      "refused: this process was forked from %d by a system call past Lunar, and has no tiered memory; "
+                      "use libc's fork or syscall(), or run the program without Lunar",
+                      parent);
+    return;
+  }
   LUNAR_LOG_LIMITED(
       log_warning, 1,
       "allocation refused: the kernel does not give %s more to this process; raise the limit on its memory (%s)",
@@ -327,6 +334,10 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   }
   ErrorText why;
   if (!passed && pager_activate(&why) < 0) return -ENOMEM;
+  if (forked_past_us(state) != 0) {
+    pager_say_limited(bytes);
+    return -ENOMEM;
+  }
   if (const int rc = space_charge(state, pages, true); rc < 0) {
     if (rc != -EFBIG) state.refused_bytes.store(bytes, std::memory_order_relaxed);  // that has been said
     return -ENOMEM;
@@ -368,7 +379,10 @@ int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
     }
   }
   ErrorText why;
-  return pager_activate(&why);
+  if (const int rc = pager_activate(&why); rc < 0) return rc;
+  if (forked_past_us(state) == 0) return 0;
+  pager_say_limited(bytes);
+  return -ENOMEM;
 }
 
 void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {

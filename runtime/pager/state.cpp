@@ -116,25 +116,37 @@ void deferred_slots_release(PagerState& state) {
 
 uint64_t deferred_slot_count() { return g_deferred.count; }
 
+// Waits until the housekeeping thread has answered: slots to charge, or a range to register.
+static int ask_housekeeping(PagerState& state, uint64_t slots, void* address, size_t bytes) {
+  auto& request = state.table_request;
+  sys::Locked<sys::Mutex> lock(request.lock);
+  request.slots = slots;
+  request.address = address;
+  request.bytes = bytes;
+  request.asked.store(1, std::memory_order_release);
+  housekeeping_wake(state, kHousekeepingTable);
+  while (request.asked.load(std::memory_order_acquire) != 0) (void)sys::futex_wait(&request.asked, 1, -1, false);
+  return request.answer;
+}
+
 int slots_charge(PagerState& state, uint64_t slots) {
   SlotAllocator& lun = state.luns[state.own_lun];
   const int rc = lun.charge_fast(slots);
   if (rc != -EAGAIN) return rc;
   if (!sys::in_program_files()) return lun.charge(slots);
   // The program may have a file of its own under the LUN's number, and would find that grown.
-  auto& request = state.space_request;
-  sys::Locked<sys::Mutex> lock(request.lock);
-  request.slots = slots;
-  request.asked.store(1, std::memory_order_release);
-  housekeeping_wake(state, kHousekeepingCharge);
-  while (request.asked.load(std::memory_order_acquire) != 0) (void)sys::futex_wait(&request.asked, 1, -1, false);
-  return request.answer;
+  return ask_housekeeping(state, slots, nullptr, 0);
 }
 
-void slots_charge_as_asked(PagerState& state) {
-  auto& request = state.space_request;
+static int register_fresh(const PagerState& state, void* address, size_t bytes) {
+  return sys::uffd_register(state.uffd, address, bytes, state.features.write_protect);
+}
+
+void answer_table_request(PagerState& state) {
+  auto& request = state.table_request;
   if (request.asked.load(std::memory_order_acquire) == 0) return;
-  request.answer = state.luns[state.own_lun].charge(request.slots);
+  request.answer = request.address != nullptr ? register_fresh(state, request.address, request.bytes)
+                                              : state.luns[state.own_lun].charge(request.slots);
   request.asked.store(0, std::memory_order_release);
   sys::futex_wake(&request.asked, 1, false);
 }
@@ -155,7 +167,7 @@ int space_charge(PagerState& state, uint64_t pages, bool may_block) {
 }
 
 void space_uncharge(PagerState& state, uint64_t pages) {
-  if (pages == 0) return;
+  if (pages == 0 || forked_past_us(state) != 0) return;  // it is the parent's
   if (state.lun_ready.load(std::memory_order_acquire)) state.luns[state.own_lun].uncharge(pages);
   state.account.lun_give(static_cast<int64_t>(pages << state.page_shift));
 }
@@ -337,7 +349,8 @@ void count_resident(PagerState& state, Region& region, PageIndex page, int delta
 
 int watch_fresh_range(PagerState& state, void* address, size_t bytes) {
   for (const int advice : {MADV_NOHUGEPAGE, MADV_UNMERGEABLE, MADV_DONTFORK}) (void)sys::advise(address, bytes, advice);
-  return sys::uffd_register(state.uffd, address, bytes, state.features.write_protect);
+  if (!sys::in_program_files() || uffd_in_place(state)) return register_fresh(state, address, bytes);
+  return ask_housekeeping(state, 0, address, bytes);
 }
 
 void pager_watch_thread(int thread_id) { pager_state().watched.thread_id.store(thread_id, std::memory_order_relaxed); }
