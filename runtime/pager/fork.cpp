@@ -126,13 +126,6 @@ void touch_for_child(const PagerState& state, const void* here, const void* chil
   touch_stack(state, here, child_stack);
 }
 
-uint64_t committed_pages(PagerState& state) {
-  uint64_t pages = 0;
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i)
-    pages += state.regions.sorted[i].load()->committed_pages.load();
-  return pages;
-}
-
 // The two steps of a fork take the count from `now` to `next`. Marks in the half of values that it enters are of the
 // last time round, 16,384 forks ago and more: those pages become "not known to be exclusive". Eviction is at rest. A
 // page in a handler's hands that was resident before is waited for (a few system calls, and they end without us): its
@@ -546,6 +539,7 @@ int64_t take_over(PagerState& state) {
   state.parent_lun = state.own_lun;
   state.own_lun = static_cast<unsigned>(g_fork.lun);
   state.lun_ready.store(false);
+  state.promised_slots.store(static_cast<int64_t>(committed_pages(state)));
   state.oldest_child.store(0);
   deferred_slots_forget();
   kept_pages_enter_child();

@@ -81,6 +81,9 @@ struct PagerState {
   uint32_t luns_referred = 0;
   unsigned generation = 0;             // forks since the pager was created
   std::atomic<bool> lun_ready{false};  // the own LUN is open (a forked child opens its own at its first dirty eviction)
+  // What an active process has charged that its LUN does not know of: it takes that over when it opens. kOnLun: it has.
+  static constexpr int64_t kOnLun = INT64_MIN;
+  std::atomic<int64_t> promised_slots{0};
   sys::Mutex lun_open_lock;
   // A request of one program thread to the housekeeping thread, in whose descriptor table a LUN's number is still that
   // LUN: slots to charge, for which the LUN's file has to grow.
@@ -155,6 +158,8 @@ PagerState& pager_state();
 [[nodiscard]] int slots_charge(PagerState& state, uint64_t slots);
 void slots_charge_as_asked(PagerState& state);  // by the housekeeping thread
 void space_uncharge(PagerState& state, uint64_t pages);
+
+uint64_t committed_pages(const PagerState& state);  // of all regions
 
 // What limits the LUN space of this process, if it cannot have `bytes` more.
 enum class SpaceBound : uint8_t {
