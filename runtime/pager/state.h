@@ -54,6 +54,12 @@ struct PagerState {
   // children. Under activation_lock.
   int plain_forks = 0;
   int64_t plain_fork_pages = 0;
+  // See checked_forks.h.
+  struct CheckedForks {
+    std::atomic<int> count{0};  // changes under the lock
+    sys::SpinLock lock;
+    uint64_t committed = 0;  // pages, while there were any, since the process began
+  } checked_forks;
   bool thp_always = false;                      // huge pages are used without a request (at start)
   std::atomic<int> member_pid{0};               // the process that is the account's member
   std::atomic<bool> activation_failed{false};   // and the failure was logged
