@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "pager/activation.h"
+#include "pager/checked_forks.h"
 #include "pager/commit_charge.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
@@ -342,13 +343,18 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
     if (rc != -EFBIG) state.refused_bytes.store(bytes, std::memory_order_relaxed);  // that has been said
     return -ENOMEM;
   }
-  if (make_usable(state, region, offset, bytes, protection) < 0) {
+  region->committed_pages.fetch_add(pages);
+  const bool has_space = checked_forks_charge(state, pages);
+  if (!has_space || make_usable(state, region, offset, bytes, protection) < 0) {
+    region->committed_pages.fetch_sub(pages);
     space_uncharge(state, pages);
-    pager_say_limited(bytes);
+    if (has_space)
+      pager_say_limited(bytes);
+    else
+      state.refused_bytes.store(bytes, std::memory_order_relaxed);
     return -ENOMEM;
   }
   if (state.refused_bytes.load(std::memory_order_relaxed) != 0) state.refused_bytes.store(0, std::memory_order_relaxed);
-  region->committed_pages.fetch_add(pages);
   table_reach(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
   return 0;
 }

@@ -54,6 +54,12 @@ struct PagerState {
   // children. Under activation_lock.
   int plain_forks = 0;
   int64_t plain_fork_pages = 0;
+  // See checked_forks.h.
+  struct CheckedForks {
+    std::atomic<int> count{0};  // changes under the lock
+    sys::SpinLock lock;
+    uint64_t committed = 0;  // pages, while there were any, since the process began
+  } checked_forks;
   bool thp_always = false;                      // huge pages are used without a request (at start)
   std::atomic<int> member_pid{0};               // the process that is the account's member
   std::atomic<uint32_t> member_copy{0};         // its sys::memory_copy()
@@ -82,6 +88,9 @@ struct PagerState {
   uint32_t luns_referred = 0;
   unsigned generation = 0;             // forks since the pager was created
   std::atomic<bool> lun_ready{false};  // the own LUN is open (a forked child opens its own at its first dirty eviction)
+  // What an active process has charged that its LUN does not know of: it takes that over when it opens. kOnLun: it has.
+  static constexpr int64_t kOnLun = INT64_MIN;
+  std::atomic<int64_t> promised_slots{0};
   sys::Mutex lun_open_lock;
   // A request of one program thread to the housekeeping thread, in whose descriptor table the numbers of the LUN and of
   // the userfaultfd are still these: slots to charge, for which the LUN's file has to grow, or a range to register.
@@ -158,6 +167,8 @@ PagerState& pager_state();
 [[nodiscard]] int slots_charge(PagerState& state, uint64_t slots);
 void answer_table_request(PagerState& state);  // by the housekeeping thread
 void space_uncharge(PagerState& state, uint64_t pages);
+
+uint64_t committed_pages(const PagerState& state);  // of all regions
 
 // What limits the LUN space of this process, if it cannot have `bytes` more.
 enum class SpaceBound : uint8_t {
