@@ -224,9 +224,8 @@ void pager_note_pinning();
 // Likewise, where there is UFFDIO_MOVE: the process has a file whose reads may go to its memory without the page cache
 // (sys::file_may_be_unbuffered).
 void pager_note_unbuffered();
-// Around process_vm_writev: the kernel pins pages of the other process before it copies. Any process of the tree may be
-// the target, and evicts by MOVE meanwhile. begin may sleep, end does not.
-void pager_write_elsewhere_begin();
-void pager_write_elsewhere_end();
+// process_vm_writev with these arguments, whose target may be any process of the tree (write_elsewhere.cpp). As libc's:
+// bytes, or -1 and errno.
+long pager_write_elsewhere(const long (&arguments)[6]);
 
 }  // namespace lunar

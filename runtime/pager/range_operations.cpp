@@ -663,9 +663,6 @@ void pager_note_unbuffered() {
   if (pager_active()) state.account.wait_for_own_batch();
 }
 
-void pager_write_elsewhere_begin() { pager_state().account.write_elsewhere_begin(); }
-void pager_write_elsewhere_end() { pager_state().account.write_elsewhere_end(); }
-
 int pager_page_state(const void* address) {
   Region* region = region_find(address);
   return region == nullptr ? -1 : static_cast<int>(region->words[region->page_of(address).value].load().state());
