@@ -122,6 +122,7 @@ EXPECTED = {
     "acl": lambda: False,            # a container's /dev may have none
     "setuid": lambda: False,         # a file system may be mounted nosuid
     "sysctl": lambda: False,         # a container's /proc/sys may be read-only
+    "pid-namespace": lambda: False,  # a container may make none, and a chroot mount no /proc in one
     "swap": lambda: False,           # swapon is refused in many containers, to root also
     "no-swap": lambda: False,        # another test, or the host, has swap on
     "fuse": lambda: False,           # a container has no /dev/fuse, or may not mount

@@ -2,9 +2,9 @@
 // The table of `--stats`, printed once when a process ends (exit, _exit, return from main), one line a figure:
 //   lunar: stats: KEY VALUE [(READABLE)]
 // so that people and tests read the same. It comes from the process that `lunar run` became, and from every other one
-// that activated the pager: the small helpers of a shell script say nothing. Programs close standard error before they
-// end (coreutils do), so the library keeps a duplicate from the start, under a high number and close-on-exec, and uses
-// it only while it is still the same file.
+// that activated the pager or holds much memory outside the tier: the small helpers of a shell script say nothing.
+// Programs close standard error before they end (coreutils do), so the library keeps a duplicate from the start, under
+// a high number and close-on-exec, and uses it only while it is still the same file.
 //
 // Threading: whichever thread ends the process. May run in a signal handler's _exit: formats by hand, allocates
 // nothing.
@@ -28,6 +28,7 @@ namespace lunar::preload {
 namespace {
 
 constexpr int kHighDescriptor = 900;
+constexpr uint64_t kOutsidePart = 4;  // of the budget: a plain process with more outside the tier is worth a line
 
 struct Output {
   int fd = -1;
@@ -75,10 +76,8 @@ void fill(Table* table) {
   table->bytes("peak_rss_bytes", peak_rss > 0 ? static_cast<uint64_t>(peak_rss) : 0);
   table->bytes("committed_bytes", stats.committed_bytes);
   table->count("armed", pager_active() ? 1 : 0);
-  if (!pager_active()) {
-    table->text("activated", "no: the process tree did not come near its budget, all memory stayed plain");
-    return;
-  }
+  if (!pager_active())
+    table->text("activated", "no: what Lunar tiers did not come near the budget of the process tree and stayed plain");
   UntieredMemory memory;
   if (untiered_memory(&memory) == 0) {
     char text[256];
@@ -86,6 +85,7 @@ void fill(Table* table) {
     table->bytes("outside_bytes", memory.outside_bytes());
     table->text("outside", text);
   }
+  if (!pager_active()) return;
   table->bytes("fixed_bytes", stats.fixed_bytes);
   table->bytes("evicted_bytes", stats.evicted_bytes);
   table->bytes("evictions_bytes", stats.evictions * stats.page_bytes);
@@ -107,10 +107,21 @@ void fill(Table* table) {
   table->count("gate_timeouts", gate.timeouts);
 }
 
+// Not inline, as print_table: a handler on a signal stack of 8 KiB that only calls _exit has no room for their frames.
+__attribute__((noinline)) bool much_outside() {
+  lunar_stats stats{};
+  stats.struct_size = sizeof(stats);
+  pager_stats(&stats);
+  const auto limit = static_cast<int64_t>(stats.dram_budget_bytes / kOutsidePart);
+  UntieredMemory memory;
+  return sys::own_status_bytes("RssAnon") > limit && untiered_memory(&memory) == 0 &&
+         memory.outside_bytes() > static_cast<uint64_t>(limit);
+}
+
 // With LD_PRELOAD set by hand (without `lunar run`) no root is known: every process prints.
 bool worth_printing() {
   auto root = static_cast<uint64_t>(g_options.root);
-  return pager_active() || root == 0 || root == static_cast<uint64_t>(getpid());
+  return pager_active() || root == 0 || root == static_cast<uint64_t>(getpid()) || much_outside();
 }
 
 }  // namespace
@@ -127,7 +138,6 @@ void stats_enter_child() {
   if (g_options.stats) g_pid.store(getpid(), std::memory_order_relaxed);
 }
 
-// Not inline, as print_table: a handler on a signal stack of 8 KiB that only calls _exit has no room for their frames.
 __attribute__((noinline)) void print_untiered() {
   UntieredMemory memory;
   if (untiered_memory(&memory) < 0) return;
@@ -140,8 +150,8 @@ __attribute__((noinline)) void print_untiered() {
 void log_untiered() {
   static constinit std::atomic<pid_t> said{0};
   const pid_t pid = getpid();
-  if (!ready() || g_options.stats || log_level() < LogLevel::kInfo || !pager_active() || sys::memory_is_parents() ||
-      said.exchange(pid) == pid)
+  if (!ready() || g_options.stats || log_level() < LogLevel::kInfo || sys::memory_is_parents() ||
+      said.exchange(pid) == pid || !worth_printing())
     return;
   print_untiered();
 }

@@ -17,22 +17,12 @@
 #include "preload.h"
 #include "sys/kernel_call.h"
 #include "sys/mem.h"
-#include "sys/thread.h"
 
 namespace lunar::preload {
 namespace {
 
 constexpr int kFutexLockPi2 = 13;       // FUTEX_LOCK_PI2, from 5.14
 constexpr unsigned kFutexTurns = 1000;  // the page may be evicted again before the kernel looks
-
-// process_vm_writev: see pager_write_elsewhere_begin.
-long write_elsewhere(const long (&a)[6]) {
-  sys::ScopedSignalBlock signals;  // a handler that leaves by longjmp would never end it
-  pager_write_elsewhere_begin();
-  const long result = sys::kernel_call_errno(SYS_process_vm_writev, a);
-  pager_write_elsewhere_end();
-  return result;
-}
 
 template <class T>
 T* pointer(long argument) {
@@ -153,7 +143,7 @@ LUNAR_EXPORT long syscall(long number, ...) noexcept {
   va_end(rest);
   if (__builtin_expect(!ready(), 0)) return lunar::sys::kernel_call_errno(number, a);
   if (fork_call_copies(number, a)) return fork_by_call(number, a);
-  if (number == SYS_process_vm_writev) return write_elsewhere(a);
+  if (number == SYS_process_vm_writev) return lunar::pager_write_elsewhere(a);
   if (number == SYS_execve || number == SYS_execveat)
     return with_mutexes_kept([&] { return lunar::sys::kernel_call_errno(number, a); });
   if (number == SYS_futex) return futex_call(a);
@@ -172,5 +162,5 @@ LUNAR_EXPORT ssize_t process_vm_writev(pid_t pid, const iovec* local, unsigned l
                      reinterpret_cast<long>(remote),
                      static_cast<long>(remotes),
                      static_cast<long>(flags)};
-  return ready() ? write_elsewhere(a) : lunar::sys::kernel_call_errno(SYS_process_vm_writev, a);
+  return ready() ? lunar::pager_write_elsewhere(a) : lunar::sys::kernel_call_errno(SYS_process_vm_writev, a);
 }

@@ -117,6 +117,7 @@ bool wholly_committed(char* begin, char* end) {
 // (mapping, address, bytes).
 template <class Apply>
 int for_pieces(char* address, size_t bytes, Apply apply) {
+  if (maps_are_gone(bytes)) return -ENOMEM;
   char* end = address + bytes;
   int result = 0;
   while (address < end) {
@@ -184,6 +185,7 @@ int advise_tiered(char* address, size_t bytes, int advice) {
 }
 
 int maps_advise(char* address, size_t bytes, int advice) {
+  if (maps_are_gone(bytes)) return -ENOMEM;
   bool plain;
   {
     MapsLock lock;

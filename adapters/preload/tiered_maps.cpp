@@ -52,14 +52,37 @@ void unmapped_past_us(void* address, size_t bytes, bool taken) {
 
 constexpr UnmappedOwner kOwner = {[] { return g_lock.try_lock(); }, [] { g_lock.unlock(); }, unmapped_past_us};
 
+bool has_address_space(size_t bytes) {
+  void* at = nullptr;
+  if (sys::map(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &at) < 0) return false;
+  return sys::unmap(at, bytes) == 0;
+}
+
+// For a map of `bytes` and those that follow. Where address space is limited (ulimit -v), it takes at most half of what
+// is left, as the program maps other things too; and `bytes` at least.
+int create_region_for(size_t bytes, unsigned flags, Region** out) {
+  const size_t least = round_up(bytes, kHugeBytes);
+  size_t wanted = round_up(2 * pager_lun_bytes(), kHugeBytes);
+  if (wanted < kAreaBytesMin) wanted = kAreaBytesMin;
+  if (wanted < least) wanted = least;
+  int rc = region_create(wanted, flags, out);
+  while (rc == -ENOMEM && wanted > least) {
+    wanted = round_up(wanted / 2, kHugeBytes);
+    if (wanted < least) wanted = least;
+    if (wanted == least || has_address_space(2 * wanted)) rc = region_create(wanted, flags, out);
+  }
+  return rc;
+}
+
 int add_area(size_t bytes, unsigned flags, Area** out) {
   unsigned count = g_area_count.load(std::memory_order_relaxed);
   if (count == kAreasMax || bytes > kMapBytesMax) return -ENOTSUP;
-  size_t wanted = 2 * pager_lun_bytes();
-  if (wanted < kAreaBytesMin) wanted = kAreaBytesMin;
-  if (wanted < bytes) wanted = bytes;
   Region* region = nullptr;
-  if (region_create(round_up(wanted, 2 * kMiB), flags, &region) < 0) return -ENOTSUP;
+  if (create_region_for(bytes, flags, &region) < 0) {
+    // Not left to the kernel, as it would be memory above the budget.
+    pager_say_limited(bytes);
+    return -ENOMEM;
+  }
   Area& area = g_areas[count];
   area.region = region;
   area.base = region_base(region);
@@ -187,11 +210,13 @@ MapsLock::~MapsLock() {
 }
 
 void maps_lock_for_fork() {
+  if (pager_forked_past_us()) return;
   g_lock.lock();
   t_forking = true;
 }
 
 void maps_unlock_after_fork() {
+  if (!t_forking) return;
   t_forking = false;
   g_lock.unlock();
 }
@@ -282,7 +307,14 @@ int commit_piece(Area* area, char* begin, char* end, int prot) {
 
 // ---- the calls ------------------------------------------------------------------------------------------------------
 
+bool maps_are_gone(size_t bytes) {
+  if (!pager_forked_past_us()) return false;
+  pager_say_limited(bytes);
+  return true;
+}
+
 int maps_create(char* hint, size_t bytes, int prot, int flags, void** out) {
+  if (maps_are_gone(bytes)) return -ENOMEM;
   MapsLock lock;
   unsigned region_flags = (flags & MAP_NORESERVE) != 0 ? kRegionChargeOnTouch : kRegionStrict;
   Area* area = nullptr;
@@ -301,6 +333,7 @@ int maps_create(char* hint, size_t bytes, int prot, int flags, void** out) {
 }
 
 int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t offset) {
+  if (maps_are_gone(bytes)) return -ENOMEM;
   MapsLock lock;
   Area* area = area_of(address);
   char* end = address + bytes;
@@ -344,11 +377,13 @@ int unmap_pieces(Area* area, char* begin, char* end) {
 }
 
 int maps_unmap(char* address, size_t bytes) {
+  if (pager_forked_past_us()) return 0;  // there is nothing
   MapsLock lock;
   return unmap_pieces(area_of(address), address, address + bytes);
 }
 
 int maps_leave(char* address, size_t bytes, bool replace) {
+  if (maps_are_gone(bytes)) return -ENOMEM;
   MapsLock lock;
   char* end = address + bytes;
   if (is_foreign(address, end)) return 0;  // the kernel knows what is there
@@ -360,6 +395,7 @@ int maps_leave(char* address, size_t bytes, bool replace) {
 }
 
 int maps_protect(char* address, size_t bytes, int prot, int key) {
+  if (maps_are_gone(bytes)) return -ENOMEM;
   MapsLock lock;
   Area* area = area_of(address);
   char* end = address + bytes;

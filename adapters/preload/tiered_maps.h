@@ -39,7 +39,11 @@ bool areas_overlap(const void* begin, size_t bytes);
 // The lowest address above `address`, at most `end`, where an area starts or ends. Lock-free.
 char* area_boundary(char* address, char* end);
 
-// mmap without MAP_FIXED. -ENOTSUP: not for the tier (too large, no address space); leave it to the kernel.
+// Whether this process was forked by a raw system call, and has none of the maps: the following calls refuse then
+// (-ENOMEM), without a lock, which another thread of the parent's may have held. Says so, once.
+bool maps_are_gone(size_t bytes);
+// mmap without MAP_FIXED. -ENOTSUP: not for the tier (above 1 TiB, or no further area); leave it to
+// the kernel. -ENOMEM: no room, also where only address space is short; a line was logged.
 [[nodiscard]] int maps_create(char* hint, size_t bytes, int prot, int flags, void** out);
 // For each of these: the range is within one area, page-aligned, not empty.
 [[nodiscard]] int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t offset);

@@ -192,6 +192,7 @@ int maps_take_in(char* old_address, size_t old_bytes, size_t new_bytes, int prot
 int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags, char* wanted, void** out) {
   size_t page = sys::page_bytes();
   if (old_bytes > PTRDIFF_MAX - page || new_bytes > PTRDIFF_MAX - page) return -ENOMEM;
+  if (maps_are_gone(new_bytes)) return -ENOMEM;
   MapsLock lock;
   Request request{area_of(old_address),
                   old_address,

@@ -4,8 +4,9 @@
 //
 // Fresh is what lies at the cursor or above, up to the end of the extent that the alloc hook handed out last: jemalloc
 // cuts it from its low end. The first pages at the cursor, less than a block, are committed and not yet asked for. A
-// request at the cursor takes them; one above it (a larger alignment left a gap, or another thread was faster) gives
-// them back and moves the cursor. What lies below the cursor, where freed memory is, is committed as it is asked for.
+// request at the cursor takes them; one that begins above it (a larger alignment left a gap, or another thread was
+// faster) or below it (freed memory joined the fresh) and ends above it gives them back and moves the cursor: what is
+// freed can be made inaccessible, and is never among them. What lies below the cursor is committed as it is asked for.
 //
 // Threading: any thread; one word, no lock (a fork may happen at any moment). Two threads never ask for the same page,
 // but one may take back what the other has just committed, and for a moment both have committed it: `commit` and
@@ -34,7 +35,7 @@ class CommitAhead {
   bool commit(uint64_t first, uint64_t pages, Commit commit, Forget forget) {
     const uint64_t end = first + pages;
     uint64_t run = run_.load(std::memory_order_acquire);
-    while (run != kNone && first >= cursor(run)) {
+    while (run != kNone && end > cursor(run)) {
       const bool next = first == cursor(run);
       const uint64_t from = next ? first + ahead(run) : first;
       if (end <= from) {

@@ -215,8 +215,7 @@ class Account {
   void want_room() { shared_->room_wanted.store(1, std::memory_order_seq_cst); }  // the next give() wakes evictors
   uint32_t pressure() const { return shared_->pressure.load(std::memory_order_acquire); }
 
-  // The kernel pins pages of the target during process_vm_writev: members evict by UFFDIO_MOVE meanwhile. begin waits
-  // for their batches in progress (bounded).
+  // Members evict by UFFDIO_MOVE meanwhile (write_elsewhere.cpp). begin waits for their batches in progress (bounded).
   void write_elsewhere_begin();
   void write_elsewhere_end() { me().writing_elsewhere.fetch_sub(1, std::memory_order_release); }
   bool someone_writes_elsewhere() const;  // inside a batch

@@ -69,6 +69,7 @@ bool pager_keeps_descriptor(int fd) {
   if (!sys::is_own_descriptor(fd)) return false;
   if (sys::is_proc_directory(fd) || sys::is_own_file(fd) || program_end_keeps(fd)) return true;
   if (fd == pager_state().account.descriptor()) return true;
+  if (fd == pager_state().uffd) return uffd_in_place(pager_state());
   if (fd == pager_state().lun_directory) return has_lun_directory(pager_state());
   const sys::FileIdentity now = sys::file_identity(fd);
   if (now.inode == 0) return false;

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/host_guard.h"
 #include "pager/activation.h"
+#include "pager/checked_forks.h"
 #include "pager/cow_gate.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
@@ -72,8 +73,19 @@ struct ForkChecked {
   int64_t fixed = 0, lun_bytes = 0;
   int member = -1;  // prepare has taken it over
   uint64_t ticket = 0;
+  bool counted = false;  // by checked_forks_enter, which gave `since`
+  uint64_t since = 0;
 };
 constinit thread_local ForkChecked t_checked __attribute__((tls_model("initial-exec")));
+
+// Returns what was reserved for the child, with what was committed since; that is the caller's now.
+int64_t take_checked(PagerState& state) {
+  int64_t bytes = t_checked.lun_bytes;
+  if (t_checked.counted) bytes += checked_forks_leave(state, t_checked.since);
+  t_checked.counted = false;
+  t_checked.lun_bytes = 0;
+  return bytes;
+}
 
 void set_inheritable(PagerState& state, bool yes) {
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
@@ -124,13 +136,6 @@ void touch_files() {
 void touch_for_child(const PagerState& state, const void* here, const void* child_stack) {
   touch_files();
   touch_stack(state, here, child_stack);
-}
-
-uint64_t committed_pages(PagerState& state) {
-  uint64_t pages = 0;
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i)
-    pages += state.regions.sorted[i].load()->committed_pages.load();
-  return pages;
 }
 
 // The two steps of a fork take the count from `now` to `next`. Marks in the half of values that it enters are of the
@@ -242,7 +247,7 @@ void prepare_locked(PagerState& state, const void* here, const void* child_stack
   if (g_fork.refusal == 0 && state.lun_ready.load()) g_fork.refusal = reserve_slots(state, epoch);
   if (g_fork.member >= 0) {
     g_fork.fixed = t_checked.fixed;
-    g_fork.lun_bytes = t_checked.lun_bytes;
+    g_fork.lun_bytes = take_checked(state);
     state.account.hand_to_child(static_cast<unsigned>(g_fork.member), g_fork.fixed, g_fork.lun_bytes);
     t_checked = {false, 0, 0, g_fork.member, g_fork.ticket};
     charge_child(state);
@@ -521,6 +526,7 @@ void enter_plain_child(PagerState& state) {
     fatal("fork: the child stood still for too long before it began; its place in the account is given up");
   state.account.become_plain();
   state.member_pid.store(getpid());
+  state.member_copy.store(sys::memory_copy());
   state.plain_forks = 0;  // of the parent's other threads
   state.plain_fork_pages = 0;
   state.activation_failed.store(false);
@@ -546,6 +552,8 @@ int64_t take_over(PagerState& state) {
   state.parent_lun = state.own_lun;
   state.own_lun = static_cast<unsigned>(g_fork.lun);
   state.lun_ready.store(false);
+  state.promised_slots.store(static_cast<int64_t>(committed_pages(state)));
+  checked_forks_enter_child(state);
   state.oldest_child.store(0);
   deferred_slots_forget();
   kept_pages_enter_child();
@@ -556,8 +564,8 @@ int64_t take_over(PagerState& state) {
   state.event_gate.enter_child();
   state.helpers_resting.store(0);
   for (auto& reservation : state.fork_reservations) reservation = {};
-  state.space_request.lock.reset_in_child();
-  state.space_request.asked.store(0);
+  state.table_request.lock.reset_in_child();
+  state.table_request.asked.store(0);
   return resident;
 }
 
@@ -598,6 +606,7 @@ void child_locked(PagerState& state, bool of_libc, const void* here) {
         "fork: the child stood still for too long before it began; its place in the account, and its memory with it, "
         "is given up");
   state.member_pid.store(getpid());
+  state.member_copy.store(sys::memory_copy());
   state.forking_tid.store(sys::thread_id());
   charge_difference(state, take_over(state));
   state.lun_open_lock.unlock();
@@ -617,20 +626,38 @@ void child(PagerState& state, bool of_libc) {
 
 }  // namespace
 
-void pager_fork_prepare(const void* child_stack) { prepare(pager_state(), child_stack); }
-void pager_fork_parent() { parent(pager_state()); }
-void pager_fork_child() { child(pager_state(), false); }
-void pager_fork_child_of_libc() { child(pager_state(), true); }
+// What a process that was forked past us has, its own children inherit without us.
+static thread_local bool t_prepared = false;
+
+void pager_fork_prepare(const void* child_stack) {
+  t_prepared = !pager_forked_past_us();
+  if (t_prepared) prepare(pager_state(), child_stack);
+}
+void pager_fork_parent() {
+  if (t_prepared) parent(pager_state());
+}
+void pager_fork_child() {
+  if (t_prepared) child(pager_state(), false);
+}
+void pager_fork_child_of_libc() {
+  if (t_prepared) child(pager_state(), true);
+}
 
 void pager_fork_child_ran() {
   if (g_fork.engaged && pager_state().forking.load())
     fatal("fork: libc has not called the pager's handler in the child, whose evicted memory would read as zeros");
 }
 
+int forked_past_us(const PagerState& state) {
+  return !pager_active() || state.member_copy.load() == sys::memory_copy() ? 0 : state.member_pid.load();
+}
+
+bool pager_forked_past_us() { return forked_past_us(pager_state()) != 0; }
+
 int pager_parent_past_us(const void* address) {
   auto& state = pager_state();
-  const int parent = state.member_pid.load();
-  if (!pager_active() || parent == static_cast<int>(getpid()) || sys::memory_is_parents()) return 0;
+  const int parent = forked_past_us(state);
+  if (parent == 0) return 0;
   // Not by find(): in the child no thread ends a change of the table that was under way.
   for (uint32_t i = 0; i < state.regions.count.load(); ++i)
     if (const Region* region = state.regions.sorted[i].load(); region != nullptr && region->holds(address))
@@ -667,7 +694,8 @@ static int reserve_for_child(PagerState& state, uint64_t pages) {
       return -ENOSPC;
     }
   }
-  t_checked = {false, fixed, bytes, -1, 0};
+  t_checked.fixed = fixed;
+  t_checked.lun_bytes = bytes;
   return 0;
 }
 
@@ -692,7 +720,9 @@ static bool child_may_map(const PagerState& state) {
 
 int pager_fork_check() {
   auto& state = pager_state();
+  if (t_checked.counted) pager_fork_failed();  // a fork handler of the program's forks
   t_checked = {};
+  if (forked_past_us(state) != 0) return 0;
   if (!pager_active()) {
     {
       sys::Locked<sys::Mutex> lock(state.activation_lock);
@@ -712,13 +742,18 @@ int pager_fork_check() {
                       sys::memory_limit());
     return -ENOMEM;
   }
+  t_checked.since = checked_forks_enter(state);
+  t_checked.counted = true;
   uint64_t pages = 0;
   {
     sys::Locked<sys::Mutex> lock(state.regions.lock);
     pages = committed_pages(state);
   }
   int rc = reserve_for_child(state, pages);
-  if (rc == -ENOMEM) return rc;
+  if (rc == -ENOMEM) {
+    pager_fork_failed();
+    return rc;
+  }
   if (rc == 0 && state.lun_ready.load()) {
     // Reserves the space on the device here, where waiting for the file system does no harm.
     rc = slots_charge(state, pages);
@@ -747,6 +782,8 @@ int pager_fork_check() {
 
 void pager_fork_failed() {
   auto& state = pager_state();
+  sys::ScopedSignalBlock signals;
+  const int64_t lun_bytes = take_checked(state);
   const ForkChecked was = t_checked;
   t_checked = {};
   if (was.plain) {
@@ -754,7 +791,7 @@ void pager_fork_failed() {
     if (!pager_active()) plain_uncharge_fork(state);  // else activation has
   }
   if (was.fixed != 0) state.account.give_fixed(was.fixed);
-  if (was.lun_bytes != 0) state.account.lun_give(was.lun_bytes);
+  if (lun_bytes != 0) state.account.lun_give(lun_bytes);
   if (was.member < 0) return;
   state.account.release_child(static_cast<unsigned>(was.member), was.ticket);
   if (pager_active()) housekeeping_wake(state, kHousekeepingSweep);  // what was held for it

@@ -2,7 +2,7 @@
 // The housekeeping thread does what must not burden faults or evictions: it reaps dead members of the account, frees
 // slots that were held for children, reserves LUN space ahead of charge-on-touch memory, and settles ranges that raw
 // calls unmapped. It sleeps until a request (housekeeping_wake), the end of a child, or the end of a service thread,
-// which is fatal. With the program's last thread it ends the process. Program threads wait for it (SpaceRequest): it
+// which is fatal. With the program's last thread it ends the process. Program threads wait for it (TableRequest): it
 // writes to no file of the user's but the log. The live stats file has a thread of its own.
 #include <errno.h>
 
@@ -159,7 +159,7 @@ void housekeeping_run(PagerState& state) {
     if ((asked & kHousekeepingProgram) != 0) looks = kThreadLooks;
     if (looks != 0 && !program_has_threads()) sys::end_as_first_thread();
     if (looks != 0) --looks;
-    slots_charge_as_asked(state);
+    answer_table_request(state);
     if ((asked & kHousekeepingWake) != 0) wake_all_waiters(state);
     const bool told = unmaps_settle(state);
     const Swept swept = sweep(state);

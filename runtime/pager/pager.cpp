@@ -156,6 +156,7 @@ int join_account(PagerState& state, ErrorText* why) {
   if (rc == 0) rc = state.account.join();
   if (rc < 0) return why->set(rc, "pager: the shared account cannot be joined (%s)", errno_name(rc));
   state.member_pid.store(getpid());
+  state.member_copy.store(sys::memory_copy());
   return 0;
 }
 
@@ -426,12 +427,14 @@ static int activate_locked(PagerState& state, ErrorText* why) {
 int pager_activate(ErrorText* why) {
   auto& state = pager_state();
   if (state.active.load(std::memory_order_acquire)) return 0;
-  if (sys::memory_is_parents())
-    return why->set(-EPERM,
-                    "pager: not started by process %d, which runs in its parent's memory (vfork, clone with CLONE_VM): "
-                    "its threads would "
-                    "end with it; memory is refused to it until the parent itself has grown so far",
-                    static_cast<int>(getpid()));
+  if (sys::memory_is_parents()) {
+    (void)why->set(-EPERM,
+                   "pager: not started by process %d, which runs in its parent's memory (vfork, clone with CLONE_VM): "
+                   "its threads would end with it; memory is refused to it until the parent itself has grown so far",
+                   static_cast<int>(getpid()));
+    LUNAR_LOG_LIMITED(log_warning, 1, "%s", why->text);
+    return -EPERM;
+  }
   HostGuard guard;
   sys::Locked<sys::Mutex> lock(state.activation_lock);
   int rc = 0;

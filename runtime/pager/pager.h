@@ -200,6 +200,9 @@ void pager_fork_child_ran();
 // The process that this one was forked from without any of that, if the address was tiered memory; 0: it was not. For a
 // signal handler, also in such a child: takes no lock.
 int pager_parent_past_us(const void* address);
+// Whether this process was forked so from an active one, by a raw system call: it has none of the tiered memory, none
+// of the service threads, and its parent's account, which it must leave alone.
+bool pager_forked_past_us();
 
 // Keeps a range in DRAM until the calling thread has ended: the kernel reads or writes it when the thread ends.
 void pager_keep_for_thread(const void* address, size_t bytes);
@@ -221,9 +224,8 @@ void pager_note_pinning();
 // Likewise, where there is UFFDIO_MOVE: the process has a file whose reads may go to its memory without the page cache
 // (sys::file_may_be_unbuffered).
 void pager_note_unbuffered();
-// Around process_vm_writev: the kernel pins pages of the other process before it copies. Any process of the tree may be
-// the target, and evicts by MOVE meanwhile. begin may sleep, end does not.
-void pager_write_elsewhere_begin();
-void pager_write_elsewhere_end();
+// process_vm_writev with these arguments, whose target may be any process of the tree (write_elsewhere.cpp). As libc's:
+// bytes, or -1 and errno.
+long pager_write_elsewhere(const long (&arguments)[6]);
 
 }  // namespace lunar

@@ -103,6 +103,10 @@ int pages_of(const PagerState& state, const void* address, size_t bytes, bool in
   if (region == nullptr) return -EINVAL;
   uint64_t start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base), end = start + bytes;
   if (end > region->pages << state.page_shift) return -EINVAL;
+  if (forked_past_us(state) != 0) {  // what it would change is the parent's
+    pager_say_limited(bytes);
+    return -ENOMEM;
+  }
   uint64_t mask = state.page_size - 1;
   *out = {region, (inward ? start + mask : start) >> state.page_shift, (inward ? end : end + mask) >> state.page_shift};
   if (out->end < out->first) out->end = out->first;
@@ -658,9 +662,6 @@ void pager_note_unbuffered() {
   log_info("this process has files that may be read without a cache: evicting by UFFDIO_MOVE from now on");
   if (pager_active()) state.account.wait_for_own_batch();
 }
-
-void pager_write_elsewhere_begin() { pager_state().account.write_elsewhere_begin(); }
-void pager_write_elsewhere_end() { pager_state().account.write_elsewhere_end(); }
 
 int pager_page_state(const void* address) {
   Region* region = region_find(address);

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "pager/activation.h"
+#include "pager/checked_forks.h"
 #include "pager/commit_charge.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
@@ -272,6 +273,13 @@ static int make_usable(PagerState& state, Region* region, size_t offset, size_t 
 }
 
 void pager_say_limited(size_t bytes) {
+  if (const int parent = forked_past_us(pager_state()); parent != 0) {
+    LUNAR_LOG_LIMITED(log_warning, 1,
+                      "refused: this process was forked from %d by a system call past Lunar, and has no tiered memory; "
+                      "use libc's fork or syscall(), or run the program without Lunar",
+                      parent);
+    return;
+  }
   LUNAR_LOG_LIMITED(
       log_warning, 1,
       "allocation refused: the kernel does not give %s more to this process; raise the limit on its memory (%s)",
@@ -327,17 +335,26 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   }
   ErrorText why;
   if (!passed && pager_activate(&why) < 0) return -ENOMEM;
+  if (forked_past_us(state) != 0) {
+    pager_say_limited(bytes);
+    return -ENOMEM;
+  }
   if (const int rc = space_charge(state, pages, true); rc < 0) {
     if (rc != -EFBIG) state.refused_bytes.store(bytes, std::memory_order_relaxed);  // that has been said
     return -ENOMEM;
   }
-  if (make_usable(state, region, offset, bytes, protection) < 0) {
+  region->committed_pages.fetch_add(pages);
+  const bool has_space = checked_forks_charge(state, pages);
+  if (!has_space || make_usable(state, region, offset, bytes, protection) < 0) {
+    region->committed_pages.fetch_sub(pages);
     space_uncharge(state, pages);
-    pager_say_limited(bytes);
+    if (has_space)
+      pager_say_limited(bytes);
+    else
+      state.refused_bytes.store(bytes, std::memory_order_relaxed);
     return -ENOMEM;
   }
   if (state.refused_bytes.load(std::memory_order_relaxed) != 0) state.refused_bytes.store(0, std::memory_order_relaxed);
-  region->committed_pages.fetch_add(pages);
   table_reach(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
   return 0;
 }
@@ -368,7 +385,10 @@ int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
     }
   }
   ErrorText why;
-  return pager_activate(&why);
+  if (const int rc = pager_activate(&why); rc < 0) return rc;
+  if (forked_past_us(state) == 0) return 0;
+  pager_say_limited(bytes);
+  return -ENOMEM;
 }
 
 void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {

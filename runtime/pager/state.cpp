@@ -116,27 +116,61 @@ void deferred_slots_release(PagerState& state) {
 
 uint64_t deferred_slot_count() { return g_deferred.count; }
 
+// Waits until the housekeeping thread has answered: slots to charge, or a range to register.
+static int ask_housekeeping(PagerState& state, uint64_t slots, void* address, size_t bytes) {
+  auto& request = state.table_request;
+  sys::Locked<sys::Mutex> lock(request.lock);
+  request.slots = slots;
+  request.address = address;
+  request.bytes = bytes;
+  request.asked.store(1, std::memory_order_release);
+  housekeeping_wake(state, kHousekeepingTable);
+  while (request.asked.load(std::memory_order_acquire) != 0) (void)sys::futex_wait(&request.asked, 1, -1, false);
+  return request.answer;
+}
+
 int slots_charge(PagerState& state, uint64_t slots) {
   SlotAllocator& lun = state.luns[state.own_lun];
   const int rc = lun.charge_fast(slots);
   if (rc != -EAGAIN) return rc;
   if (!sys::in_program_files()) return lun.charge(slots);
   // The program may have a file of its own under the LUN's number, and would find that grown.
-  auto& request = state.space_request;
-  sys::Locked<sys::Mutex> lock(request.lock);
-  request.slots = slots;
-  request.asked.store(1, std::memory_order_release);
-  housekeeping_wake(state, kHousekeepingCharge);
-  while (request.asked.load(std::memory_order_acquire) != 0) (void)sys::futex_wait(&request.asked, 1, -1, false);
-  return request.answer;
+  return ask_housekeeping(state, slots, nullptr, 0);
 }
 
-void slots_charge_as_asked(PagerState& state) {
-  auto& request = state.space_request;
+static int register_fresh(const PagerState& state, void* address, size_t bytes) {
+  return sys::uffd_register(state.uffd, address, bytes, state.features.write_protect);
+}
+
+void answer_table_request(PagerState& state) {
+  auto& request = state.table_request;
   if (request.asked.load(std::memory_order_acquire) == 0) return;
-  request.answer = state.luns[state.own_lun].charge(request.slots);
+  request.answer = request.address != nullptr ? register_fresh(state, request.address, request.bytes)
+                                              : state.luns[state.own_lun].charge(request.slots);
   request.asked.store(0, std::memory_order_release);
   sys::futex_wake(&request.asked, 1, false);
+}
+
+// Counts slots for a LUN that is yet to open. False: it is open.
+static bool promise_slots(PagerState& state, int64_t slots) {
+  int64_t before = state.promised_slots.load(std::memory_order_acquire);
+  while (before != PagerState::kOnLun)
+    if (state.promised_slots.compare_exchange_weak(before, before + slots, std::memory_order_acq_rel)) return true;
+  return false;
+}
+
+// The LUN takes over what was promised. Other threads charge and give back meanwhile.
+static int charge_promised(PagerState& state, SlotAllocator& lun) {
+  int64_t charged = 0, promised = state.promised_slots.load(std::memory_order_acquire);
+  do {
+    const int64_t more = promised - charged;
+    if (more < 0)
+      lun.uncharge(static_cast<uint64_t>(-more));
+    else if (const int rc = lun.charge(static_cast<uint64_t>(more)); rc < 0)
+      return rc;
+    charged = promised;
+  } while (!state.promised_slots.compare_exchange_strong(promised, PagerState::kOnLun, std::memory_order_acq_rel));
+  return 0;
 }
 
 int space_charge(PagerState& state, uint64_t pages, bool may_block) {
@@ -146,7 +180,7 @@ int space_charge(PagerState& state, uint64_t pages, bool may_block) {
     wait_for_sweep(state);
     if (state.account.lun_take(bytes) < 0) return -ENOMEM;
   }
-  if (!state.lun_ready.load(std::memory_order_acquire)) return 0;  // a child's own LUN takes it over when it opens
+  if (promise_slots(state, static_cast<int64_t>(pages))) return 0;
   SlotAllocator& lun = state.luns[state.own_lun];
   const int rc = may_block ? slots_charge(state, pages) : lun.charge_fast(pages);
   if (!may_block && lun.runs_short()) housekeeping_wake(state, kHousekeepingGrow);
@@ -155,8 +189,8 @@ int space_charge(PagerState& state, uint64_t pages, bool may_block) {
 }
 
 void space_uncharge(PagerState& state, uint64_t pages) {
-  if (pages == 0) return;
-  if (state.lun_ready.load(std::memory_order_acquire)) state.luns[state.own_lun].uncharge(pages);
+  if (pages == 0 || forked_past_us(state) != 0) return;  // it is the parent's
+  if (!promise_slots(state, -static_cast<int64_t>(pages))) state.luns[state.own_lun].uncharge(pages);
   state.account.lun_give(static_cast<int64_t>(pages << state.page_shift));
 }
 
@@ -186,14 +220,20 @@ void uncharge_touched(PagerState& state, Region& region, PageWord was) {
   region.committed_pages.fetch_sub(1, std::memory_order_relaxed);
 }
 
+uint64_t committed_pages(const PagerState& state) {
+  uint64_t pages = 0;
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i)
+    pages += state.regions.sorted[i].load()->committed_pages.load();
+  return pages;
+}
+
 int lun_open_own(PagerState& state) {
   if (state.lun_ready.load(std::memory_order_acquire)) return 0;
   sys::Locked<sys::Mutex> lock(state.lun_open_lock);
   if (state.lun_ready.load(std::memory_order_acquire)) return 0;
   const unsigned own = state.own_lun;
-  int64_t promised = 0;
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i)
-    promised += static_cast<int64_t>(state.regions.sorted[i].load()->committed_pages.load());
+  if (!state.active.load()) state.promised_slots.store(static_cast<int64_t>(committed_pages(state)));
+  const int64_t promised = state.promised_slots.load();
   uint64_t reserve = SlotAllocator::kCleaningReserve;
   uint64_t bytes = state.generation == 0 ? state.lun_bytes : static_cast<uint64_t>(state.account.lun_cap());
   ErrorText why;
@@ -237,7 +277,7 @@ int lun_open_own(PagerState& state) {
   if (device->growable() && bytes + held > device->size_bytes() && device->size_bytes() > held)
     bytes = round_down(device->size_bytes() - held, 64 * state.page_size);
   int rc = state.luns[own].open(device, base, bytes + held, static_cast<uint32_t>(state.page_size));
-  if (rc == 0) rc = state.luns[own].charge(static_cast<uint64_t>(promised));
+  if (rc == 0) rc = charge_promised(state, state.luns[own]);
   if (rc < 0) {
     state.luns[own].close();  // tried again later
     if (piece >= 0) state.account.uncarve(piece, pieces);
@@ -251,6 +291,7 @@ int lun_open_own(PagerState& state) {
 
 void lun_close_own(PagerState& state) {
   state.lun_ready.store(false);
+  state.promised_slots.store(0);
   state.luns[state.own_lun].close();
   if (state.carved_pieces != 0) state.account.uncarve(state.carved_first, state.carved_pieces);
   state.carved_pieces = 0;
@@ -337,7 +378,8 @@ void count_resident(PagerState& state, Region& region, PageIndex page, int delta
 
 int watch_fresh_range(PagerState& state, void* address, size_t bytes) {
   for (const int advice : {MADV_NOHUGEPAGE, MADV_UNMERGEABLE, MADV_DONTFORK}) (void)sys::advise(address, bytes, advice);
-  return sys::uffd_register(state.uffd, address, bytes, state.features.write_protect);
+  if (!sys::in_program_files() || uffd_in_place(state)) return register_fresh(state, address, bytes);
+  return ask_housekeeping(state, 0, address, bytes);
 }
 
 void pager_watch_thread(int thread_id) { pager_state().watched.thread_id.store(thread_id, std::memory_order_relaxed); }

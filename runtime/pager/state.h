@@ -35,7 +35,7 @@ constexpr unsigned kHandlersMax = 64;
 // kHousekeepingRuns shows that.
 constexpr uint32_t kHousekeepingRuns = 1, kHousekeepingSweep = 2, kHousekeepingGrow = 4, kHousekeepingUnmaps = 8,
                    kHousekeepingProgram = 16,  // its descriptor table has been closed
-    kHousekeepingCharge = 32,                  // SpaceRequest
+    kHousekeepingTable = 32,                   // TableRequest
     kHousekeepingWake = 64;                    // all threads that wait for a page
 
 struct PagerState {
@@ -54,8 +54,15 @@ struct PagerState {
   // children. Under activation_lock.
   int plain_forks = 0;
   int64_t plain_fork_pages = 0;
+  // See checked_forks.h.
+  struct CheckedForks {
+    std::atomic<int> count{0};  // changes under the lock
+    sys::SpinLock lock;
+    uint64_t committed = 0;  // pages, while there were any, since the process began
+  } checked_forks;
   bool thp_always = false;                      // huge pages are used without a request (at start)
   std::atomic<int> member_pid{0};               // the process that is the account's member
+  std::atomic<uint32_t> member_copy{0};         // its sys::memory_copy()
   std::atomic<bool> activation_failed{false};   // and the failure was logged
   std::atomic<uint64_t> next_activation_ns{0};  // not tried again before this
 
@@ -81,15 +88,20 @@ struct PagerState {
   uint32_t luns_referred = 0;
   unsigned generation = 0;             // forks since the pager was created
   std::atomic<bool> lun_ready{false};  // the own LUN is open (a forked child opens its own at its first dirty eviction)
+  // What an active process has charged that its LUN does not know of: it takes that over when it opens. kOnLun: it has.
+  static constexpr int64_t kOnLun = INT64_MIN;
+  std::atomic<int64_t> promised_slots{0};
   sys::Mutex lun_open_lock;
-  // A request of one program thread to the housekeeping thread, in whose descriptor table a LUN's number is still that
-  // LUN: slots to charge, for which the LUN's file has to grow.
-  struct SpaceRequest {
+  // A request of one program thread to the housekeeping thread, in whose descriptor table the numbers of the LUN and of
+  // the userfaultfd are still these: slots to charge, for which the LUN's file has to grow, or a range to register.
+  struct TableRequest {
     sys::Mutex lock;                 // held by the thread that asks
     std::atomic<uint32_t> asked{0};  // futex: 0 once there is an answer
     uint64_t slots = 0;
+    void* address = nullptr;  // of a range to register; nullptr: slots are to be charged
+    size_t bytes = 0;
     int answer = 0;
-  } space_request;
+  } table_request;
 
   int uffd = -1;  // same number in the program's and in the service threads' tables
   sys::FileIdentity uffd_identity;
@@ -153,8 +165,10 @@ PagerState& pager_state();
 [[nodiscard]] int space_charge(PagerState& state, uint64_t pages, bool may_block);
 // Only the latter: grows the own LUN as needed. Any thread that may block; pre: it is open.
 [[nodiscard]] int slots_charge(PagerState& state, uint64_t slots);
-void slots_charge_as_asked(PagerState& state);  // by the housekeeping thread
+void answer_table_request(PagerState& state);  // by the housekeeping thread
 void space_uncharge(PagerState& state, uint64_t pages);
+
+uint64_t committed_pages(const PagerState& state);  // of all regions
 
 // What limits the LUN space of this process, if it cannot have `bytes` more.
 enum class SpaceBound : uint8_t {
@@ -168,6 +182,10 @@ const char* space_remedy(const PagerState& state, SpaceBound bound);  // the end
 // Uncharges a page that was charged at its first touch (MAP_NORESERVE) and is empty from now on. Charged pages count as
 // committed.
 void uncharge_touched(PagerState& state, Region& region, PageWord was);
+
+// If this process was forked from an active one without the fork handlers: from which one. It has none of the tiered
+// memory and none of the service threads, and the account's member is its parent's. Else 0. Two loads.
+int forked_past_us(const PagerState& state);
 
 // Requests work of the housekeeping thread (bits above). Any thread; never waits.
 void housekeeping_wake(PagerState& state, uint32_t what);
@@ -184,7 +202,8 @@ void wait_for_sweep(PagerState& state);
 void hand_over_room(PagerState& state, bool sure);
 
 // Sets up a map that was just made in a region's place: no huge pages, no merging, not inherited by children that the
-// fork handlers have not seen, and registered. 0 or -errno.
+// fork handlers have not seen, and registered (by the housekeeping thread, if the program has closed this thread's
+// userfaultfd). 0 or -errno. Waits for the housekeeping thread, which takes no lock that a program thread waits with.
 [[nodiscard]] int watch_fresh_range(PagerState& state, void* address, size_t bytes);
 
 // Frees a slot, if it is one: at once, or when the children that may read it have ended. Slots of ancestors' LUNs

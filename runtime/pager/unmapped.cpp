@@ -276,8 +276,8 @@ bool unmaps_settle(PagerState& state) {
       // Not during a fork. A fork that does not yet show its id looks again for notes when it does, and there is one.
       if (g_notes.words.load(std::memory_order_seq_cst) == 0) break;
       while (state.forking.load(std::memory_order_seq_cst) && state.forking_tid.load(std::memory_order_seq_cst) != 0) {
-        slots_charge_as_asked(state);  // the fork, or the holder of a lock that it waits for, may want them
-        bring_for_evictor(state);      // which the fork may wait for
+        answer_table_request(state);  // the fork, or the holder of a lock that it waits for, may want them
+        bring_for_evictor(state);     // which the fork may wait for
         sys::sleep_ns(20000);
       }
       if (!take_note(&note)) break;

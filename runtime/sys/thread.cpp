@@ -384,8 +384,10 @@ void sleep_ns(uint64_t ns) {
 int futex_wait(const std::atomic<uint32_t>* word, uint32_t expected, int64_t timeout_ns, bool shared) {
   timespec t{static_cast<time_t>(timeout_ns / 1000000000), static_cast<long>(timeout_ns % 1000000000)};
   int operation = FUTEX_WAIT | (shared ? 0 : FUTEX_PRIVATE_FLAG);
-  long rc = syscall(SYS_futex, word, operation, expected, timeout_ns < 0 ? nullptr : &t, nullptr, 0);
-  return rc < 0 ? -errno : 0;
+  const long rc = syscall(SYS_futex, word, operation, expected, timeout_ns < 0 ? nullptr : &t, nullptr, 0);
+  const int result = rc < 0 ? -errno : 0;
+  fatal_if_refused(result, "futex");
+  return result;
 }
 
 #ifndef SYS_futex_waitv
@@ -410,7 +412,8 @@ int futex_wait_any(const FutexWait* words, unsigned count, int64_t timeout_ns) {
 }
 
 void futex_wake(std::atomic<uint32_t>* word, int count, bool shared) {
-  syscall(SYS_futex, word, FUTEX_WAKE | (shared ? 0 : FUTEX_PRIVATE_FLAG), count, nullptr, nullptr, 0);
+  const int operation = FUTEX_WAKE | (shared ? 0 : FUTEX_PRIVATE_FLAG);
+  if (syscall(SYS_futex, word, operation, count, nullptr, nullptr, 0) < 0) fatal_if_refused(-errno, "futex");
 }
 
 namespace {

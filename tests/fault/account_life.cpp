@@ -72,7 +72,7 @@ void first_thread_ends(Account& account, Where where) {
   int told[2], said[2];
   REQUIRE_THAT(pipe(told) == 0 && pipe(said) == 0, "pipe");
   if (where == Where::kOtherNamespace && unshare(CLONE_NEWPID) != 0)
-    tier::skip("root", "a pid namespace cannot be made");
+    tier::skip("pid-namespace", "a pid namespace cannot be made");
   const pid_t pid = fork();
   REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
   if (pid == 0) {

@@ -246,6 +246,48 @@ void slot_of_a_dropped_page() {
   REQUIRE_THAT(status == 0, "the child ended with status %x", status);
 }
 
+// A child opens its LUN at its first dirty eviction, while a thread of it commits and gives back: what is committed is
+// charged there, no more and no less.
+void commits_beside_the_first_eviction() {
+  tier::start_tier(kDram, kLun);
+  constexpr uint64_t kHeld = 48 * tier::kMega, kPiece = tier::kMega, kPieces = 32;
+  const size_t page = lunar_page_bytes();
+  auto* held = static_cast<char*>(lunar_region_create(kHeld));
+  lunar::Region* region = nullptr;
+  REQUIRE_THAT(held != nullptr && lunar::region_create(kPieces * kPiece, 0, &region) == 0, "regions");
+  const auto write_all = [&](uint64_t version) {
+    for (uint64_t i = 0; i < kHeld / page; ++i) tier::stamp_write(held + i * page, page, i, version);
+  };
+  write_all(1);
+  for (int round = 0; round < 6; ++round)
+    expect_of_child([&] {
+      auto& state = lunar::pager_state();
+      std::atomic<bool> stop{false};
+      std::thread other([&] {
+        bool committed[kPieces] = {};
+        for (uint64_t i = 0; !stop.load(); i = i * 5 + 3) {
+          const uint64_t at = i % kPieces;
+          if (committed[at])
+            lunar::region_decommit(region, at * kPiece, kPiece, false);
+          else
+            REQUIRE_THAT(lunar::region_commit(region, at * kPiece, kPiece) == 0, "commit");
+          committed[at] = !committed[at];
+          usleep(10);
+        }
+      });
+      write_all(2);
+      stop.store(true);
+      other.join();
+      REQUIRE_THAT(state.lun_ready.load(), "the child has evicted nothing");
+      uint64_t committed = 0;
+      for (uint32_t i = 0; i < state.regions.count.load(); ++i)
+        committed += state.regions.sorted[i].load()->committed_pages.load();
+      const uint64_t charged = state.luns[state.own_lun].charged_slots();
+      REQUIRE_THAT(charged == committed, "%llu pages are committed, %llu slots charged", number(committed),
+                   number(charged));
+    });
+}
+
 struct Case {
   const char* name;
   void (*run)();
@@ -256,7 +298,8 @@ constexpr Case kCases[] = {{"first-touch-is-charged", first_touch_is_charged},
                            {"zeroed-after-a-fault", zeroed_after_a_fault},
                            {"zeroed-after-a-touch", zeroed_after_a_touch},
                            {"touch-in-the-midst", touch_in_the_midst},
-                           {"slot-of-a-dropped-page", slot_of_a_dropped_page}};
+                           {"slot-of-a-dropped-page", slot_of_a_dropped_page},
+                           {"commits", commits_beside_the_first_eviction}};
 
 }  // namespace
 

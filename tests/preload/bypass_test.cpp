@@ -149,6 +149,7 @@ int no_process_madvise() { return use_memory_without({{SYS_process_madvise, fals
 int no_madvise() { return use_memory_without({{SYS_madvise, false}}, kRefuse); }
 int no_madvise_at_all() { return use_memory_without({{SYS_madvise, false}, {SYS_process_madvise, false}}, kRefuse); }
 int no_ring() { return use_memory_without({{SYS_io_uring_enter, false}}, kRefuse); }
+int no_futex() { return use_memory_without({{SYS_futex, false}}, kRefuse); }
 int no_ioctl() { return use_memory_without({{SYS_ioctl, true}}, kRefuse); }
 int no_open() { return use_memory_without({{SYS_openat, false}, {SYS_open, false}}, kRefuse); }
 int killed_by_vmsplice() { return use_memory_without({{SYS_vmsplice, false}}, kKill); }
@@ -655,6 +656,7 @@ constexpr Case kCases[] = {
      "refuses madvise (EPERM)"},
     {"seccomp-madvise-both", no_madvise_at_all, Ends::kFatal, Errors::kPipe, "refuses madvise (EPERM)"},
     {"seccomp-ring", no_ring, Ends::kFatal, Errors::kPipe, "refuses io_uring_enter (EPERM)"},
+    {"seccomp-futex", no_futex, Ends::kFatal, Errors::kPipe, "refuses futex (EPERM)"},
     {"seccomp-ioctl", no_ioctl, Ends::kFatal, Errors::kPipe, "(EPERM)"},
     {"seccomp-open", no_open, Ends::kWell, Errors::kPipe, ""},
     {"seccomp-kill-vmsplice", killed_by_vmsplice, Ends::kFatal, Errors::kPipe, "service thread has ended"},

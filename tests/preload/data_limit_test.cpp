@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A limit on writable memory (ulimit -d, RLIMIT_DATA): a program gets nearly all of it, as without Lunar; what it gives
-// back it can have again, and what is refused is refused in time (ENOMEM, and a line).
+// back it can have again, and what is refused is refused in time (ENOMEM, and a line). What the heap has given back is
+// inaccessible until it is committed again: the same addresses serve blocks of other sizes (pieces).
 //
-//   data_limit_test LIBRARY heap | maps | noreserve   and plain- in front: it stays plain
+//   data_limit_test LIBRARY heap | maps | noreserve | pieces   and plain- in front: it stays plain
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "preload_test.h"
@@ -60,6 +63,25 @@ int grow_to_the_limit() {
   return 0;
 }
 
+// jemalloc gives back what is freed at once (MALLOC_CONF). Blocks of at most so many bytes in a round, some freed
+// between two others, so that pages are asked for again in pieces that end elsewhere.
+int reuse_in_other_sizes() {
+  static constexpr size_t kBlocks = 1000, kMost[] = {5000, 60000, 20000};
+  std::vector<char*> blocks(kBlocks);
+  const auto bytes_of = [](size_t round, size_t i) { return 8 + stamp(round, i) % kMost[round % std::size(kMost)]; };
+  for (size_t round = 0; round < 60; ++round) {
+    for (size_t i = 0; i < kBlocks; ++i) {
+      blocks[i] = static_cast<char*>(malloc(bytes_of(round, i)));
+      CHECK(blocks[i] != nullptr);
+      fill(blocks[i], bytes_of(round, i), round + i);
+      if (i % 3 == 2) free(std::exchange(blocks[i - 1], nullptr));
+    }
+    for (size_t i = 0; i < kBlocks; ++i) CHECK(blocks[i] == nullptr || holds(blocks[i], bytes_of(round, i), round + i));
+    for (char* block : blocks) free(block);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -69,5 +91,8 @@ int main(int argc, char** argv) {
   if (plain) g_kind.erase(0, 6);
   const rlimit limit{kLimit, kLimit};
   CHECK(setrlimit(RLIMIT_DATA, &limit) == 0);
-  return run_preloaded(argc, argv, {plain ? "LUNAR_DRAM=600m" : "LUNAR_DRAM=64m", "LUNAR_SIZE=1g"}, grow_to_the_limit);
+  return run_preloaded(argc, argv,
+                       {plain ? "LUNAR_DRAM=600m" : "LUNAR_DRAM=64m", "LUNAR_SIZE=1g",
+                        g_kind == "pieces" ? "MALLOC_CONF=dirty_decay_ms:0" : "MALLOC_CONF="},
+                       g_kind == "pieces" ? reuse_in_other_sizes : grow_to_the_limit);
 }

@@ -9,6 +9,8 @@
 //                                        no address space of the parent's
 //   fork_room_test LIBRARY no-data       RLIMIT_DATA leaves the program itself nothing (vm.overcommit_memory=2 counts
 //                                        the same, for the whole machine): ENOMEM, and what is there goes on
+//   fork_room_test LIBRARY meanwhile     memory is committed after a fork was checked: the child has room for that,
+//                                        too, or the program has none
 //   fork_room_test LIBRARY killed        children that are killed before they have begun leave nothing charged
 //   fork_room_test LIBRARY write-errors  every second write to the LUN fails: pages that have found no slot go to a
 //                                        forked child all the same
@@ -192,6 +194,37 @@ int no_process() {
   return writes == 0 && reads == 0 ? 0 : 1;
 }
 
+// A fork handler of the program's; as well another thread could.
+constexpr size_t kHeld = 26u << 20, kLittle = 4u << 20, kMuch = 20u << 20, kLeft = 70u << 20;
+size_t g_late_bytes = kLittle;
+char* g_late;
+
+char* map_private(size_t bytes) {
+  void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return map == MAP_FAILED ? nullptr : static_cast<char*>(map);
+}
+
+void commit_late() {
+  g_late = map_private(g_late_bytes);
+  if (g_late != nullptr) fill(g_late, g_late_bytes, 3);
+}
+
+int meanwhile() {
+  take_memory();
+  char* held = map_private(kHeld);
+  CHECK(held != nullptr && pthread_atfork(commit_late, nullptr, nullptr) == 0);
+  fill(held, kHeld, 2);
+  for (int round = 0; round < 6; ++round) {
+    g_late_bytes = round % 2 == 0 ? kLittle : kMuch;
+    const pid_t pid = fork();
+    CHECK(pid >= 0 && (g_late != nullptr || g_late_bytes == kMuch));
+    if (pid == 0) _exit(sees_memory() && (g_late == nullptr || holds(g_late, g_late_bytes, 3)) ? 0 : 7);
+    CHECK(end_of(pid) == 0 && (g_late == nullptr || munmap(g_late, g_late_bytes) == 0));
+  }
+  CHECK(map_private(kLeft) != nullptr);
+  return 0;
+}
+
 }  // namespace
 
 static int killed() {
@@ -307,6 +340,8 @@ int main(int argc, char** argv) {
     return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m", "LUNAR_LUN=sim:1g,write_error=2"},
                          write_errors);
   if (strcmp(mode, "killed") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=64m", "LUNAR_SIZE=2g"}, killed);
+  if (strcmp(mode, "meanwhile") == 0)
+    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=128m"}, meanwhile);
   if (strcmp(mode, "no-data") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m"}, no_data);
   if (strcmp(mode, "strict") == 0 && getenv("PRELOAD_TEST_INSIDE") == nullptr) {
     if (machine_has("CommitLimit:") < machine_has("Committed_AS:") + (1 << 30) || !pretend_strict_commits()) {

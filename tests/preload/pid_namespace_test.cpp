@@ -86,7 +86,7 @@ int fork_among_readers() {
 bool can_make_namespace() {
   const pid_t first = fork_first();
   if (first == 0) _exit(0);
-  if (first < 0) printf("skip: root: a pid namespace cannot be made (%s)\n", strerror(errno));
+  if (first < 0) printf("skip: pid-namespace: a pid namespace cannot be made (%s)\n", strerror(errno));
   return ends_well(first);
 }
 

@@ -88,11 +88,20 @@ int grow_in_parents_memory(void*) {
 }
 
 void a_child_that_shares_memory_may_end() {
+  // What it says goes into a pipe.
+  int ends[2];
+  const int errors = dup(STDERR_FILENO);
+  CHECK(errors >= 0 && pipe(ends) == 0 && dup2(ends[1], STDERR_FILENO) == STDERR_FILENO);
   const int pid = clone(grow_in_parents_memory, g_stack + kMega, CLONE_VM | SIGCHLD, nullptr);
   CHECK(pid > 0);
+  CHECK(dup2(errors, STDERR_FILENO) == STDERR_FILENO && close(errors) == 0 && close(ends[1]) == 0);
   int status = 0;
   CHECK(waitpid(pid, &status, 0) == pid);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+  char said[1024] = {};
+  CHECK(read(ends[0], said, sizeof said - 1) >= 0 && close(ends[0]) == 0);
+  fputs(said, stderr);
+  CHECK(strstr(said, "not started by process") != nullptr && strchr(said, '\n') == said + strlen(said) - 1);
   g_memory = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   CHECK(g_memory != MAP_FAILED && tiered(g_memory));
   fill(g_memory, kBytes, 1);

@@ -8,6 +8,7 @@
 //     ring                  a thread that has locked memory ends afterwards
 //     discards              closes them all, and discards memory that other threads touch
 //     reads                 closes them all while threads read, by faults and by mlock
+//     regions               closes them all, and makes maps for which a region has to be made
 //     pins                  has a file that devices write from under one of them: that is seen, and before 6.8 ends it
 //     none-left             leaves itself no descriptor number, and locks memory
 //     own-ring              has command rings of its own under the numbers of Lunar's
@@ -124,7 +125,7 @@ int discard_after_close() {
   constexpr size_t kTouched = 2 * kMiB;
   char* p = map_private(kHeap);
   fill(p, kHeap, 1);
-  CHECK(close_range(3, ~0u, 0) == 0);
+  CHECK(raw(SYS_close_range, 3, ~0u, 0) == 0);
   constexpr unsigned kThreads = 3;
   std::atomic<uint64_t> touches[kThreads] = {};
   std::atomic<bool> stop{false};
@@ -144,6 +145,26 @@ int discard_after_close() {
   stop = true;
   for (std::thread& thread : threads) thread.join();
   CHECK(holds(p + kTouched, kHeap - kTouched, 1, kTouched / sizeof(long)));
+  return 0;
+}
+
+// The first map without reservation, and one that is larger than what was reserved for others.
+int map_after_close() {
+  constexpr size_t kReserved = 40960 * kMiB;
+  char* p = map_private(kHeap);
+  fill(p, kHeap, 1);
+  CHECK(raw(SYS_close_range, 3, ~0u, 0) == 0);
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS;
+  auto* q = static_cast<char*>(mmap(nullptr, kHeap, PROT_READ | PROT_WRITE, kFlags | MAP_NORESERVE, -1, 0));
+  auto* r = static_cast<char*>(mmap(nullptr, kReserved, PROT_NONE, kFlags, -1, 0));
+  CHECK(q != MAP_FAILED && tiered(q) && r != MAP_FAILED && tiered(r));
+  CHECK(mprotect(r, kHeap, PROT_READ | PROT_WRITE) == 0);
+  fill(q, kHeap, 2);
+  fill(r, kHeap, 3);
+  CHECK(holds(p, kHeap, 1) && holds(q, kHeap, 2) && holds(r, kHeap, 3));
+  const pid_t child = fork();
+  if (child == 0) _exit(holds(p, kHeap, 1) && holds(q, kHeap, 2) && holds(r, kHeap, 3) ? 0 : 1);
+  CHECK(ends_well(child));
   return 0;
 }
 
@@ -385,6 +406,8 @@ int main(int argc, char** argv) {
     return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, discard_after_close);
   if (strcmp(argv[2], "reads") == 0)
     return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, closed_beside_reads);
+  if (strcmp(argv[2], "regions") == 0)
+    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, map_after_close);
   if (strcmp(argv[2], "pins") == 0)
     return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g", "LUNAR_LOG=info"}, take_numbers_for_direct_io);
   const bool early = strncmp(argv[2], "early-", 6) == 0;

@@ -54,6 +54,47 @@ void touch_no_map() {
 
 void its_own_handler(int) { raw(SYS_exit_group, 9); }
 
+// Everything that libc does with tiered memory; its parent's is not the child's to change, and there is nobody to wait
+// for.
+void use_tiered_memory() {
+  constexpr size_t kPart = kBytes / 4;
+  const bool refused =
+      mlock(g_memory, kPart) != 0 && madvise(g_memory, kPart, MADV_POPULATE_READ) != 0 &&
+      madvise(g_memory, kBytes, MADV_DONTNEED) != 0 && madvise(g_memory, kBytes, MADV_PAGEOUT) != 0 &&
+      mprotect(g_memory, kPart, PROT_READ) != 0 && mremap(g_memory, kBytes, 2 * kBytes, MREMAP_MAYMOVE) == MAP_FAILED &&
+      mmap(g_memory, kPart, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED &&
+      mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) == MAP_FAILED;
+  const bool unmapped = munmap(g_memory, kBytes) == 0;
+  const pid_t child = fork();
+  if (child == 0) raw(SYS_exit_group, 5);
+  int status = 0;
+  const bool forked = child > 0 && waitpid(child, &status, 0) == child && status == 5 << 8;
+  raw(SYS_exit_group, refused && unmapped && forked ? 4 : 6);
+}
+
+size_t anonymous_bytes() {
+  char line[256];
+  unsigned long kib = 0;
+  FILE* file = fopen("/proc/self/status", "r");
+  while (file != nullptr && fgets(line, sizeof line, file) != nullptr) (void)sscanf(line, "RssAnon: %lu", &kib);
+  CHECK(kib != 0 && fclose(file) == 0);
+  return kib << 10;
+}
+
+// After such children: the content, what is promised of the LUN, and the DRAM in use are as before.
+void children_leave_the_parent_alone(const char* line) {
+  constexpr size_t kMiB = 1 << 20;
+  for (unsigned long round = 2; round < 5; ++round) {
+    const End end = end_of_child(true, use_tiered_memory);
+    CHECK(end.status == 4 << 8 && end.said.find(line) != std::string::npos);
+    CHECK(holds(g_memory, kBytes, round - 1));
+    fill(g_memory, kBytes, round);
+  }
+  CHECK(holds(g_memory, kBytes, 4) && anonymous_bytes() < 22 * kMiB);
+  CHECK(mmap(nullptr, 460 * kMiB, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED);
+  fill(g_memory, kBytes, 1);
+}
+
 int body() {
   g_memory = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   CHECK(g_memory != MAP_FAILED && tiered(g_memory));
@@ -64,6 +105,13 @@ int body() {
   // Evicted, and perhaps resident.
   CHECK(dies_by_segv(end_of_child(true, [] { touch(g_memory); }), line));
   CHECK(dies_by_segv(end_of_child(true, [] { touch(g_memory + kBytes - 1); }), line));
+  // More memory is refused, and that is why.
+  const End refused = end_of_child(true, [] {
+    if (mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED)
+      raw(SYS_exit_group, 4);
+  });
+  CHECK(refused.status == 4 << 8 && refused.said.find(line) != std::string::npos);
+  children_leave_the_parent_alone(line);
   // What is not tiered it has.
   CHECK(end_of_child(true, [] { plain[0] = 1; }).status == 3 << 8 && plain[0] == 0);
   // Other faults, and signals that are sent, end it as they always do, without a word.

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table at exit: it comes by return from main and by _exit, also when the program has closed standard error before
-// (as coreutils do); not from a child between vfork and exec; and once only.
+// (as coreutils do); not from a child between vfork and exec; and once only. What is outside the tier is said of plain
+// processes too, in the table or in the log.
 #include <fcntl.h>
 
 #include <string>
 
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
 #include "preload_test.h"
+#include "raw_call.h"
 
 namespace {
 
@@ -27,7 +32,31 @@ int child_exit_now() {
   _exit(0);
 }
 
-std::string run(char** argv, int (*body)()) {
+constexpr long kOutside = 64 << 20;  // twice the budget
+
+// Memory that Lunar does not see, of this process or of one that it starts.
+int child_outside() {
+  const long at = raw(SYS_mmap, 0, kOutside, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(at > 0);
+  fill(reinterpret_cast<void*>(at), kOutside, 1);
+  return 0;
+}
+
+int child_of_child_outside() {
+  const pid_t pid = fork();
+  if (pid == 0) exit(child_outside());
+  int status = 0;
+  CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+  return 0;
+}
+
+const struct {
+  const char* name;
+  int (*run)();
+} kBodies[] = {
+    {"return", child_return}, {"exit", child_exit_now}, {"outside", child_outside}, {"child", child_of_child_outside}};
+
+std::string run(char** argv, const char* name, const char* setting = "LUNAR_STATS=yes") {
   int fds[2];
   CHECK(pipe(fds) == 0);
   pid_t child = fork();
@@ -35,8 +64,8 @@ std::string run(char** argv, int (*body)()) {
     dup2(fds[1], STDERR_FILENO);
     close(fds[0]);
     close(fds[1]);
-    setenv("STATS_BODY", body == child_return ? "return" : "exit", 1);
-    _exit(run_preloaded(2, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=512m", "LUNAR_STATS=yes"}, body));
+    setenv("STATS_BODY", name, 1);
+    _exit(run_preloaded(2, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=512m", setting}, child_return));
   }
   close(fds[1]);
   std::string text;
@@ -59,13 +88,33 @@ unsigned long value(const std::string& text, const char* key) {
   return strtoul(text.c_str() + at + line.size(), nullptr, 10);
 }
 
+void says_what_is_outside(char** argv) {
+  const std::string table = run(argv, "outside");
+  CHECK(value(table, "armed") == 0 && value(table, "outside_bytes") >= kOutside);
+  constexpr char kLine[] = "of anonymous memory in DRAM were outside the tier";
+  for (const char* name : {"outside", "child"})
+    for (const char* setting : {"LUNAR_STATS=yes", "LUNAR_LOG=info", "LUNAR_LOG=warning"}) {
+      const std::string text = run(argv, name, setting);
+      size_t lines = 0, large = 0;
+      for (size_t at = 0; (at = text.find(kLine, at)) != std::string::npos; ++at, ++lines) {
+        const size_t begin = text.rfind('\n', at) + 1;
+        large += text.find("64.", begin) < at || text.find("65.", begin) < at;
+      }
+      const bool asked = strcmp(setting, "LUNAR_LOG=warning") != 0;
+      if (large != (asked ? 1 : 0)) fprintf(stderr, "%s, %s: %zu lines in:\n%s", name, setting, lines, text.c_str());
+      CHECK(large == (asked ? 1 : 0));
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (const char* which = getenv("STATS_BODY"))
-    return run_preloaded(argc, argv, {}, which[0] == 'r' ? child_return : child_exit_now);
+    for (const auto& one : kBodies)
+      if (strcmp(which, one.name) == 0) return run_preloaded(argc, argv, {}, one.run);
   if (argc < 2) return 1;
-  for (auto* body : {child_return, child_exit_now}) {
+  says_what_is_outside(argv);
+  for (const char* body : {"return", "exit"}) {
     std::string text = run(argv, body);
     CHECK(value(text, "cap_bytes") == 32ul << 20);
     CHECK(value(text, "peak_resident_bytes") <= 32ul << 20);

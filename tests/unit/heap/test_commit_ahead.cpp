@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/catch.h"
@@ -109,6 +110,61 @@ TEST_CASE("where a block does not fit any more, what was asked for does") {
   run.pages.room = kPages;
   REQUIRE(run.ask(3, 1));
   CHECK(run.pages.holds(0, kBlock));
+}
+
+TEST_CASE("a request from below the cursor to above it") {
+  Run run;
+  run.start(0, 64 * kBlock);
+  REQUIRE(run.ask(0, 3));
+  run.pages.forget(0, 3);  // freed: the pages join those above
+  REQUIRE(run.ask(0, 5));
+  CHECK(run.pages.holds(0, kBlock));
+  run.pages.forget(0, 5);
+  CHECK(run.pages.holds(5, kBlock));  // and inaccessible, if the kernel counts commits
+  REQUIRE(run.ask(0, 3));
+  const unsigned calls = run.pages.calls;
+  REQUIRE(run.ask(3, 1));
+  CHECK(run.pages.calls == calls + 1);
+}
+
+// As jemalloc does it: pages come from the low end of what is free; what is given back joins what is free next to it.
+TEST_CASE("pages that are given back and asked for again in pieces of other sizes") {
+  struct Piece {
+    uint64_t first, count;
+  };
+  Run run;
+  run.start(0, kPages);
+  std::vector<bool> taken(kPages);
+  std::vector<Piece> pieces;
+  int64_t held = 0;
+  unsigned seed = 1;
+  const auto random = [&](unsigned below) { return (seed = seed * 1664525 + 1013904223) / 65536 % below; };
+  const auto mark = [&](Piece piece, bool is_taken) {
+    held += (is_taken ? 1 : -1) * static_cast<int64_t>(piece.count);
+    for (uint64_t page = piece.first; page < piece.first + piece.count; ++page) {
+      REQUIRE(run.pages.times[page] == (is_taken ? 1 : 0));
+      taken[page] = is_taken;
+    }
+  };
+  for (unsigned step = 0; step < 5000; ++step) {
+    if (!pieces.empty() && random(100) < (step / 500 % 2 == 0 ? 30u : 70u)) {
+      std::swap(pieces[random(static_cast<unsigned>(pieces.size()))], pieces.back());
+      run.pages.forget(pieces.back().first, pieces.back().count);
+      mark(pieces.back(), false);
+      pieces.pop_back();
+    } else {
+      const uint64_t count = 1 + random(random(2) == 0 ? 3 : 40);
+      uint64_t page = 0, length = 0;
+      for (; page < kPages && length < count; ++page) length = taken[page] ? 0 : length + 1;
+      if (length < count) continue;
+      REQUIRE(run.ask(page - count, count));
+      pieces.push_back({page - count, count});
+      mark(pieces.back(), true);
+    }
+    REQUIRE(run.pages.total - held < static_cast<int64_t>(kBlock));
+  }
+  run.start(0, 0);
+  CHECK(run.pages.total == held);
 }
 
 // As jemalloc does it: threads take the next pages of one extent, in sequence, and commit them side by side.

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// write_elsewhere [no-move]: a forked child writes into tiered memory of its parent by process_vm_writev, four times the
+// budget's worth a round, while the parent presses its own pages out. Nothing that was written is lost, and no call
+// waits for memory forever. With `no-move` as on a kernel without UFFDIO_MOVE (before 6.8), and from and to pieces that
+// lie askew.
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "pager/pager.h"
+#include "tests/support/test_tier.h"
+
+namespace {
+
+using tier::kMega;
+
+constexpr uint64_t kTarget = 32 * kMega, kPressure = 24 * kMega, kPart = 3 * kMega + 1000, kRounds = 3;
+
+std::atomic<uint64_t> g_progress{0};
+
+char* new_region(uint64_t bytes) {
+  char* base = static_cast<char*>(lunar_region_create(bytes));
+  REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
+  return base;
+}
+
+// [from, from + bytes) of this process to `to` of that one, as two parts each, cut at different places.
+void write_there(pid_t pid, char* from, char* to, size_t bytes) {
+  const size_t a = bytes / 3, b = bytes / 2 + 7;
+  const iovec mine[] = {{from, a}, {nullptr, 0}, {from + a, bytes - a}}, theirs[] = {{to, b}, {to + b, bytes - b}};
+  const long arguments[6] = {pid, reinterpret_cast<long>(mine), 3, reinterpret_cast<long>(theirs), 2, 0};
+  const long done = lunar::pager_write_elsewhere(arguments);
+  if (done < 0 && errno == EPERM) _exit(77);
+  REQUIRE_THAT(done == static_cast<long>(bytes), "%ld of %zu bytes are written: %s", done, bytes, strerror(errno));
+}
+
+// What is not there, and whole calls that the kernel refuses.
+void write_wrong(pid_t pid, char* to) {
+  char some[3000] = {};
+  const iovec mine{some, sizeof some}, half[] = {{to, 1000}, {nullptr, 2000}}, none{nullptr, 100};
+  const long partly[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(half), 2, 0};
+  REQUIRE_THAT(lunar::pager_write_elsewhere(partly) == 1000, "a part that is not there");
+  const long nowhere[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(&none), 1, 0};
+  REQUIRE_THAT(lunar::pager_write_elsewhere(nowhere) == -1 && errno == EFAULT, "nowhere");
+  const long flags[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(half), 1, 1};
+  REQUIRE_THAT(lunar::pager_write_elsewhere(flags) == -1 && errno == EINVAL, "flags");
+}
+
+void be_writer(pid_t parent, char* target, int told, int said) {
+  std::vector<char> content(kPart);
+  write_wrong(parent, target);
+  for (uint64_t round; read(told, &round, sizeof round) == sizeof round;) {
+    for (uint64_t at = 0; at < kTarget; at += kPart) {
+      const size_t bytes = at + kPart <= kTarget ? kPart : kTarget - at;
+      for (size_t i = 0; i < bytes; ++i) content[i] = static_cast<char>((at + i) * 7 + (at + i) / 4096 + round);
+      write_there(parent, content.data(), target + at, bytes);
+    }
+    REQUIRE_THAT(write(said, &round, sizeof round) == sizeof round, "write");
+  }
+  _exit(0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool no_move = argc > 1 && std::string(argv[1]) == "no-move";
+  tier::start_tier(16 * kMega, 512 * kMega, nullptr, no_move ? "log=error,test_no_uffd_move=yes" : "log=error");
+  const tier::Watchdog watchdog(g_progress, 60);
+  char *target = new_region(kTarget), *other = new_region(kPressure);
+  memset(target, 1, kTarget);
+  int told[2], said[2];
+  REQUIRE_THAT(pipe(told) == 0 && pipe(said) == 0, "pipe");
+  const pid_t parent = getpid(), writer = fork();
+  REQUIRE_THAT(writer >= 0, "fork");
+  if (writer == 0) {
+    close(told[1]);
+    be_writer(parent, target, told[0], said[1]);
+  }
+  close(said[1]);
+  std::atomic<bool> over{false};
+  std::thread pressure([&] {
+    for (uint64_t turn = 0; !over; ++turn)
+      for (uint64_t at = 0; at < kPressure && !over; at += lunar_page_bytes())
+        *reinterpret_cast<volatile uint64_t*>(other + at) = turn;
+  });
+  uint64_t lost = 0;
+  for (uint64_t round = 1; round <= kRounds; ++round, ++g_progress) {
+    REQUIRE_THAT(write(told[1], &round, sizeof round) == sizeof round, "write");
+    uint64_t answer = 0;
+    if (read(said[0], &answer, sizeof answer) != sizeof answer) {
+      int status = 0;
+      waitpid(writer, &status, 0);
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 77) tier::skip("ptrace", "process_vm_writev is refused here");
+      REQUIRE_THAT(false, "the writer has ended: status %x", status);
+    }
+    for (uint64_t at = 0; at < kTarget; ++at)
+      lost += target[at] != static_cast<char>(at * 7 + at / 4096 + round) ? 1 : 0;
+  }
+  over = true;
+  pressure.join();
+  REQUIRE_THAT(lost == 0, "%lu bytes lost what was written into them", lost);
+  fflush(nullptr);
+  _exit(0);
+}
