@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// write_elsewhere [no-move]: a forked child writes into tiered memory of its parent by process_vm_writev, four times the
-// budget's worth a round, while the parent presses its own pages out. Nothing that was written is lost, and no call
-// waits for memory forever. With `no-move` as on a kernel without UFFDIO_MOVE (before 6.8), and from and to pieces that
-// lie askew.
+// written_elsewhere [no-move]: a forked child writes into tiered memory of its parent by process_vm_writev, twice the
+// budget's worth a round, in parts that lie askew, while the parent presses its own pages out. Nothing that was written
+// is lost, and no call waits for memory forever. With `no-move` as on a kernel without UFFDIO_MOVE (before 6.8).
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
