@@ -24,6 +24,7 @@
 #include "base/format.h"
 #include "base/units.h"
 #include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/mem.h"
 #include "sys/memory_copy.h"
@@ -339,7 +340,8 @@ void end_as_first_thread() {
     syscall(SYS_tgkill, pid, thread_id(), number);
     pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
   }
-  for (;;) syscall(SYS_exit_group, static_cast<int>(status >> 8 & 0xff));
+  syscall(SYS_exit_group, static_cast<int>(status >> 8 & 0xff));
+  for (;;) fatal_if_refused(-errno, "exit_group");
 }
 
 // A line "key:   N kB" of a file, in bytes.
