@@ -196,6 +196,4 @@ LUNAR_EXPORT void* pvalloc(size_t bytes) noexcept {
   return allocate(page, rounded == 0 ? page : rounded, false);
 }
 
-LUNAR_EXPORT size_t malloc_usable_size(void* pointer) noexcept {
-  return lunar::heap_owns(pointer) ? lunar::g_heap_front.usable_size(pointer) : lunar::preload::size_of(pointer);
-}
+LUNAR_EXPORT size_t malloc_usable_size(void* pointer) noexcept { return lunar::preload::size_of(pointer); }

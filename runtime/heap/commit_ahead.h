@@ -15,6 +15,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/units.h"
+
 namespace lunar {
 
 class CommitAhead {
@@ -42,7 +44,7 @@ class CommitAhead {
         if (run_.compare_exchange_weak(run, pack(end, from - end), std::memory_order_acq_rel)) return true;
         continue;
       }
-      uint64_t to = (end + kBlockPages - 1) / kBlockPages * kBlockPages;
+      uint64_t to = round_up(end, kBlockPages);
       if (!commit(from, to - from)) {
         to = end;  // little is left: no more than what is needed
         if (!commit(from, to - from)) return false;

@@ -464,8 +464,6 @@ void heap_free_or(void* pointer, void (*other)(void*)) {
   free_tiered(pointer);
 }
 
-size_t heap_usable_size(const void* pointer) { return g_heap_front.usable_size(const_cast<void*>(pointer)); }
-
 // ---- DRAM -----------------------------------------------------------------------------------------------------------
 
 void* heap_alloc_dram(size_t alignment, size_t bytes, bool zero) {

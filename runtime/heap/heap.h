@@ -82,7 +82,7 @@ void* heap_resize(void* pointer, size_t bytes);            // pre: heap_owns(poi
 void heap_free(void* pointer);                             // pre: heap_owns(pointer). errno stays
 // heap_free(pointer) if heap_owns(pointer), else other(pointer): a fast path for free()
 void heap_free_or(void* pointer, void (*other)(void*));
-size_t heap_usable_size(const void* pointer);
+inline size_t heap_usable_size(const void* pointer) { return g_heap_front.usable_size(const_cast<void*>(pointer)); }
 
 // From the DRAM arena (metadata, guarded threads): plain jemalloc, arena 0, no thread cache. Usable before heap_create.
 void* heap_alloc_dram(size_t alignment, size_t bytes, bool zero);

@@ -279,9 +279,7 @@ void commits_beside_the_first_eviction() {
       stop.store(true);
       other.join();
       REQUIRE_THAT(state.lun_ready.load(), "the child has evicted nothing");
-      uint64_t committed = 0;
-      for (uint32_t i = 0; i < state.regions.count.load(); ++i)
-        committed += state.regions.sorted[i].load()->committed_pages.load();
+      const uint64_t committed = lunar::committed_pages(state);
       const uint64_t charged = state.luns[state.own_lun].charged_slots();
       REQUIRE_THAT(charged == committed, "%llu pages are committed, %llu slots charged", number(committed),
                    number(charged));

@@ -12,10 +12,8 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -737,14 +735,7 @@ int check_result(const Case& which, int status, const std::string& text, bool sw
 }
 
 bool kernel_has(Needs what) {
-  if (what == Needs::kMove) {
-    constexpr unsigned long long kMove = 1u << 16;  // UFFD_FEATURE_MOVE
-    const auto fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
-    uffdio_api api{UFFD_API, 0, 0};
-    const bool known = fd >= 0 && ioctl(fd, UFFDIO_API, &api) == 0;
-    if (fd >= 0) close(fd);
-    return !known || (api.features & kMove) != 0;
-  }
+  if (what == Needs::kMove) return kernel_can_move();
   if (what == Needs::kOwnAdvice) {
     char* page = map_private(4096);
     iovec range{page, 4096};

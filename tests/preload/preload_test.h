@@ -4,8 +4,11 @@
 // The program starts itself again with LD_PRELOAD (its first argument names the library) and the LUNAR_* given, and
 // runs `body` there. A process that ends by 125 could not start the tier: the test is skipped, naming userfaultfd.
 #pragma once
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
 #include <sys/sysinfo.h>
-#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -60,10 +63,12 @@ inline bool all_zero(const void* memory, size_t bytes) {
 
 // UFFDIO_MOVE came with 6.8. Without it, a process that may pin pages (a ring, an O_DIRECT descriptor) evicts nothing.
 inline bool kernel_can_move() {
-  utsname system{};
-  int version = 0, patch = 0;
-  return uname(&system) == 0 && sscanf(system.release, "%d.%d", &version, &patch) == 2 &&
-         (version > 6 || (version == 6 && patch >= 8));
+  constexpr unsigned long long kMove = 1u << 16;  // UFFD_FEATURE_MOVE
+  const auto fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
+  uffdio_api api{UFFD_API, 0, 0};
+  const bool known = fd >= 0 && ioctl(fd, UFFDIO_API, &api) == 0;
+  if (fd >= 0) close(fd);
+  return !known || (api.features & kMove) != 0;
 }
 inline int skip_pinned() {
   printf("skip: uffd-move: this process may pin pages, and evicts nothing without Linux 6.8\n");
