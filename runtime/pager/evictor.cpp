@@ -538,40 +538,53 @@ unsigned Evictor::gather_by_move(bool pins) {
 }
 
 unsigned Evictor::evict_chosen() {
-  Account& account = state_.account;
-  account.batch_begin();
-  const unsigned dropped = evict_batch();
-  account.batch_end();
-  return dropped;
-}
-
-unsigned Evictor::evict_batch() {
   counters().batches.add();
   if (splice_refused_ && !state_.features.move) fatal_if_refused(-EPERM, "vmsplice");
   forbid_merging();
-  bool by_move = pins_possible(state_) || splice_refused_ || state_.account.someone_writes_elsewhere();
+  if (!make_room(victim_count_)) {  // before the batch, as others wait for its end
+    for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], 0);
+    return 0;
+  }
+  state_.account.batch_begin();
+  const unsigned dropped = take_chosen();
+  state_.account.batch_end();
+  if (victim_count_ != 0) settle();
+  return dropped;
+}
+
+// Without UFFDIO_MOVE, what someone writes to by process_vm_writev stays.
+void Evictor::keep_written_elsewhere() {
+  for (unsigned i = 0; i < victim_count_; ++i) {
+    const char* page = victims_[i].region->address_of(victims_[i].page);
+    if (state_.account.is_written_elsewhere(reinterpret_cast<uintptr_t>(page))) keep(victims_[i], kHeatHot);
+  }
+  close_gaps();
+}
+
+// Steps 2 to 5.
+unsigned Evictor::take_chosen() {
+  const bool elsewhere = state_.account.someone_writes_elsewhere();
+  bool by_move = pins_possible(state_) || splice_refused_ || (elsewhere && state_.features.move);
   if (by_move && !state_.features.move && !test_switches.no_pin_rule) {
     pins_say_stopped(state_);
     for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], kHeatHot);
+    victim_count_ = 0;
     return 0;
   }
+  if (elsewhere && !state_.features.move) keep_written_elsewhere();
   for (unsigned i = 0; i < victim_count_; ++i) {
     Region& region = *victims_[i].region;
     const uint64_t chunk = victims_[i].page.value / kChunkPages;
     if (region.chunk_large[chunk].load(std::memory_order_relaxed) != 0) split_huge(state_, region, chunk);
   }
   make_exclusive(by_move);
-  if (victim_count_ == 0 || !make_room(victim_count_)) {
-    for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], 0);
-    return 0;
-  }
+  if (victim_count_ == 0) return 0;
   for (unsigned i = 0; i < victim_count_; ++i) LUNAR_CHECK(frames_.take_free(&victims_[i].frame), "frames");
   // A raw call that unmaps makes a move fail, but not a drop, and the program makes such calls. What cannot be moved
   // (it may not be read, or a relative has it too) is dropped.
   const bool move_first = by_move || (unmaps_seen() && state_.features.move);
   unsigned dropped = move_first ? gather_by_move(by_move) : 0;
   if (!by_move && !(move_first && deferred_)) dropped += gather();
-  settle();
   return dropped;
 }
 

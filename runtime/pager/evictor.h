@@ -104,7 +104,8 @@ class Evictor {
   unsigned choose_range(unsigned want);
   bool try_victim(Region* region, PageIndex page, bool ignore_heat);
   unsigned evict_chosen();
-  unsigned evict_batch();
+  unsigned take_chosen();
+  void keep_written_elsewhere();
   bool make_room(unsigned frames_needed);
   void forbid_merging();
   void make_exclusive(bool by_move);

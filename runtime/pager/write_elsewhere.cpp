@@ -3,12 +3,12 @@
 // of the target, waits for faults meanwhile, and then copies: a page that is evicted in between keeps its old content.
 //
 // With UFFDIO_MOVE (6.8), all members evict by it meanwhile: a pinned page stays. Without it nothing could be evicted
-// during the call, and the call could wait for memory that way forever. There the call is made in pieces. A piece lies
-// within a page, so that nothing is pinned while its page is read; and what was written is read back, because the page
-// may still have been evicted at the very moment.
+// during the call, and the call could wait for memory that way forever. There the call is made in pieces: what a piece
+// writes to is not evicted, and everything else is. (To read back what was written is no way: whoever polls the memory
+// may have answered there by then, and what looks lost would arrive twice.)
 //
 // Threading: any thread.
-#include <string.h>
+#include <errno.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -28,9 +28,7 @@
 namespace lunar {
 namespace {
 
-constexpr size_t kPieceBytes = 1024;  // on the stack; divides a page
-constexpr unsigned kTries = 16;       // others may write there, too
-constexpr unsigned long kPartsMax = 1024;
+constexpr size_t kBytesMax = 0x7ffff000;  // the kernel's MAX_RW_COUNT
 
 // Before this process is active, asked of the kernel once.
 bool kernel_can_move(const PagerState& state) {
@@ -48,22 +46,12 @@ bool kernel_can_move(const PagerState& state) {
   return known.load(std::memory_order_relaxed) == 1;
 }
 
-long transfer(long number, long pid, const iovec& mine, const iovec& theirs) {
-  const long a[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(&theirs), 1, 0};
-  return sys::kernel_call_errno(number, a);
-}
-
-// Until it is found there. Bytes written, or -1 with errno. A target that may not be read is believed.
-long write_piece(long pid, const iovec& from, const iovec& to) {
-  long done = 0;
-  for (unsigned i = 0; i < kTries; ++i) {
-    done = transfer(SYS_process_vm_writev, pid, from, to);
-    if (done <= 0) return done;
-    char there[kPieceBytes];
-    const iovec back{there, static_cast<size_t>(done)};
-    if (transfer(SYS_process_vm_readv, pid, back, to) != done) return done;
-    if (memcmp(there, from.iov_base, static_cast<size_t>(done)) == 0) return done;
-  }
+long write_piece(PagerState& state, long pid, const iovec& from, const iovec& to) {
+  const long a[6] = {pid, reinterpret_cast<long>(&from), 1, reinterpret_cast<long>(&to), 1, 0};
+  sys::ScopedSignalBlock signals;  // a handler that leaves by longjmp would never end it
+  const unsigned which = state.account.write_block_begin(reinterpret_cast<uintptr_t>(to.iov_base));
+  const long done = sys::kernel_call_errno(SYS_process_vm_writev, a);
+  state.account.write_block_end(which);
   return done;
 }
 
@@ -88,29 +76,42 @@ class Parts {
   size_t at_ = 0;
 };
 
-long write_in_pieces(long pid, Parts from, Parts to) {
-  long written = 0;
-  while (!from.over() && !to.over()) {
-    const size_t piece = kPieceBytes - reinterpret_cast<uintptr_t>(to.address()) % kPieceBytes;
-    const size_t bytes = std::min({piece, from.left(), to.left()});
-    const long done = write_piece(pid, {from.address(), bytes}, {to.address(), bytes});
-    if (done < 0) return written != 0 ? written : done;
-    written += done;
+// pre: the kernel has accepted the parts.
+long write_in_pieces(PagerState& state, long pid, Parts from, Parts to) {
+  size_t written = 0;
+  while (!from.over() && !to.over() && written < kBytesMax) {
+    const size_t block =
+        Account::kWriteBlockBytes - reinterpret_cast<uintptr_t>(to.address()) % Account::kWriteBlockBytes;
+    const size_t bytes = std::min({block, from.left(), to.left(), kBytesMax - written});
+    const long done = write_piece(state, pid, {from.address(), bytes}, {to.address(), bytes});
+    if (done < 0) return written != 0 ? static_cast<long>(written) : done;
+    written += static_cast<size_t>(done);
     if (static_cast<size_t>(done) < bytes) break;
     from.take(bytes);
     to.take(bytes);
   }
-  return written;
+  return static_cast<long>(written);
+}
+
+// Has the kernel look at the arguments before anything is read here: it is asked to write to a process that cannot be.
+// 1: they are in order; else the kernel's answer.
+long try_arguments(const long (&a)[6]) {
+  const long nobody[6] = {-1, a[1], a[2], a[3], a[4], a[5]};
+  const long result = sys::kernel_call_errno(SYS_process_vm_writev, nobody);
+  return result == -1 && errno == ESRCH ? 1 : result;
 }
 
 }  // namespace
 
 long pager_write_elsewhere(const long (&a)[6]) {
   auto& state = pager_state();
-  const auto locals = static_cast<unsigned long>(a[2]), remotes = static_cast<unsigned long>(a[4]);
-  if (!kernel_can_move(state) && a[5] == 0 && locals <= kPartsMax && remotes <= kPartsMax)
-    return write_in_pieces(a[0], {reinterpret_cast<const iovec*>(a[1]), locals},
-                           {reinterpret_cast<const iovec*>(a[3]), remotes});
+  if (!kernel_can_move(state)) {
+    const int before = errno;
+    if (const long result = try_arguments(a); result <= 0) return result;
+    errno = before;
+    return write_in_pieces(state, a[0], {reinterpret_cast<const iovec*>(a[1]), static_cast<unsigned long>(a[2])},
+                           {reinterpret_cast<const iovec*>(a[3]), static_cast<unsigned long>(a[4])});
+  }
   sys::ScopedSignalBlock signals;  // a handler that leaves by longjmp would never end it
   state.account.write_elsewhere_begin();
   const long result = sys::kernel_call_errno(SYS_process_vm_writev, a);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// written_elsewhere [no-move]: a forked child writes into tiered memory of its parent by process_vm_writev, twice the
-// budget's worth a round, in parts that lie askew, while the parent presses its own pages out. Nothing that was written
-// is lost, and no call waits for memory forever. With `no-move` as on a kernel without UFFDIO_MOVE (before 6.8).
+// written_elsewhere [no-move] [answered]: a forked child writes into tiered memory of its parent by process_vm_writev,
+// twice the budget's worth a round, in parts that lie askew, while the parent presses its own pages out. Nothing that
+// was written is lost, and no call waits for memory forever. With `no-move` as on a kernel without UFFDIO_MOVE (before
+// 6.8). With `answered` the child writes messages, which the parent takes out of its memory as soon as it sees them:
+// each arrives once.
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -19,6 +21,7 @@ namespace {
 using tier::kMega;
 
 constexpr uint64_t kTarget = 32 * kMega, kPressure = 24 * kMega, kPart = 3 * kMega + 1000, kRounds = 3;
+constexpr uint64_t kMessages = 5000;
 
 std::atomic<uint64_t> g_progress{0};
 
@@ -48,6 +51,12 @@ void write_wrong(pid_t pid, char* to) {
   REQUIRE_THAT(lunar::pager_write_elsewhere(nowhere) == -1 && errno == EFAULT, "nowhere");
   const long flags[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(half), 1, 1};
   REQUIRE_THAT(lunar::pager_write_elsewhere(flags) == -1 && errno == EINVAL, "flags");
+  // The list itself lies nowhere, and a part has no length that can be.
+  const long no_list[6] = {pid, reinterpret_cast<long>(&mine), 1, 4096, 1, 0};
+  REQUIRE_THAT(lunar::pager_write_elsewhere(no_list) == -1 && errno == EFAULT, "no list");
+  const iovec endless[] = {{to, 1000}, {to, SIZE_MAX}};
+  const long length[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(endless), 2, 0};
+  REQUIRE_THAT(lunar::pager_write_elsewhere(length) == -1 && errno == EINVAL, "a length");
 }
 
 void be_writer(pid_t parent, char* target, int told, int said) {
@@ -64,14 +73,48 @@ void be_writer(pid_t parent, char* target, int told, int said) {
   _exit(0);
 }
 
-}  // namespace
+// The first word of each page is a mailbox: 0, or a message that is waiting. Messages go to one after the other.
+uint64_t* mailbox(char* target, uint64_t message) {
+  const uint64_t page = lunar_page_bytes();
+  return reinterpret_cast<uint64_t*>(target + tier::mix(message / 16) % (kTarget / page) * page);
+}
 
-int main(int argc, char** argv) {
-  const bool no_move = argc > 1 && std::string(argv[1]) == "no-move";
-  tier::start_tier(16 * kMega, 512 * kMega, nullptr, no_move ? "log=error,test_no_uffd_move=yes" : "log=error");
-  const tier::Watchdog watchdog(g_progress, 60);
-  char *target = new_region(kTarget), *other = new_region(kPressure);
-  memset(target, 1, kTarget);
+void be_sender(pid_t parent, char* target) {
+  for (uint64_t message = 1; message <= kMessages; ++message) {
+    iovec mine{&message, sizeof message};
+    const iovec theirs{mailbox(target, message), sizeof message};
+    const long arguments[6] = {parent, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(&theirs), 1, 0};
+    const long done = lunar::pager_write_elsewhere(arguments);
+    if (done < 0 && errno == EPERM) _exit(77);
+    REQUIRE_THAT(done == sizeof message, "message %lu: %ld, %s", message, done, strerror(errno));
+    uint64_t there = message;
+    mine.iov_base = &there;
+    while (there != 0)
+      REQUIRE_THAT(process_vm_readv(parent, &mine, 1, &theirs, 1, 0) == sizeof there, "%s", strerror(errno));
+  }
+  _exit(0);
+}
+
+void take_messages(char* target) {
+  for (uint64_t message = 1; message <= kMessages; ++message) *mailbox(target, message) = 0;
+  const pid_t parent = getpid(), sender = fork();
+  REQUIRE_THAT(sender >= 0, "fork");
+  if (sender == 0) be_sender(parent, target);
+  for (uint64_t due = 1; due <= kMessages; ++due, ++g_progress) {
+    std::atomic_ref<uint64_t> box(*mailbox(target, due));
+    uint64_t message = 0;
+    int status = 0;
+    for (unsigned look = 0; message == 0; ++look) {
+      message = box.exchange(0);
+      if (look % 10000 != 9999 || waitpid(sender, &status, WNOHANG) == 0) continue;
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 77) tier::skip("ptrace", "process_vm_writev is refused here");
+      REQUIRE_THAT(false, "the sender has ended: status %x", status);
+    }
+    REQUIRE_THAT(message == due, "message %lu has come where %lu was due", message, due);
+  }
+}
+
+void take_parts(char* target) {
   int told[2], said[2];
   REQUIRE_THAT(pipe(told) == 0 && pipe(said) == 0, "pipe");
   const pid_t parent = getpid(), writer = fork();
@@ -81,12 +124,6 @@ int main(int argc, char** argv) {
     be_writer(parent, target, told[0], said[1]);
   }
   close(said[1]);
-  std::atomic<bool> over{false};
-  std::thread pressure([&] {
-    for (uint64_t turn = 0; !over; ++turn)
-      for (uint64_t at = 0; at < kPressure && !over; at += lunar_page_bytes())
-        *reinterpret_cast<volatile uint64_t*>(other + at) = turn;
-  });
   uint64_t lost = 0;
   for (uint64_t round = 1; round <= kRounds; ++round, ++g_progress) {
     REQUIRE_THAT(write(told[1], &round, sizeof round) == sizeof round, "write");
@@ -100,9 +137,33 @@ int main(int argc, char** argv) {
     for (uint64_t at = 0; at < kTarget; ++at)
       lost += target[at] != static_cast<char>(at * 7 + at / 4096 + round) ? 1 : 0;
   }
+  REQUIRE_THAT(lost == 0, "%lu bytes lost what was written into them", lost);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool no_move = false, answered = false;
+  for (int i = 1; i < argc; ++i) {
+    no_move |= std::string(argv[i]) == "no-move";
+    answered |= std::string(argv[i]) == "answered";
+  }
+  tier::start_tier(16 * kMega, 512 * kMega, nullptr, no_move ? "log=error,test_no_uffd_move=yes" : "log=error");
+  const tier::Watchdog watchdog(g_progress, 60);
+  char *target = new_region(kTarget), *other = new_region(kPressure);
+  memset(target, 1, kTarget);
+  std::atomic<bool> over{false};
+  std::thread pressure([&] {
+    for (uint64_t turn = 0; !over; ++turn)
+      for (uint64_t at = 0; at < kPressure && !over; at += lunar_page_bytes())
+        *reinterpret_cast<volatile uint64_t*>(other + at) = turn;
+  });
+  if (answered)
+    take_messages(target);
+  else
+    take_parts(target);
   over = true;
   pressure.join();
-  REQUIRE_THAT(lost == 0, "%lu bytes lost what was written into them", lost);
   fflush(nullptr);
   _exit(0);
 }
