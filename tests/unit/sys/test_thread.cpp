@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include "sys/arena.h"
 #include "sys/proc.h"
 #include "tests/catch.h"
+#include "tests/support/refused_calls.h"
 
 namespace {
 
@@ -56,6 +58,21 @@ void look_at_stack_end(void* argument) {
 }
 
 }  // namespace
+
+TEST_CASE("a sleep lasts where a filter refuses the calls that sleep") {
+  constexpr uint64_t kSleepNs = 20'000'000;
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!refuse_calls({SYS_nanosleep, SYS_clock_nanosleep})) _exit(77);
+    const uint64_t before = lunar::sys::now_ns();
+    lunar::sys::sleep_ns(kSleepNs);
+    _exit(lunar::sys::now_ns() - before >= kSleepNs ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) LUNAR_SKIP("seccomp", "there are no filters here");
+  CHECK(status == 0);
+}
 
 TEST_CASE("threads that end, or cannot be started, leave no memory behind") {
   lunar::sys::ThreadSpec spec;
