@@ -563,6 +563,7 @@ void Evictor::keep_written_elsewhere() {
 
 // Steps 2 to 5.
 unsigned Evictor::take_chosen() {
+  deferred_ = false;
   const bool elsewhere = state_.account.someone_writes_elsewhere();
   bool by_move = pins_possible(state_) || splice_refused_ || (elsewhere && state_.features.move);
   if (by_move && !state_.features.move && !test_switches.no_pin_rule) {

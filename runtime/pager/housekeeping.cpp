@@ -45,6 +45,7 @@ void grow_ahead(PagerState& state) {
   uint64_t step = (64 * kMiB) >> state.page_shift;
   while (step != 0 && lun.charge(step) < 0) step /= 2;
   if (step != 0) lun.uncharge(step);
+  state.growth_refused.store(step == 0);
 }
 
 // For program threads that could not do so themselves. Threads that wait for another page look again, and wait on.

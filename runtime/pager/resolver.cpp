@@ -236,7 +236,7 @@ unsigned Resolver::lock_empty(Region& region, PageIndex page, unsigned run) {
     if (int rc = on_touch ? space_charge(state_, 1, false) : 0; rc < 0) {
       // members may have died; more is reserved
       housekeeping_wake(state_, rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
-      if (rc == -ENOMEM && locked == 0 && space_is_out())
+      if ((rc == -ENOMEM || state_.growth_refused.load()) && locked == 0 && space_is_out())
         fatal("LUN space is used up: none is left for page %p of a map without reservation (MAP_NORESERVE); %s",
               static_cast<void*>(region.address_of(page)), space_remedy(state_, space_bound(state_, state_.page_size)));
       return locked;

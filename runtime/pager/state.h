@@ -91,6 +91,7 @@ struct PagerState {
   // What an active process has charged that its LUN does not know of: it takes that over when it opens. kOnLun: it has.
   static constexpr int64_t kOnLun = INT64_MIN;
   std::atomic<int64_t> promised_slots{0};
+  std::atomic<bool> growth_refused{false};  // of the own LUN's file, the last time that the housekeeping thread tried
   sys::Mutex lun_open_lock;
   // A request of one program thread to the housekeeping thread, in whose descriptor table the numbers of the LUN and of
   // the userfaultfd are still these: slots to charge, for which the LUN's file has to grow, or a range to register.

@@ -63,6 +63,12 @@ int run_out_of_lun() {
   return 3;
 }
 
+// So does one whose LUN's file may not grow: by a limit on file sizes, or on a full disk.
+int run_out_of_file() {
+  const rlimit most{96 * kMiB, RLIM_INFINITY};
+  return setrlimit(RLIMIT_FSIZE, &most) == 0 ? run_out_of_lun() : 77;
+}
+
 int after_rights_are_dropped() {
   char* p = filled_map();  // activated while there are rights
   CHECK(setgid(65534) == 0 && setuid(65534) == 0);
@@ -646,6 +652,7 @@ struct Case {
 };
 
 constexpr Case kCases[] = {
+    {"file-limit", run_out_of_file, Ends::kFatal, Errors::kPipe, "LUN space is used up"},
     {"stderr-socket", run_out_of_lun, Ends::kFatal, Errors::kSocket, "LUN space is used up"},
     {"stderr-rights", after_rights_are_dropped, Ends::kFatal, Errors::kPipe, "LUN space is used up",
      "LUNAR_LOG=warning", true},
