@@ -552,7 +552,6 @@ int64_t take_over(PagerState& state) {
   state.parent_lun = state.own_lun;
   state.own_lun = static_cast<unsigned>(g_fork.lun);
   state.lun_ready.store(false);
-  state.growth_refused.store(false);
   state.promised_slots.store(static_cast<int64_t>(committed_pages(state)));
   checked_forks_enter_child(state);
   state.oldest_child.store(0);

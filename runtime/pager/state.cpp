@@ -277,6 +277,7 @@ int lun_open_own(PagerState& state) {
   if (device->growable() && bytes + held > device->size_bytes() && device->size_bytes() > held)
     bytes = round_down(device->size_bytes() - held, 64 * state.page_size);
   int rc = state.luns[own].open(device, base, bytes + held, static_cast<uint32_t>(state.page_size));
+  state.growth_refused.store(false);
   if (rc == 0) rc = charge_promised(state, state.luns[own]);
   if (rc < 0) {
     state.luns[own].close();  // tried again later
