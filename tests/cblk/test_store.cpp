@@ -110,7 +110,7 @@ CASE(a_store_of_a_hundred_threads) {
   REQUIRE(out.seconds < tier::scaled(20));
   // Who polls in vain gives its CPU away: else a hundred of them keep the few that have something to do from it.
   // (2 CPUs: 3 to 80 polls an I/O; 1400 to 2600 without.)
-  if (sysconf(_SC_NPROCESSORS_ONLN) <= 4) REQUIRE(out.polls < 600);
+  if (sysconf(_SC_NPROCESSORS_ONLN) <= 4) REQUIRE(out.polls < tier::scaled(600));
   REQUIRE(cblk_cg_close(id, kFlag) == 0);
 }
 

@@ -16,6 +16,7 @@
 #include "pager/frames.h"
 #include "pager/region.h"
 #include "tests/catch.h"
+#include "tests/support/slowness.h"
 
 using namespace lunar;
 
@@ -190,7 +191,12 @@ TEST_CASE(
   });
   std::mt19937_64 random(seed + 1);
   uint64_t reclaimed = 0;
-  for (uint64_t step = 0; step < 200'000 || (came_back.load() < 1000 && step < 20'000'000); ++step) {
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(tier::scaled(30));
+  const auto starved = [&] {  // the thread above had no CPU yet
+    return came_back.load() < 1000 && std::chrono::steady_clock::now() < limit;
+  };
+  for (uint64_t step = 0; step < 200'000 || starved(); ++step) {
+    if (step >= 200'000) std::this_thread::yield();
     uint32_t id = 0;
     if (pool.free_count() == 0 || random() % 3 == 0) reclaimed += pool.reclaim_oldest() ? 1 : 0;
     const auto page = static_cast<uint32_t>(random() % kPages);
