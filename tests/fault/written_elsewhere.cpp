@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// written_elsewhere [no-move] [answered]: a forked child writes into tiered memory of its parent by process_vm_writev,
-// twice the budget's worth a round, in parts that lie askew, while the parent presses its own pages out. Nothing that
-// was written is lost, and no call waits for memory forever. With `no-move` as on a kernel without UFFDIO_MOVE (before
-// 6.8). With `answered` the child writes messages, which the parent takes out of its memory as soon as it sees them:
-// each arrives once.
+// written_elsewhere [no-move] [answered]: threads of a forked child write into tiered memory of its parent by
+// process_vm_writev, twice the budget's worth a round, in parts that lie askew, while the parent presses its own pages
+// out. Nothing that was written is lost, and no call waits for memory forever. With `no-move` as on a kernel without
+// UFFDIO_MOVE (before 6.8). With `answered` the child writes messages, which the parent takes out of its memory as soon
+// as it sees them: each arrives once.
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -21,7 +21,8 @@ namespace {
 using tier::kMega;
 
 constexpr uint64_t kTarget = 32 * kMega, kPressure = 24 * kMega, kPart = 3 * kMega + 1000, kRounds = 3;
-constexpr uint64_t kMessages = 5000;
+constexpr uint64_t kWriters = 6;  // more than a member of the account has blocks for (AccountMember::write_blocks)
+constexpr uint64_t kMessages = 1000;
 
 std::atomic<uint64_t> g_progress{0};
 
@@ -59,15 +60,22 @@ void write_wrong(pid_t pid, char* to) {
   REQUIRE_THAT(lunar::pager_write_elsewhere(length) == -1 && errno == EINVAL, "a length");
 }
 
-void be_writer(pid_t parent, char* target, int told, int said) {
+// Its share of a round's parts: every kWriters-th one.
+void write_share(pid_t parent, char* target, uint64_t writer, uint64_t round) {
   std::vector<char> content(kPart);
+  for (uint64_t at = writer * kPart; at < kTarget; at += kWriters * kPart) {
+    const size_t bytes = at + kPart <= kTarget ? kPart : kTarget - at;
+    for (size_t i = 0; i < bytes; ++i) content[i] = static_cast<char>((at + i) * 7 + (at + i) / 4096 + round);
+    write_there(parent, content.data(), target + at, bytes);
+  }
+}
+
+void be_writer(pid_t parent, char* target, int told, int said) {
   write_wrong(parent, target);
   for (uint64_t round; read(told, &round, sizeof round) == sizeof round;) {
-    for (uint64_t at = 0; at < kTarget; at += kPart) {
-      const size_t bytes = at + kPart <= kTarget ? kPart : kTarget - at;
-      for (size_t i = 0; i < bytes; ++i) content[i] = static_cast<char>((at + i) * 7 + (at + i) / 4096 + round);
-      write_there(parent, content.data(), target + at, bytes);
-    }
+    std::vector<std::thread> writers;
+    for (uint64_t i = 0; i < kWriters; ++i) writers.emplace_back(write_share, parent, target, i, round);
+    for (std::thread& writer : writers) writer.join();
     REQUIRE_THAT(write(said, &round, sizeof round) == sizeof round, "write");
   }
   _exit(0);
@@ -89,8 +97,10 @@ void be_sender(pid_t parent, char* target) {
     REQUIRE_THAT(done == sizeof message, "message %lu: %ld, %s", message, done, strerror(errno));
     uint64_t there = message;
     mine.iov_base = &there;
-    while (there != 0)
+    while (there != 0) {
+      std::this_thread::yield();
       REQUIRE_THAT(process_vm_readv(parent, &mine, 1, &theirs, 1, 0) == sizeof there, "%s", strerror(errno));
+    }
   }
   _exit(0);
 }
