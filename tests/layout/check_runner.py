@@ -120,6 +120,14 @@ def signals():
           f"SIGHUP under nohup ends the run: {code}, {lines}")
 
 
+def end_all_of(place):
+    """Kills the processes that have this path in their command line. How many there were."""
+    found = subprocess.run(["pgrep", "-f", place], stdout=subprocess.PIPE, text=True, check=False).stdout.split()
+    for pid in found:
+        os.kill(int(pid), signal.SIGKILL)
+    return len(found)
+
+
 def interrupted():
     """A test that runs takes away what it has made; one that does not listen is ended; no other is started."""
     with tempfile.TemporaryDirectory() as place:
@@ -139,13 +147,13 @@ def interrupted():
                 out = runner.communicate(timeout=20)[0]
             except subprocess.TimeoutExpired:
                 runner.kill()
-                return check(False, "SIGTERM: the runner waits for its tests")
+                ended = end_all_of(place)
+                return check(False, f"SIGTERM: the runner waits for its tests; {ended} had to be killed")
         check(runner.returncode == 1, f"SIGTERM: exit code {runner.returncode}")
         check("0 passed, 0 failed, 0 skipped" in out, f"SIGTERM: {out}")
         check(not os.path.exists(made), "SIGTERM: a test was not asked to end")
         check(not os.path.exists(third), "SIGTERM: another test was started")
-        with subprocess.Popen(["pgrep", "-f", deaf], stdout=subprocess.PIPE, text=True) as left:
-            check(not left.communicate()[0].split(), "SIGTERM: a test runs on")
+        check(end_all_of(place) == 0, "SIGTERM: a test runs on")
 
 
 def sharing():
