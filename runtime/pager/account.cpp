@@ -449,13 +449,15 @@ void Account::wait_pressure(uint32_t seen, int64_t timeout_ns) {
 
 namespace {
 
-// Bounded: the caller may be a signal handler on a thread that the evictor waits for. A member killed inside a batch
-// has no pages left.
-void wait_for_batch(const AccountMember& m, int turns) {
+// Bounded: the caller may be a signal handler on a thread that the evictor waits for, and the member may be stopped.
+// By seconds of the clock: an evictor on a busy machine may have no CPU for a while, and what is written to a page that
+// it drops after the wait is lost. A member killed inside a batch has no pages left.
+void wait_for_batch(const AccountMember& m) {
+  constexpr uint64_t kMostNs = 2'000'000'000;
   const uint32_t seen = m.batch.load(std::memory_order_acquire);
-  for (int turn = 0; turn < turns && (seen & 1) != 0 && m.batch.load(std::memory_order_acquire) == seen &&
-                     m.state.load() == kMemberActive;
-       ++turn)
+  if ((seen & 1) == 0) return;
+  const uint64_t until = sys::now_ns() + kMostNs;
+  while (m.batch.load(std::memory_order_acquire) == seen && m.state.load() == kMemberActive && sys::now_ns() < until)
     sys::sleep_ns(20000);
 }
 
@@ -463,14 +465,14 @@ void wait_for_batch(const AccountMember& m, int turns) {
 
 void Account::wait_for_own_batch() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  wait_for_batch(me(), 2000);
+  wait_for_batch(me());
 }
 
 void Account::write_elsewhere_begin() {
   me().writing_elsewhere.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // with someone_writes_elsewhere: one of the two sees the other
   const uint32_t high = members_used();
-  for (unsigned i = 0; i < high; ++i) wait_for_batch(shared_->members[i], 4000);
+  for (unsigned i = 0; i < high; ++i) wait_for_batch(shared_->members[i]);
 }
 
 bool Account::someone_writes_elsewhere() const {

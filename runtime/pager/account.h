@@ -228,7 +228,7 @@ class Account {
   void write_block_end(unsigned which);
   bool is_written_elsewhere(uint64_t address) const;  // inside a batch; pre: someone_writes_elsewhere()
   // An eviction batch of this member. wait_for_own_batch returns when no batch is in progress that began before the
-  // call (bounded).
+  // call, after two seconds at most.
   void batch_begin() {
     me().batch.fetch_add(1, std::memory_order_seq_cst);
     // pairs with the waiting threads: one of the two sees the other
