@@ -124,7 +124,8 @@ def end_all_of(place):
     """Kills the processes that have this path in their command line. How many there were."""
     found = subprocess.run(["pgrep", "-f", place], stdout=subprocess.PIPE, text=True, check=False).stdout.split()
     for pid in found:
-        os.kill(int(pid), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):   # it has just ended
+            os.kill(int(pid), signal.SIGKILL)
     return len(found)
 
 
