@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // lunar: the command. Finds the subcommand and hands over; each subcommand is a folder of its own.
 // Threading: one thread. May not be used by runtime/ (it allocates).
-#include <errno.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -28,8 +27,6 @@ const Subcommand kSubcommands[] = {
 const size_t kSubcommandCount = sizeof kSubcommands / sizeof kSubcommands[0];
 
 namespace {
-
-constexpr int kExitNotWritten = 4;  // what `kv` and `lun` call an I/O error
 
 int unknown(const char* word) {
   std::vector<std::string> known = {"--help", "--version"};
@@ -79,11 +76,4 @@ __attribute__((section(".preinit_array"), used)) void (*const g_first)() = refus
 }  // namespace
 }  // namespace lunar::tools
 
-int main(int argc, char** argv) {
-  const int code = lunar::tools::dispatch(argc, argv);
-  // A full disk or closed pipe behind standard output must not look like success, nor like what 1 says.
-  const bool written = fflush(stdout) == 0 && ferror(stdout) == 0;
-  if (written || code != 0) return code;
-  fprintf(stderr, "lunar: standard output: %s\n", strerror(errno));
-  return lunar::tools::kExitNotWritten;
-}
+int main(int argc, char** argv) { return lunar::tools::finish_output("lunar", lunar::tools::dispatch(argc, argv)); }

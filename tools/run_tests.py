@@ -141,7 +141,7 @@ EXPECTED = {
     "userfaultfd-device": lambda: os.path.exists("/dev/userfaultfd"),
     "groff": lambda: shutil.which("groff") is not None,
     "gdb": lambda: shutil.which("gdb") is not None,
-    "python3-testsuite": lambda: True,   # tools/deps --all installs these
+    "python3-testsuite": lambda: True,   # tools/deps slow installs these
     "stress-ng": lambda: True,
     "postgresql": lambda: True,
     "memcached": lambda: True,

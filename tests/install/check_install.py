@@ -11,7 +11,7 @@ import sys
 import tempfile
 
 WANTED = [
-    r"bin/lunar",
+    r"bin/lunar", r"bin/lunar-bench",
     r"lib(?:64)?/(?:.*/)?liblunar\.so\.0",
     r"lib(?:64)?/(?:.*/)?liblunar\.so",
     r"lib(?:64)?/(?:.*/)?liblunar-preload\.so",

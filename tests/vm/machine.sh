@@ -59,7 +59,7 @@ vm_arguments() {
 vm_built() {
   local file
   for file; do
-    [ -e "$build/$file" ] || { "$root/tools/deps" && "$root/tools/build" "$build"; return; }
+    [ -e "$build/$file" ] || { "$root/tools/deps" test && "$root/tools/build" "$build"; return; }
   done
 }
 

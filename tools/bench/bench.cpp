@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench NAME`: measurements side by side with what a user would pick instead. One file per bench.
+// lunar-bench, which `lunar bench NAME` starts: measurements side by side with what a user would pick instead. One file
+// per bench. A program of its own, so that who builds `lunar` does not build the benches.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 
@@ -47,9 +48,8 @@ constexpr Bench kBenches[] = {
 // Processes that the benches start.
 constexpr Bench kChildren[] = {
     {"child", fault_child_main}, {"fits-child", fits_child_main}, {"kv-child", kv_child_main}};
-}  // namespace
 
-int cmd_bench(int argc, char** argv) {
+int run_bench(int argc, char** argv) {
   if (argc < 2) {
     fmt::print(stderr, "{}", kHelp);
     return kExitUsage;
@@ -70,4 +70,9 @@ int cmd_bench(int argc, char** argv) {
   return kExitUsage;
 }
 
+}  // namespace
 }  // namespace lunar::tools
+
+int main(int argc, char** argv) {
+  return lunar::tools::finish_output("lunar bench", lunar::tools::run_bench(argc, argv));
+}

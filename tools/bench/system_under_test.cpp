@@ -45,7 +45,7 @@ void SystemUnderTest::start(const Setup& setup) {
   from_child_ = out[0];
   start.standard_input = in[0];
   start.standard_output = out[1];
-  std::vector<std::string> arguments{"/proc/self/exe", "bench", setup.child};
+  std::vector<std::string> arguments{"/proc/self/exe", setup.child};
   arguments.insert(arguments.end(), setup.arguments.begin(), setup.arguments.end());
   process_ = Process(arguments, start);
   close(in[0]);

@@ -324,15 +324,19 @@ std::string find_preload_library(std::string* tried) {
   return find_own_library("adapters/preload/liblunar-preload.so", "liblunar-preload.so", tried);
 }
 
-std::string find_own_library(const std::string& in_build, const std::string& installed, std::string* tried) {
+std::string own_directory() {
   char self[4096];
-  ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-  if (length <= 0) {
+  const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+  const std::string path(self, length > 0 ? static_cast<size_t>(length) : 0);
+  return path.substr(0, path.rfind('/'));
+}
+
+std::string find_own_library(const std::string& in_build, const std::string& installed, std::string* tried) {
+  const std::string directory = own_directory();
+  if (directory.empty()) {
     *tried = "/proc/self/exe cannot be read";
     return "";
   }
-  std::string directory(self, static_cast<size_t>(length));
-  directory.resize(directory.rfind('/'));
   std::string candidates[] = {
       "..",  // the build tree
 #ifdef LUNAR_MULTIARCH

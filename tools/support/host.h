@@ -61,6 +61,8 @@ int probe_file_system(const std::string& path, FileSystem* out);
 // Whether an unlinked O_DIRECT file can be made in `directory`; 0 or -errno. Nothing becomes visible there.
 int probe_scratch_file(const std::string& directory);
 
+// Where the running program lies; "" when /proc cannot tell.
+std::string own_directory();
 // liblunar-preload.so, next to the running binary (build tree or installed), absolute; "" and *tried otherwise.
 std::string find_preload_library(std::string* tried);
 // The same for any of our libraries: `in_build` is its path in a build tree, `installed` that in a library directory.

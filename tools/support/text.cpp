@@ -3,9 +3,12 @@
 // Threading: free functions, no state. May not be used by runtime/ (it allocates).
 #include "tools/support/text.h"
 
+#include <errno.h>
+
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 
 #include "base/format.h"
 #include "base/likeness.h"
@@ -69,6 +72,14 @@ std::string nearest_word(std::string_view word, const std::vector<std::string>& 
     }
   }
   return best_word;
+}
+
+int finish_output(const char* program, int code) {
+  constexpr int kExitNotWritten = 4;
+  if (fflush(stdout) == 0 && ferror(stdout) == 0) return code;
+  if (code != 0) return code;
+  fprintf(stderr, "%s: standard output: %s\n", program, strerror(errno));
+  return kExitNotWritten;
 }
 
 std::string shell_word(std::string_view word) {

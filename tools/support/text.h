@@ -23,6 +23,9 @@ std::string nearest_word(std::string_view word, const std::vector<std::string>& 
 // "PROGRAM: unknown KIND WORD; ..." on standard error, with the nearest of `known` or where they are listed. A word
 // that begins with - is called a flag.
 void say_unknown(const char* program, const char* kind, const char* word, const std::vector<std::string>& known);
+// Called at the end of main: writes out what standard output holds. Returns `code`. Where that fails, prints a line and
+// returns 4 instead of 0 (an I/O error, as of `kv` and `lun`): a full disk or closed pipe must not look like success.
+int finish_output(const char* program, int code);
 // Quoted for a shell when it needs to be, for commands that people paste.
 std::string shell_word(std::string_view word);
 

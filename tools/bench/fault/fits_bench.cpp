@@ -39,6 +39,7 @@
 #include "tools/bench/report_parts.h"
 #include "tools/support/clock.h"
 #include "tools/support/flags.h"
+#include "tools/support/host.h"
 #include "tools/support/procfs.h"
 #include "tools/support/redis_server.h"
 #include "tools/support/text_file.h"
@@ -311,7 +312,7 @@ class FitsBench {
   std::vector<std::string> redis_load(RedisServer& server, const std::string& test) const;
 
   FitsReport report_;
-  std::string self_, directory_, python_;
+  std::string lunar_, directory_, python_;
   unsigned divisor_ = 1;  // --quick: so much less work
 };
 
@@ -322,7 +323,7 @@ std::vector<std::string> FitsBench::wrapper(const std::string& system, uint64_t 
     setenv("LUNAR_ACTIVATE_AT", fmt::format("{}m", activate_at_mib).c_str(), 1);
   else
     unsetenv("LUNAR_ACTIVATE_AT");
-  return {self_, "run", "--dram=2g", "--size=4g", "--lun=" + report_.options.lun, "--stats", "--"};
+  return {lunar_, "run", "--dram=2g", "--size=4g", "--lun=" + report_.options.lun, "--stats", "--"};
 }
 
 void FitsBench::check_backend(const std::string& workload, const std::string& system, const std::string& stats) {
@@ -406,7 +407,7 @@ std::vector<std::string> FitsBench::command(const std::string& program, const st
   const std::string interpreter = program == "python" ? python() : "";  // before LUNAR_ACTIVATE_AT is set
   std::vector<std::string> words = program == "chase" ? wrapper(system, chase_mib + chase_mib / 2) : wrapper(system);
   if (program == "chase") {  // activated by the memory that comes behind the data
-    words.insert(words.end(), {self_, "bench", "fits-child", fmt::format("{}", chase_mib),
+    words.insert(words.end(), {own_directory() + "/lunar-bench", "fits-child", fmt::format("{}", chase_mib),
                                fmt::format("{}", 20'000'000 / divisor_)});
   } else if (program == "python") {
     words.insert(words.end(), {interpreter, "-c",
@@ -469,7 +470,7 @@ FitsReport FitsBench::run() {
   for (const std::string& swept : journal.sweep()) fmt::print(stderr, "lunar: bench: {}\n", swept);
   const WorkDirectory work(&journal);
   directory_ = work.path();
-  self_ = std::filesystem::read_symlink("/proc/self/exe").string();
+  lunar_ = own_directory() + "/lunar";
   if (report_.options.quick) divisor_ = 2;
   const std::map<std::string, std::vector<std::string>> needs{
       {"redis", {"redis-server", "redis-benchmark"}}, {"python", {"python3"}}, {"sqlite", {"sqlite3"}}};

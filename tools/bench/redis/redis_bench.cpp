@@ -211,7 +211,7 @@ RedisBackend::Setup::Words RedisBench::words_of(const std::string& system, unsig
   const std::string dram = fmt::format("{}", options().dram_bytes / options().shards),
                     size = fmt::format("{}", lun_bytes_ / options().shards), lun = luns_.at(system)[shard];
   if (system == "run") {
-    words.wrapper = {"/proc/self/exe", "run", "--dram", dram, "--lun", lun, "--size", size};
+    words.wrapper = {own_directory() + "/lunar", "run", "--dram", dram, "--lun", lun, "--size", size};
     for (const auto& [name, value] : lunar_options(options().options))
       words.wrapper.push_back(fmt::format("--{}={}", name, value));
     words.wrapper.push_back("--");
