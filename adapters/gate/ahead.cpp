@@ -41,7 +41,6 @@ void restore_settings() {
 // The last event of a round: commands have run, and the server has its lock.
 void turn(void*, int, void*, int) {
   Ahead& a = g_ahead;
-  gate().digest.round_ends();
   if (*a.blocked == 0) {
     (void)expiry_shut();
     gate().rehash.shut_cron();
@@ -109,9 +108,7 @@ int ahead_add_event(epoll_event* events, int n, int max) {
   if (a.fd < 0 || n >= max) return n;
   const uint64_t now = sys::now_ns();
   const RehashAhead& rehash = gate().rehash;
-  DigestAhead& digest = gate().digest;
-  if (!turn_due(now) && !expiry_works() && !rehash.shuts_cron() && !rehash.lifted() && !digest.is_deferred()) return n;
-  digest.round_begins();
+  if (!turn_due(now) && !expiry_works() && !rehash.shuts_cron() && !rehash.lifted()) return n;
   events[n] = epoll_event{};
   events[n].events = EPOLLIN;
   events[n].data.fd = a.fd;

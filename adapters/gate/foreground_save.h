@@ -12,8 +12,7 @@
 // free is in no table any more. save_ahead.h lists what the server does change. The calls of the main program are
 // redirected (program_got.h), because the module and `lunar run` need the same, and a module's event comes before the
 // handlers of other modules have run.
-//
-// DEBUG DIGEST, which writes nothing, is noticed by digest_ahead.h. An AOF rewrite is always a child's.
+// An AOF rewrite is always a child's.
 //
 // Threading: hooks do their work on the main thread, also in a child; calls of other threads go straight to libc.
 // Allocates nothing.

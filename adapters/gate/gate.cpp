@@ -348,7 +348,6 @@ int hook_epoll_wait(int epoll, epoll_event* events, int max, int timeout_ms) {
   if (!g.fetching || epoll != g.epoll || state == GateState::kOff) return g.epoll_wait(epoll, events, max, timeout_ms);
   if (!on_main_thread()) return wait_elsewhere(epoll, events, max, timeout_ms);
   if (all_in_dram()) return g.epoll_wait(epoll, events, max, timeout_ms);
-  g.digest.round_ends();
   return wait_for_events(epoll, events, max, timeout_ms);
 }
 

@@ -106,24 +106,6 @@ bool adds_few_keys(const Command& command, const CommandKeys* keys) {
   return false;
 }
 
-// DEBUG DIGEST goes to the server alone, in a round of events that ends with one of the gate (digest_ahead.h): what is
-// behind it, or it itself, waits for the next round. False: it is a command like any other. end: of the command.
-bool part_at_digest(const Command& command, Rights* rights, bool first, bool late, size_t end, ScanResult* result) {
-  Gate& g = gate();
-  if (result->cold || late || !DigestAhead::is_digest(command) || !g.digest.possible() ||
-      !rights_allow(rights, nullptr, command))
-    return false;
-  if (!first) g.cursor = {.bytes_max = lookup_bytes_max(), .counted = true};
-  result->cold = true;
-  if (first && g.digest.in_its_round()) {
-    g.digest.goes();
-    result->good = end;
-  } else {
-    g.digest.defer();
-  }
-  return true;
-}
-
 // The command at `at` of `text`: the first one may have begun in what the server has. *cold: what the server has of its
 // arguments has left DRAM since, and is in *missing; the command is not known yet.
 Parse parse_at(const Input& input, const char* text, size_t at, size_t bytes, Command* out, bool* cold,
@@ -191,10 +173,6 @@ ScanResult scan_commands(const Input& input, const char* text, size_t bytes, boo
       g.cursor = {.bytes_max = lookup_bytes_max(), .counted = result.cold};
     }
     if (!first && missing->units == 0) break;  // those before it were enough for one look
-    if (keys == nullptr && part_at_digest(g.command, rights, first, first && late, at, &result)) {
-      few = false;
-      break;
-    }
     if (!look_up(g.command, keys, &database, rights, first_look, result.cold ? nullptr : &g.cursor, missing)) {
       if (first && late)
         pass_cold();
@@ -349,7 +327,6 @@ ssize_t keep(Connection* c, int fd, const char* buffer, size_t n, ScanResult res
   }
   if (!kept) {
     g.few_keys = false;
-    g.digest.does_not_go();
     (result.cold ? g.work.overflows : g.work.partial_overflows).add();
     if (c != nullptr) g.connections.drop(c);
     return static_cast<ssize_t>(n);
@@ -468,7 +445,6 @@ ssize_t input(Source from, void* buffer, size_t bytes) {
 
 ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   Gate& g = gate();
-  g.digest.over();
   g.deferred = g.few_keys = false;
   ahead_of_commands(from.fd);
   const ssize_t got = input(from, buffer, bytes);
@@ -476,7 +452,6 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   if (g.rehash.pauses() && got > 0 && !g.few_keys &&
       (g.layout.client_of(from.fd) != nullptr || g.layout.master_of(from.fd) != nullptr))
     g.rehash.lift(g.layout);
-  g.digest.watch();
   return got;
 }
 

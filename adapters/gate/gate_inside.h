@@ -7,7 +7,6 @@
 
 #include "client_rights.h"
 #include "connections.h"
-#include "digest_ahead.h"
 #include "fetcher.h"
 #include "gate.h"
 #include "layout.h"
@@ -60,7 +59,6 @@ struct Gate {
   Fetcher fetcher;
   Shares shares;
   RehashAhead rehash;
-  DigestAhead digest;
   GateWork work;
   Command command;      // the one being looked up (too large for a stack)
   LookupCursor cursor;  // of the first cold command of the input being looked at

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gate redirects calls of a program that is linked to a fixed address and also takes their address: pointers to the
 // function hold the program's own jump then, which goes where the slot says, so to the replacement. What the
-// replacement calls has to be the function itself. (DEBUG DIGEST hung so: adapters/gate/digest_ahead.cpp.)
+// replacement calls has to be the function itself.
 // Threading: main.
 #include <dlfcn.h>
 #include <strings.h>

@@ -14,7 +14,6 @@ import sys
 import time
 
 from redis_server import Server, Servers, scratch
-from resp import Connection
 
 PATIENCE_S = 100
 KEYS = 52_000
@@ -68,48 +67,6 @@ def saved(server, what, *words):
     return faults / KEYS, took
 
 
-def digested(server):
-    """Twice: behind other commands, and in front of some."""
-    first = server.digest()
-    before, start = server.faults(), time.monotonic()
-    server.client.send([("PING",), ("debug", "Digest"), ("STRLEN", "key:1")])
-    replies = [server.client.receive() for _ in range(3)]
-    took, faults = time.monotonic() - start, server.faults() - before
-    assert replies == [b"PONG", first, SIZE], replies
-    print(f"{'DEBUG DIGEST':24} {took:6.2f} s, {faults / KEYS:6.3f} faults a key")
-    return faults / KEYS
-
-
-def tiered_again(servers, directory, further, wrapper):
-    server = servers.add(Server(directory, *further, wrapper=wrapper, patience_s=PATIENCE_S))
-    fill(server, KEYS, 10_000, False)   # some of it is cold again
-    return server
-
-
-def between(plain, tiered):
-    """Digests between commands that change what they walk, from several clients, and one in a transaction."""
-    fill(plain, KEYS, 10_000, False)
-    answers = []
-    for server in (plain, tiered):
-        clients = [Connection(server.port, PATIENCE_S) for _ in range(3)]
-        got = []
-        for turn in range(2):
-            words = [[("DEL", *(f"key:{key}" for key in range(turn, 3000, 7))), ("DEBUG", "DIGEST"),
-                      ("SET", f"new:{turn}", "x" * 3000), ("DEBUG", "DIGEST")],
-                     [("GET", f"key:{key}") for key in range(turn, KEYS, 1000)],
-                     [("MULTI",), ("GET", f"key:{turn * 11}"), ("DEBUG", "DIGEST"), ("EXEC",)]]
-            for client, some in zip(clients[:2], words):
-                client.send(some)
-            got += [[client.receive() for _ in some] for client, some in zip(clients[:2], words)][0]
-            clients[2].send(words[2])
-            got += [clients[2].receive() for _ in words[2]]
-            got.append(server.client.ask("SET", f"more:{turn}", "y"))
-        for client in clients:
-            client.close()
-        answers.append(got)
-    assert answers[0] == answers[1], "digests between changes differ"
-
-
 def resident(server):
     """Nothing is cold, nothing is read ahead: the server does not wait. (Sleeps are counted, as a busy machine changes
     the time.)"""
@@ -152,7 +109,6 @@ def compare(servers, root, module, lunar, how):
     results.append(saved(tiered, "SAVE while rehashing", "SAVE"))
     results.append(saved(tiered, "DEBUG RELOAD", "DEBUG", "RELOAD"))
     results.append(saved(tiered, "SAVE after it", "SAVE"))
-    digests = digested(tiered)
     tiered.client.ask("SET", "last", "one")
     tiered.client.ask("SET", "last", "two")
     last = tiered.digest()
@@ -164,12 +120,10 @@ def compare(servers, root, module, lunar, how):
     shutil.copy(os.path.join(here, "dump.rdb"), os.path.join(there, "dump.rdb"))
     plain = servers.add(Server(there, patience_s=PATIENCE_S))
     assert plain.digest() == last, "what was saved is not what there was"
-    between(plain, tiered_again(servers, here, further, wrapper))
     ratio = results[0][1] / plain_took
     print(f"plain {plain_took:.2f} s, ratio {ratio:.1f}")
     for faults, _ in (*results[:2], results[3]):
         assert faults <= FAULTS_MAX, f"{faults:.3f} faults of the server a key"
-    assert digests <= FAULTS_MAX, f"{digests:.3f} faults of the server a key in DEBUG DIGEST"
 
 
 def main(module, lunar, how):
