@@ -7,10 +7,10 @@
 #include <cstring>
 
 #include "ahead.h"
+#include "elf/program_got.h"
 #include "gate_inside.h"
 #include "key_lookup.h"
 #include "pager/pager.h"
-#include "program_got.h"
 #include "sys/arena.h"
 #include "sys/file.h"
 

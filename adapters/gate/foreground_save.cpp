@@ -7,7 +7,7 @@
 
 #include <cstring>
 
-#include "program_got.h"
+#include "elf/program_got.h"
 #include "save_ahead.h"
 
 namespace lunar::redis {

@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "early_heap.h"
-#include "gate/program_got.h"
+#include "elf/program_got.h"
 #include "malloc_family.h"
 #include "preload.h"
 
@@ -75,7 +75,7 @@ int redirect_linker(ErrorText* why) {
       {reinterpret_cast<void*>(g_program.free), reinterpret_cast<void*>(&free_for)},
   };
   for (const auto& [original, replacement] : words) {
-    const int found = redis::object_replace_words(inside, original, replacement);
+    const int found = object_replace_words(inside, original, replacement);
     if (found > 0) continue;
     return why->set(
         found < 0 ? found : -ENOTSUP,
@@ -88,14 +88,14 @@ int redirect_linker(ErrorText* why) {
 
 // `required`: it calls them.
 int redirect_library(const void* inside, bool required, ErrorText* why) {
-  redis::Redirected calls[] = {
+  Redirected calls[] = {
       {"malloc", reinterpret_cast<void*>(&malloc_for<Caller::kLibrary>), 0},
       {"calloc", reinterpret_cast<void*>(&calloc_for<Caller::kLibrary>), 0},
       {"realloc", reinterpret_cast<void*>(&realloc_for<Caller::kLibrary>), 0},
       {"free", reinterpret_cast<void*>(&free_for), 0},
   };
-  const int rc = redis::object_redirect(inside, calls, sizeof calls / sizeof *calls);
-  for (const redis::Redirected& call : calls) {
+  const int rc = object_redirect(inside, calls, sizeof calls / sizeof *calls);
+  for (const Redirected& call : calls) {
     if (rc == 0 && (call.slots > 0 || !required)) continue;
     return why->set(rc < 0 ? rc : -ENOTSUP,
                     "this program has a malloc of its own, and the calls of libc to it cannot be %s (%s); use the "
@@ -108,7 +108,7 @@ int redirect_library(const void* inside, bool required, ErrorText* why) {
 }  // namespace
 
 int program_malloc_prepare(ErrorText* why) {
-  const void* called = redis::function_called("malloc");
+  const void* called = function_called("malloc");
   if (is_own_code(called)) return 0;
   if (caller_is_runtime(called))
     return why->set(-EINVAL,

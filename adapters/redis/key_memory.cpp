@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "base/units.h"
+#include "elf/program_got.h"
 #include "gate/layout.h"
-#include "gate/program_got.h"
 #include "sys/mem.h"
 #include "tier.h"
 

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <initializer_list>
 
-#include "gate/program_got.h"
+#include "elf/program_got.h"
 #include "heap/heap.h"
 #include "last_resort.h"
 #include "pager/pager.h"

@@ -49,9 +49,10 @@ ALLOWED = {
     "pager": LOWER | PUBLIC | {"superpipe", "lun", "stats", "pager"},
     "heap": LOWER | PUBLIC | {"superpipe", "lun", "stats", "cblk", "kv", "pager", "heap"},
     "public": PUBLIC,
-    "gate": LOWER | PUBLIC | {"stats", "pager", "gate"},
-    "preload": LOWER | PUBLIC | {"stats", "pager", "heap", "gate", "preload"},
-    "redis": LOWER | PUBLIC | {"stats", "pager", "heap", "gate", "redis"},
+    "elf": {"base", "sys", "elf"},
+    "gate": LOWER | PUBLIC | {"stats", "pager", "elf", "gate"},
+    "preload": LOWER | PUBLIC | {"stats", "pager", "heap", "elf", "gate", "preload"},
+    "redis": LOWER | PUBLIC | {"stats", "pager", "heap", "elf", "gate", "redis"},
     "tools": LOWER | PUBLIC | {"stats", "superpipe", "lun", "kv", "tools"},
     "examples": PUBLIC | {"examples"},
 }

@@ -6,7 +6,7 @@
 #include <dlfcn.h>
 #include <strings.h>
 
-#include "gate/program_got.h"
+#include "elf/program_got.h"
 #include "tests/preload/preload_test.h"
 
 namespace {
@@ -35,15 +35,15 @@ int main() {
   g_pointer = strcasecmp;
   const char* own = object_with(replacement);
   CHECK(object_with(g_pointer) == own);  // else the linker gives no such jumps, and this shows nothing
-  g_before = reinterpret_cast<Compare>(lunar::redis::program_calls("strcasecmp"));
+  g_before = reinterpret_cast<Compare>(lunar::program_calls("strcasecmp"));
   CHECK(g_before != nullptr && object_with(g_before) != own);
   void* before = nullptr;
   lunar::ErrorText why;
-  CHECK(lunar::redis::program_redirect("strcasecmp", reinterpret_cast<void*>(replacement), &before, &why) == 0);
+  CHECK(lunar::program_redirect("strcasecmp", reinterpret_cast<void*>(replacement), &before, &why) == 0);
   CHECK(before == reinterpret_cast<void*>(g_before));
   CHECK(strcasecmp("a word", "A Word") == 0 && g_calls == 1);
   CHECK(g_pointer("a word", "another") != 0 && g_calls == 2);
-  CHECK(lunar::redis::program_redirect("strcasecmp", reinterpret_cast<void*>(g_before), &before, &why) == 0);
+  CHECK(lunar::program_redirect("strcasecmp", reinterpret_cast<void*>(g_before), &before, &why) == 0);
   CHECK(strcasecmp("a word", "A Word") == 0 && g_calls == 2);
   return 0;
 }

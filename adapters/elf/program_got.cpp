@@ -15,7 +15,7 @@
 #include "base/units.h"
 #include "sys/mem.h"
 
-namespace lunar::redis {
+namespace lunar {
 namespace {
 
 #if defined(__x86_64__)
@@ -241,4 +241,4 @@ int object_replace_words(const void* inside, const void* original, void* replace
   return words;
 }
 
-}  // namespace lunar::redis
+}  // namespace lunar

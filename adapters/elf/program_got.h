@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace lunar::redis {
+namespace lunar {
 
 // The function that the main program calls as `name`: the value of its slot, or nullptr if it has none. A slot that was
 // not used yet (lazy binding) holds a stub of the program; one for the address of a function, in a program linked to a
@@ -34,4 +34,4 @@ void* function_called(const char* name);
 // In the constant data (RELRO) of that object: each word that holds `original` gets `replacement`. How many, or -errno.
 [[nodiscard]] int object_replace_words(const void* inside, const void* original, void* replacement);
 
-}  // namespace lunar::redis
+}  // namespace lunar
