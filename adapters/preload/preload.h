@@ -118,6 +118,9 @@ auto with_mutexes_kept(Call call) {
   return result;
 }
 
+// ring_family.cpp
+long ring_by_call(const long (&arguments)[6]);  // io_uring_setup, as libc's syscall() returns it
+
 // signal_family.cpp
 void signals_prepare();  // at start
 

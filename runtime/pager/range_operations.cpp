@@ -652,7 +652,7 @@ int pager_set_dram(uint64_t bytes) {
 
 void pager_note_pinning() {
   auto& state = pager_state();
-  pins_note(state, "it says so, or opens with O_DIRECT");
+  pins_note(state, "it says so, opens with O_DIRECT, or has an io_uring");
   if (pager_active()) state.account.wait_for_own_batch();
 }
 

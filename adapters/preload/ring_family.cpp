@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// io_uring's set-up calls: by syscall(), and liburing's. Two things follow from a ring that the pager cannot see later:
+// - It pins memory, that of the ring included, and it may have no descriptor. So eviction is told here (pager/pins.h).
+// - IORING_OP_MADVISE drops pages without a call that the tier could serve: what is evicted would come back with its
+//   old content. So a ring is restricted, before it is enabled, to all that its kernel knows but this operation, which
+//   then completes with -EACCES.
+// Threading: any thread.
+#include <errno.h>
+#include <liburing.h>
+#include <sys/syscall.h>
+
+#include <atomic>
+
+#include "pager/pager.h"
+#include "preload.h"
+#include "sys/file.h"
+#include "sys/kernel_call.h"
+
+namespace lunar::preload {
+namespace {
+
+// Newer than the headers of the oldest system we build on.
+constexpr unsigned kNoMmap = 1u << 14, kRegisteredFdOnly = 1u << 15, kUseRegisteredRing = 1u << 31;
+constexpr unsigned kOperationsMax = 256, kRegistersMax = 128;
+
+struct Ring {
+  int number;           // its descriptor, or -errno
+  unsigned registered;  // kUseRegisteredRing: an index of the thread's registered rings instead
+
+  int call(unsigned operation, const void* argument, unsigned count) const {
+    const long a[6] = {number, static_cast<long>(operation | registered), reinterpret_cast<long>(argument), count};
+    return static_cast<int>(sys::kernel_call(SYS_io_uring_register, a));
+  }
+};
+
+// The kernel takes one list, and refuses one that names what it does not know. It tells which operations it knows, but
+// not which IORING_REGISTER_* there are.
+int forbid_advice(const Ring& ring) {
+  static constinit std::atomic<unsigned> known{kRegistersMax};
+  io_uring_probe probe = {};
+  int rc = ring.call(IORING_REGISTER_PROBE, &probe, 0);
+  if (rc < 0) return rc;
+  io_uring_restriction allowed[1 + kOperationsMax + kRegistersMax] = {};
+  allowed[0].opcode = IORING_RESTRICTION_SQE_FLAGS_ALLOWED;
+  allowed[0].sqe_flags = 0xFF;
+  unsigned count = 1;
+  for (unsigned operation = 0; operation <= probe.last_op; ++operation) {
+    if (operation == IORING_OP_MADVISE) continue;
+    allowed[count].opcode = IORING_RESTRICTION_SQE_OP;
+    allowed[count++].sqe_op = static_cast<uint8_t>(operation);
+  }
+  unsigned registers = known.load(std::memory_order_relaxed);
+  for (unsigned i = 0; i < registers; ++i) {
+    allowed[count + i].opcode = IORING_RESTRICTION_REGISTER_OP;
+    allowed[count + i].register_op = static_cast<uint8_t>(i);
+  }
+  while ((rc = ring.call(IORING_REGISTER_RESTRICTIONS, allowed, count + registers)) == -EINVAL && registers > 0)
+    --registers;
+  if (rc == 0) known.store(registers, std::memory_order_relaxed);
+  return rc;
+}
+
+// A ring that `make()` makes of the parameters, which returns its number or -errno. 0 or more, or -errno.
+template <class Make>
+int make_restricted(io_uring_params* parameters, Make make) {
+  const unsigned wanted = parameters->flags;
+  if ((wanted & kNoMmap) != 0) pager_note_pinning();  // pinned as soon as it is there
+  parameters->flags |= IORING_SETUP_R_DISABLED;
+  const Ring ring{make(), (wanted & kRegisteredFdOnly) != 0 ? kUseRegisteredRing : 0};
+  parameters->flags = (parameters->flags & ~IORING_SETUP_R_DISABLED) | (wanted & IORING_SETUP_R_DISABLED);
+  if (ring.number < 0) return ring.number;
+  pager_note_pinning();
+  int rc = forbid_advice(ring);
+  if (rc == 0 && (wanted & IORING_SETUP_R_DISABLED) == 0) rc = ring.call(IORING_REGISTER_ENABLE_RINGS, nullptr, 0);
+  if (rc == 0) return ring.number;
+  if (ring.registered == 0) sys::close_file(ring.number);  // refused by a filter of the program's
+  return rc;
+}
+
+int set_up(unsigned entries, io_uring_params* parameters) {
+  const long a[6] = {entries, reinterpret_cast<long>(parameters)};
+  const auto make = [&] { return static_cast<int>(sys::kernel_call(SYS_io_uring_setup, a)); };
+  if (!ready() || parameters == nullptr) return make();
+  return make_restricted(parameters, make);
+}
+
+// A ring of liburing's. `make()`: 0 or more, or -errno.
+template <class Make>
+int queue_init(io_uring* ring, io_uring_params* parameters, Make make) {
+  if (!ready()) return make();
+  int made = 0;
+  const int rc = make_restricted(parameters, [&] {
+    made = make();
+    const bool has_descriptor = (parameters->flags & kRegisteredFdOnly) == 0;
+    return made < 0 ? made : has_descriptor ? ring->ring_fd : ring->enter_ring_fd;
+  });
+  return rc < 0 ? rc : made;
+}
+
+using InitParams = int (*)(unsigned, io_uring*, io_uring_params*);
+using InitMemory = int (*)(unsigned, io_uring*, io_uring_params*, void*, size_t);
+constinit InitParams g_init_params = nullptr;
+constinit InitMemory g_init_memory = nullptr;
+
+int init_params(unsigned entries, io_uring* ring, io_uring_params* parameters) {
+  look_up(g_init_params, "io_uring_queue_init_params");
+  return g_init_params(entries, ring, parameters);
+}
+
+}  // namespace
+
+long ring_by_call(const long (&a)[6]) {
+  const int rc = set_up(static_cast<unsigned>(a[0]), reinterpret_cast<io_uring_params*>(a[1]));
+  if (rc >= 0) return rc;
+  errno = -rc;
+  return -1;
+}
+
+}  // namespace lunar::preload
+
+using namespace lunar::preload;
+
+// What this library calls by that name.
+extern "C" __attribute__((visibility("hidden"))) int __wrap_io_uring_queue_init_params(unsigned entries, io_uring* ring,
+                                                                                       io_uring_params* parameters) {
+  return init_params(entries, ring, parameters);
+}
+
+LUNAR_EXPORT int io_uring_setup(unsigned entries, io_uring_params* parameters) { return set_up(entries, parameters); }
+
+LUNAR_EXPORT int io_uring_queue_init_params(unsigned entries, io_uring* ring, io_uring_params* parameters) {
+  return queue_init(ring, parameters, [&] { return init_params(entries, ring, parameters); });
+}
+
+LUNAR_EXPORT int io_uring_queue_init(unsigned entries, io_uring* ring, unsigned flags) {
+  io_uring_params parameters = {};
+  parameters.flags = flags;
+  return queue_init(ring, &parameters, [&] { return init_params(entries, ring, &parameters); });
+}
+
+// liburing 2.5
+LUNAR_EXPORT int io_uring_queue_init_mem(unsigned entries, io_uring* ring, io_uring_params* parameters, void* memory,
+                                         size_t bytes) {
+  look_up(g_init_memory, "io_uring_queue_init_mem");
+  if (g_init_memory == nullptr) return -ENOSYS;
+  parameters->flags |= kNoMmap;
+  return queue_init(ring, parameters, [&] { return g_init_memory(entries, ring, parameters, memory, bytes); });
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// Programs with an io_uring: its memory and what it reads into is pinned though no descriptor shows it, and it could
+// drop pages where libc's madvise is not called.
+//
+//   preload_rings_test LIBRARY [early-]CASE       early: the ring is made while all memory is plain
+//     hidden     its rings are pages of the heap, and it has no descriptor (NO_MMAP, REGISTERED_FD_ONLY)
+//     closed     its descriptor is closed after it was registered; reads with O_DIRECT into pages being evicted
+//     advice     MADV_DONTNEED by a ring that syscall() made
+//     library    by one that liburing made
+//     kinds      rings of all kinds do what they did
+#include <fcntl.h>
+#include <liburing.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#include <cstdint>
+#include <string>
+
+#include "preload_test.h"
+#include "raw_call.h"
+
+namespace {
+
+// Newer than the headers of the oldest system we build on.
+constexpr unsigned kNoMmap = 1u << 14, kRegisteredFdOnly = 1u << 15, kRegisteredRing = 1u << 4,
+                   kSingleIssuer = 1u << 12, kDeferTaskrun = 1u << 13;
+constexpr size_t kMiB = 1 << 20, kPage = 4096, kHeap = 96 * kMiB, kPiece = kMiB;  // three times the budget
+constexpr unsigned kEntries = 8;
+
+bool g_early = false;
+char* g_heap = nullptr;
+
+char* take(size_t bytes) {
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(p != MAP_FAILED && tiered(p));
+  return static_cast<char*>(p);
+}
+
+// Everything else goes out to the LUN.
+void fill_heap(unsigned long seed) {
+  if (g_heap == nullptr) g_heap = take(kHeap);
+  fill(g_heap, kHeap, seed);
+}
+
+// Makes the ring before the process is active, or after.
+template <class Make>
+auto make_in_time(Make make) {
+  if (!g_early) fill_heap(1);
+  auto made = make();
+  fill_heap(2);
+  return made;
+}
+
+int set_up(io_uring_params* parameters) { return static_cast<int>(syscall(SYS_io_uring_setup, kEntries, parameters)); }
+
+io_uring ring_by_call(unsigned flags) {
+  io_uring_params parameters = {};
+  parameters.flags = flags;
+  const int fd = set_up(&parameters);
+  CHECK(fd >= 0 && parameters.flags == flags);
+  io_uring ring;
+  CHECK(io_uring_queue_mmap(fd, &parameters, &ring) == 0);
+  for (unsigned i = 0; i < parameters.sq_entries; ++i) ring.sq.array[i] = i;
+  return ring;
+}
+
+io_uring_sqe* next(io_uring* ring, uint64_t user) {
+  io_uring_sqe* sqe = io_uring_get_sqe(ring);
+  CHECK(sqe != nullptr);
+  io_uring_prep_nop(sqe);
+  sqe->user_data = user;
+  return sqe;
+}
+
+int32_t finish(io_uring* ring, uint64_t user) {
+  io_uring_cqe* cqe = nullptr;
+  CHECK(io_uring_submit_and_wait(ring, 1) == 1 && io_uring_wait_cqe(ring, &cqe) == 0 && cqe->user_data == user);
+  const int32_t result = cqe->res;
+  io_uring_cqe_seen(ring, cqe);
+  return result;
+}
+
+// The ring goes on after its pages would have been evicted.
+int hidden() {
+  auto *queues = static_cast<char*>(aligned_alloc(kPage, kPage)),
+       *entries = static_cast<char*>(aligned_alloc(kPage, kPage));
+  CHECK(queues != nullptr && entries != nullptr);
+  memset(queues, 0, kPage);
+  memset(entries, 0, kPage);
+  io_uring_params p = {};
+  p.flags = kNoMmap | kRegisteredFdOnly;
+  // user_addr, in headers that know it
+  memcpy(reinterpret_cast<char*>(&p.cq_off + 1) - sizeof queues, &queues, sizeof queues);
+  memcpy(reinterpret_cast<char*>(&p.sq_off + 1) - sizeof entries, &entries, sizeof entries);
+  const int ring = make_in_time([&] { return set_up(&p); });
+  CHECK(ring >= 0 && p.flags == (kNoMmap | kRegisteredFdOnly));
+  const auto word = [&](uint32_t offset) { return reinterpret_cast<unsigned*>(queues + offset); };
+  auto* sqes = reinterpret_cast<io_uring_sqe*>(entries);
+  auto* cqes = reinterpret_cast<io_uring_cqe*>(queues + p.cq_off.cqes);
+  for (unsigned i = 0; i < 20; ++i) {
+    fill_heap(3 + i);
+    const unsigned slot = i % kEntries;
+    sqes[slot] = {};
+    sqes[slot].opcode = IORING_OP_NOP;
+    sqes[slot].user_data = i;
+    word(p.sq_off.array)[slot] = slot;
+    __atomic_store_n(word(p.sq_off.tail), i + 1, __ATOMIC_RELEASE);
+    CHECK(syscall(SYS_io_uring_enter, ring, 1u, 1u, IORING_ENTER_GETEVENTS | kRegisteredRing, nullptr, 0ul) == 1);
+    CHECK(__atomic_load_n(word(p.cq_off.tail), __ATOMIC_ACQUIRE) == i + 1);
+    CHECK(cqes[i % p.cq_entries].user_data == i && cqes[i % p.cq_entries].res == 0);
+    __atomic_store_n(word(p.cq_off.head), i + 1, __ATOMIC_RELEASE);
+  }
+  CHECK(holds(g_heap, kHeap, 22));
+  return 0;
+}
+
+int closed() {
+  constexpr size_t kFile = 8 * kMiB, kRead = 256 * 1024;
+  io_uring ring = make_in_time([] {
+    io_uring made = ring_by_call(0);
+    const int none[] = {-1};
+    CHECK(io_uring_register_files(&made, none, 1) == 0 && io_uring_register_ring_fd(&made) == 1);
+    CHECK(close(made.ring_fd) == 0);
+    return made;
+  });
+  char* buffer = take(kFile);
+  fill(buffer, kFile, 5);
+  char name[] = "/var/tmp/lunar-test-XXXXXX";
+  const int file = mkstemp(name);
+  CHECK(file >= 0 && pwrite(file, buffer, kFile, 0) == static_cast<ssize_t>(kFile) && fsync(file) == 0);
+  close(file);
+  io_uring_prep_openat_direct(next(&ring, 0), AT_FDCWD, name, O_RDONLY | O_DIRECT, 0, 0);
+  CHECK(finish(&ring, 0) == 0 && unlink(name) == 0);
+  size_t wrong = 0;
+  for (unsigned i = 0; i < 400; ++i) {
+    if (i % 40 == 0) fill_heap(6);
+    const size_t at = i % (kFile / kRead) * kRead;
+    memset(buffer + at, 0, kRead);
+    io_uring_sqe* read = next(&ring, 0);
+    io_uring_prep_read(read, 0, buffer + at, kRead, at);
+    read->flags |= IOSQE_FIXED_FILE;
+    CHECK(io_uring_submit(&ring) == 1);
+    CHECK(madvise(buffer + at, kRead, MADV_PAGEOUT) == 0);
+    io_uring_cqe* cqe = nullptr;
+    CHECK(io_uring_wait_cqe(&ring, &cqe) == 0 && cqe->res == static_cast<int32_t>(kRead));
+    io_uring_cqe_seen(&ring, cqe);
+    wrong += !holds(buffer + at, kRead, 5, at / sizeof(long));
+  }
+  fprintf(stderr, "closed: %zu reads of 400 lost content\n", wrong);
+  CHECK(wrong == 0);
+  return 0;
+}
+
+// What the ring says is what happened.
+void advise(io_uring ring) {
+  for (char* at = g_heap; at < g_heap + kHeap; at += 2 * kPiece) {
+    io_uring_prep_madvise(next(&ring, 0), at, kPiece, MADV_DONTNEED);
+    CHECK(finish(&ring, 0) == -EACCES);
+  }
+  CHECK(holds(g_heap, kHeap, 2));
+  next(&ring, 7);
+  CHECK(finish(&ring, 7) == 0);
+}
+
+int advice() {
+  advise(make_in_time([] { return ring_by_call(0); }));
+  return 0;
+}
+
+int library() {
+  advise(make_in_time([] {
+    io_uring ring;
+    CHECK(io_uring_queue_init(kEntries, &ring, 0) == 0);
+    return ring;
+  }));
+  io_uring ring;
+  io_uring_params parameters = {};
+  CHECK(io_uring_queue_init_params(kEntries, &ring, &parameters) == 0 && parameters.flags == 0);
+  advise(ring);
+  return 0;
+}
+
+// The program's own calls to a ring, of whatever kind it is.
+void use(io_uring* ring) {
+  char* buffer = take(kMiB);
+  const iovec registered{buffer, kMiB};
+  const int zeros = open("/dev/zero", O_RDONLY), event = eventfd(0, 0);
+  CHECK(zeros >= 0 && event >= 0);
+  CHECK(io_uring_register_buffers(ring, &registered, 1) == 0 && io_uring_register_files(ring, &zeros, 1) == 0);
+  CHECK(io_uring_register_eventfd(ring, event) == 0 && io_uring_unregister_eventfd(ring) == 0);
+  io_uring_probe* probe = io_uring_get_probe_ring(ring);
+  CHECK(probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ_FIXED));
+  io_uring_free_probe(probe);
+  fill(buffer, kMiB, 8);
+  io_uring_sqe* sqe = next(ring, 0);
+  io_uring_prep_read_fixed(sqe, 0, buffer, kMiB, 0, 0);
+  sqe->flags |= IOSQE_FIXED_FILE | IOSQE_IO_LINK | IOSQE_ASYNC;
+  next(ring, 9);
+  CHECK(io_uring_submit(ring) == 2);
+  for (const uint64_t user : {0, 9}) {
+    io_uring_cqe* cqe = nullptr;
+    CHECK(io_uring_wait_cqe(ring, &cqe) == 0 && cqe->user_data == user);
+    CHECK(cqe->res == (user == 0 ? static_cast<int32_t>(kMiB) : 0));
+    io_uring_cqe_seen(ring, cqe);
+  }
+  CHECK(all_zero(buffer, kMiB));
+  CHECK(io_uring_unregister_buffers(ring) == 0 && io_uring_unregister_files(ring) == 0);
+  close(zeros);
+  close(event);
+  io_uring_queue_exit(ring);
+  CHECK(munmap(buffer, kMiB) == 0);
+}
+
+int kinds() {
+  CHECK(syscall(SYS_io_uring_setup, kEntries, nullptr) == -1 && errno == EFAULT);  // how some programs ask for it
+  io_uring_params wrong = {};
+  wrong.flags = 1u << 31;
+  CHECK(set_up(&wrong) == -1 && errno == EINVAL && wrong.flags == 1u << 31);
+  for (const unsigned flags : {0u, unsigned{IORING_SETUP_SQPOLL}, kSingleIssuer | kDeferTaskrun}) {
+    io_uring ring = make_in_time([&] { return ring_by_call(flags); });
+    use(&ring);
+    CHECK(io_uring_queue_init(kEntries, &ring, flags) == 0);
+    use(&ring);
+    ring = ring_by_call(flags | IORING_SETUP_R_DISABLED);
+    CHECK(io_uring_enter(static_cast<unsigned>(ring.ring_fd), 0, 0, IORING_ENTER_GETEVENTS, nullptr) == -EBADFD);
+    CHECK(io_uring_register(static_cast<unsigned>(ring.ring_fd), IORING_REGISTER_ENABLE_RINGS, nullptr, 0) == 0);
+    use(&ring);
+  }
+  CHECK(holds(g_heap, kHeap, 2));
+  return 0;
+}
+
+struct Case {
+  const char* name;
+  int (*run)();
+};
+constexpr Case kCases[] = {
+    {"hidden", hidden}, {"closed", closed}, {"advice", advice}, {"library", library}, {"kinds", kinds}};
+const Case* g_case = nullptr;
+
+int body() {
+  if (!kernel_can_move()) return skip_pinned();
+  io_uring_params parameters = {};
+  const auto ring = static_cast<int>(raw(SYS_io_uring_setup, kEntries, &parameters));  // unseen
+  if (ring < 0) {
+    printf("skip: io_uring: this process may make no ring (%s)\n", strerror(errno));
+    return 77;
+  }
+  close(ring);
+  return g_case->run();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  std::string name = argv[2];
+  g_early = name.starts_with("early-");
+  if (g_early) name.erase(0, 6);
+  for (const Case& one : kCases)
+    if (name == one.name) g_case = &one;
+  if (g_case == nullptr) return 2;
+  return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, body);
+}
