@@ -80,6 +80,10 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
     case kMseal:
       *result = seal_memory(address, bytes, static_cast<unsigned long>(a[2]));
       return true;
+    case SYS_process_madvise:
+      *result = ::process_madvise(static_cast<int>(a[0]), pointer<iovec>(a[1]), static_cast<size_t>(a[2]),
+                                  static_cast<int>(a[3]), static_cast<unsigned>(a[4]));
+      return true;
     default:
       return false;
   }

@@ -116,11 +116,15 @@ void advice_is_known_or_refused() {
     }
   }
   iovec self{p, kMiB};
-  fill(p, 2 * kMiB, 21);
-  push_out();
   int pidfd = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
-  CHECK(pidfd >= 0 && process_madvise(pidfd, &self, 1, MADV_DONTNEED, 0) == static_cast<ssize_t>(kMiB));
-  CHECK(all_zero(p, kMiB) && holds(p + kMiB, kMiB, 21, kMiB / sizeof(long)));
+  for (const bool by_number : {false, true}) {
+    fill(p, 2 * kMiB, 21);
+    push_out();
+    const ssize_t done = by_number ? syscall(SYS_process_madvise, pidfd, &self, 1ul, MADV_DONTNEED, 0ul)
+                                   : process_madvise(pidfd, &self, 1, MADV_DONTNEED, 0);
+    CHECK(done == static_cast<ssize_t>(kMiB));
+    CHECK(all_zero(p, kMiB) && holds(p + kMiB, kMiB, 21, kMiB / sizeof(long)));
+  }
   close(pidfd);
   CHECK(posix_madvise(p, 2 * kMiB, POSIX_MADV_DONTNEED) == 0 &&
         posix_madvise(p + 1, kMiB, POSIX_MADV_RANDOM) == EINVAL);
