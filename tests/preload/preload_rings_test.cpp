@@ -224,6 +224,9 @@ int kinds() {
     use(&ring);
     ring = ring_by_call(flags | IORING_SETUP_R_DISABLED);
     CHECK(io_uring_enter(static_cast<unsigned>(ring.ring_fd), 0, 0, IORING_ENTER_GETEVENTS, nullptr) == -EBADFD);
+    io_uring_restriction own = {};
+    own.opcode = IORING_RESTRICTION_SQE_OP;
+    CHECK(io_uring_register(static_cast<unsigned>(ring.ring_fd), IORING_REGISTER_RESTRICTIONS, &own, 1) == -EBUSY);
     CHECK(io_uring_register(static_cast<unsigned>(ring.ring_fd), IORING_REGISTER_ENABLE_RINGS, nullptr, 0) == 0);
     use(&ring);
   }
