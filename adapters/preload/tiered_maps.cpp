@@ -88,26 +88,20 @@ int add_area(size_t bytes, unsigned flags, Area** out) {
   area.base = region_base(region);
   area.limit = area.base + region_size(region);
   area.flags = flags;
-  area.first_gap = area.base;
   g_area_count.store(count + 1, std::memory_order_release);
   pager_on_unmapped(&kOwner);
   *out = &area;
   return 0;
 }
 
-char* place_in(Area& area, size_t bytes) {
-  char* gap = g_table.find_free(area.first_gap, area.limit, kMapBytesMin);
-  if (gap == nullptr) return nullptr;
-  area.first_gap = gap;
+// The lowest free place, or nullptr. A large one is on a huge page's boundary, as the kernel would place it; of smaller
+// ones the holes would be too many.
+char* place_in(const Area& area, size_t bytes) {
   char* place = nullptr;
-  // on a huge page's boundary, as the kernel would. Of smaller ones the holes would be too many
-  if (bytes >= kAlignedBytesMin) {
-    place = g_table.find_free(gap, area.limit, bytes + kHugeBytes - sys::page_bytes());
-    if (place != nullptr) return reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(place), kHugeBytes));
-  }
-  place = g_table.find_free(gap, area.limit, bytes);
-  if (place == gap && place != nullptr) area.first_gap = place + bytes;
-  return place;
+  if (bytes >= kAlignedBytesMin &&
+      g_table.find_free(area.base, area.limit, bytes + kHugeBytes - sys::page_bytes(), &place))
+    return reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(place), kHugeBytes));
+  return g_table.find_free(area.base, area.limit, bytes, &place) ? place : nullptr;
 }
 
 Mapping tiered(int prot, bool committed) { return {nullptr, nullptr, prot, MappingKind::kTiered, committed, 0}; }
@@ -325,7 +319,6 @@ int maps_create(char* hint, size_t bytes, int prot, int flags, void** out) {
   if (prot == PROT_NONE) {
     g_table.set(place, place + bytes, tiered(prot, false));
   } else if ((rc = commit_piece(area, place, place + bytes, prot)) < 0) {
-    if (place < area->first_gap) area->first_gap = place;
     return rc;
   }
   *out = place;
@@ -356,7 +349,6 @@ int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t o
 }
 
 int unmap_pieces(Area* area, char* begin, char* end) {
-  if (begin < area->first_gap) area->first_gap = begin;
   for (const Mapping* piece; begin < end;) {
     if (g_table.reserve() < 0) return -ENOMEM;
     char* stop = g_table.piece(begin, end, &piece);

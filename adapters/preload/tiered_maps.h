@@ -24,8 +24,7 @@ struct Area {
   Region* region = nullptr;
   char* base = nullptr;
   char* limit = nullptr;
-  unsigned flags = 0;         // RegionFlags
-  char* first_gap = nullptr;  // nothing below is free for kMapBytesMin
+  unsigned flags = 0;  // RegionFlags
   bool holds(const void* address) const { return address >= base && address < limit; }
   size_t offset(const char* address) const { return static_cast<size_t>(address - base); }
 };

@@ -133,7 +133,6 @@ int move_map(const Request& request, void** out) {
   rc = fixed ? replace(request, area, keep) : fill_new(request, area, place, keep);
   if (rc < 0) {
     if (fixed) (void)unmap_pieces(area, place, place + request.new_bytes);  // as the kernel may leave it
-    if (place < area->first_gap) area->first_gap = place;
     return rc;
   }
   if ((request.flags & MREMAP_DONTUNMAP) == 0) rc = unmap_pieces(request.area, request.old_begin, request.old_end());
