@@ -107,6 +107,14 @@ char* place_in(const Area& area, size_t bytes) {
 Mapping tiered(int prot, bool committed) { return {nullptr, nullptr, prot, MappingKind::kTiered, committed, 0}; }
 Mapping foreign(int prot) { return {nullptr, nullptr, prot, MappingKind::kForeign, false, 0}; }
 
+// What was charged at commit.
+void uncharge(const Area& area, const char* begin, size_t bytes) {
+  if ((area.flags & kRegionChargeOnTouch) == 0)
+    region_forget(area.region, area.offset(begin), bytes);
+  else
+    region_uncommit_on_touch(area.region, area.offset(begin), bytes);
+}
+
 // MAP_FIXED of anonymous private memory over one piece.
 int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot, int flags) {
   size_t bytes = static_cast<size_t>(end - begin);
@@ -118,9 +126,8 @@ int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot, 
   }
   bool committed = old != nullptr && old->committed;
   if (old != nullptr && (!committed || prot == PROT_NONE)) {
-    int rc = give_back(area, begin, bytes, *old);
+    if (int rc = give_back(area, begin, end); rc < 0) return rc;
     g_table.set(begin, end, tiered(PROT_NONE, false));
-    if (rc < 0) return rc;
     committed = false;
   }
   if (prot == PROT_NONE) {
@@ -150,12 +157,8 @@ int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int 
   const Mapping* piece = nullptr;
   for (char *at = address, *stop; at < end; at = stop) {
     stop = g_table.piece(at, end, &piece);
-    if (piece == nullptr || piece->kind != MappingKind::kTiered || !piece->committed) continue;
-    const auto part = static_cast<size_t>(stop - at);
-    if ((area->flags & kRegionChargeOnTouch) == 0)
-      region_forget(area->region, area->offset(at), part);
-    else
-      region_uncommit_on_touch(area->region, area->offset(at), part);
+    if (piece != nullptr && piece->kind == MappingKind::kTiered && piece->committed)
+      uncharge(*area, at, static_cast<size_t>(stop - at));
   }
   g_table.set(address, end, foreign(prot));
   return 0;
@@ -171,6 +174,17 @@ int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
   now.key = old.key;
   if (done != 0) g_table.set(begin, begin + done, now);
   return rc;
+}
+
+// The end of what is tiered from `begin` on without a gap, at most `end`.
+char* tiered_until(char* begin, char* end) {
+  const Mapping* piece = nullptr;
+  while (begin < end) {
+    char* stop = g_table.piece(begin, end, &piece);
+    if (piece == nullptr || piece->kind != MappingKind::kTiered) break;
+    begin = stop;
+  }
+  return begin;
 }
 
 // Nothing of the program's is mapped there. (At dead places, what was there has gone.)
@@ -268,16 +282,16 @@ int claim_place(char* hint, size_t bytes, unsigned region_flags, Area** area, ch
 }
 
 // Always emptied: what was only reserved may have been made accessible behind our back (a raw mprotect).
-int give_back(Area* area, char* begin, size_t bytes, const Mapping& was) {
-  int rc = 0;
-  if (was.committed && (area->flags & kRegionChargeOnTouch) == 0) {
-    region_decommit(area->region, area->offset(begin), bytes, true);
-  } else {
-    rc = region_clear(area->region, area->offset(begin), bytes);
-    if (was.committed) region_uncommit_on_touch(area->region, area->offset(begin), bytes);
+int give_back(Area* area, char* begin, char* end) {
+  if (int rc = region_clear(area->region, area->offset(begin), static_cast<size_t>(end - begin)); rc < 0) return rc;
+  const Mapping* piece = nullptr;
+  for (char *at = begin, *stop; at < end; at = stop) {
+    stop = g_table.piece(at, end, &piece);
+    const size_t bytes = static_cast<size_t>(stop - at);
+    if (piece->key != 0) (void)sys::protect_without_key(at, bytes, PROT_NONE);
+    if (piece->committed) uncharge(*area, at, bytes);
   }
-  if (was.key != 0) (void)sys::protect_without_key(begin, bytes, PROT_NONE);
-  return rc;
+  return 0;
 }
 
 // pre: the piece is free or not committed.
@@ -354,7 +368,8 @@ int unmap_pieces(Area* area, char* begin, char* end) {
     char* stop = g_table.piece(begin, end, &piece);
     size_t bytes = static_cast<size_t>(stop - begin);
     if (piece != nullptr && piece->kind == MappingKind::kTiered) {
-      if (int rc = give_back(area, begin, bytes, *piece); rc < 0) return rc;
+      stop = tiered_until(stop, end);
+      if (int rc = give_back(area, begin, stop); rc < 0) return rc;
       g_table.erase(begin, stop);
     } else if (piece != nullptr && piece->kind == MappingKind::kForeign) {
       // Keep the kernel from putting anything here; the pager has no hold of it any more.

@@ -84,9 +84,10 @@ class MapsLock {
 MappingTable& maps_table();
 [[nodiscard]] int claim_place(char* hint, size_t bytes, unsigned region_flags, Area** area, char** place);
 // commit_piece: makes a piece accessible, charged (unless the pager is active, where touches are charged), and enters
-// it in the table. give_back: makes it inaccessible, empty, uncharged.
+// it in the table. give_back: makes what is tiered in a range inaccessible, empty, uncharged; the table stays. pre: the
+// range is tiered. An error leaves all of it charged.
 [[nodiscard]] int commit_piece(Area* area, char* begin, char* end, int prot);
-[[nodiscard]] int give_back(Area* area, char* begin, size_t bytes, const Mapping& was);
+[[nodiscard]] int give_back(Area* area, char* begin, char* end);
 [[nodiscard]] int unmap_pieces(Area* area, char* begin, char* end);
 
 }  // namespace lunar::preload

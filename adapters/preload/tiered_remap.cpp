@@ -46,7 +46,7 @@ int check(const Request& request, size_t page) {
 int make_like(Area* area, char* begin, size_t bytes, const Mapping& like) {
   int rc = like.committed ? commit_piece(area, begin, begin + bytes, like.prot) : 0;
   if (rc == 0 && like.key != 0 && (rc = sys::protect_with_key(begin, bytes, like.prot, like.key)) < 0)
-    (void)give_back(area, begin, bytes, like);
+    (void)give_back(area, begin, begin + bytes);
   if (rc < 0)
     maps_table().erase(begin, begin + bytes);
   else

@@ -200,7 +200,7 @@ bool hook_decommit(extent_hooks_t*, void* address, size_t, size_t offset, size_t
   const size_t start = offset_in_region(address) + offset;
   // Elsewhere a fork may wait for a lock that this call holds: all stays as it is.
   if (g_heap.mode == HeapMode::kPreload)
-    region_decommit(g_heap.region, start, length, false);
+    region_decommit(g_heap.region, start, length);
   else if (region_try_decommit(g_heap.region, start, length) < 0)
     return true;
   g_heap.committed.fetch_sub(length, std::memory_order_relaxed);

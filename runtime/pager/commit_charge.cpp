@@ -83,11 +83,7 @@ int map_run_anew(PagerState& state, Region& region, uint64_t first, uint64_t end
   if (!pager_active()) {
     CommitLock lock(state);
     if (lock.passed()) return -EAGAIN;
-    if (lock.plain()) {
-      const int rc = map_fresh(state, region, first, end);
-      (void)sys::advise(region.address_of(PageIndex(first)), (end - first) << state.page_shift, MADV_UNMERGEABLE);
-      return rc;
-    }
+    if (lock.plain()) return map_fresh(state, region, first, end);
   }
   int rc = 0;
   for (uint64_t next; first < end && rc == 0; first = next) {
@@ -122,6 +118,12 @@ int table_open_further(Region& region, uint64_t end) {
   if (rc == 0) rc = sys::protect(region.hashes + open, bytes, PROT_READ | PROT_WRITE);
   if (rc == 0) region.open_pages.store(to, std::memory_order_release);
   return rc;
+}
+
+int map_plain_anew(PagerState& state, Region& region, uint64_t first, uint64_t end) {
+  if (pager_active()) return -EAGAIN;
+  CommitLock lock(state);
+  return lock.plain() ? map_fresh(state, region, first, end) : -EAGAIN;
 }
 
 int map_anew(PagerState& state, Region& region, uint64_t first, uint64_t end, bool wait) {

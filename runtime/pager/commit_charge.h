@@ -26,6 +26,9 @@ struct PagerState;
 
 // Puts a fresh PROT_NONE map in the place of [first, end), if the kernel counts the region's memory. After an error the
 // range is as it was, and counted. wait false: -EAGAIN while this process forks. pre: discarded (Discard::kMapping).
+// While the process is not active, map_plain_anew does so for any region, and takes content, locks, guard pages and
+// advice with the old map (not the list of wipe.h). -EAGAIN: it is active, or about to be.
+[[nodiscard]] int map_plain_anew(PagerState& state, Region& region, uint64_t first, uint64_t end);
 [[nodiscard]] int map_anew(PagerState& state, Region& region, uint64_t first, uint64_t end, bool wait);
 
 }  // namespace lunar

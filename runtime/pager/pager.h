@@ -69,17 +69,17 @@ char* region_boundary(char* address, char* end);
 // everything.
 void pager_say_refused();
 void pager_say_limited(size_t bytes);  // logs, once per process, that the kernel refuses this many bytes
-// The reverse of region_commit: the content is lost, space is uncharged, and the range becomes PROT_NONE if `protect`,
-// otherwise reads as zeros if it is touched without a commit (an error of the caller). pre: committed.
-void region_decommit(Region* region, size_t offset, size_t bytes, bool protect);
-// Removes content and access (PROT_NONE), and with vm.overcommit_memory=2 what the kernel counted; the pager's own
-// charges remain. 0, or an error of pager_discard.
+// The reverse of region_commit: the content is lost, space is uncharged, and the range reads as zeros if it is touched
+// without a commit (an error of the caller). pre: committed.
+void region_decommit(Region* region, size_t offset, size_t bytes);
+// For maps: removes content and access (PROT_NONE), and with vm.overcommit_memory=2 what the kernel counted; the
+// pager's own charges remain. 0, or an error of pager_discard.
 [[nodiscard]] int region_clear(Region* region, size_t offset, size_t bytes);
 // The pair for kRegionChargeOnTouch, called around the caller's mprotect: while the process is not active such memory
 // is charged as a whole; if there is no room for that, the process becomes active. pre (uncommit): discarded.
 [[nodiscard]] int region_commit_on_touch(Region* region, size_t offset, size_t bytes);
 void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes);
-// region_decommit without `protect`, for an allocator's hook: never waits for a fork. -EAGAIN: the range stays
+// region_decommit for an allocator's hook: never waits for a fork. -EAGAIN: the range stays
 // committed (its content may be lost).
 [[nodiscard]] int region_try_decommit(Region* region, size_t offset, size_t bytes);
 

@@ -18,6 +18,7 @@
 #include "pager/pager.h"
 #include "pager/state.h"
 #include "pager/unmapped.h"
+#include "pager/wipe.h"
 #include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/log.h"
@@ -268,7 +269,6 @@ static int make_usable(PagerState& state, Region* region, size_t offset, size_t 
     if (int rc = sys::protect(region->base + usable, to - usable, PROT_READ | PROT_WRITE); rc < 0) return rc;
     region->usable_pages.store(to >> state.page_shift);
   }
-  if (region->has_holes.load()) return sys::protect(region->base + offset, bytes, PROT_READ | PROT_WRITE);
   return 0;
 }
 
@@ -407,17 +407,19 @@ static int give_up(PagerState& state, Region* region, size_t offset, size_t byte
 
 int region_clear(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
-  {
-    // First: what another thread writes after the discard would be what the next owner of the place finds.
-    sys::Locked<sys::Mutex> lock(region->grow_lock);
-    region->has_holes.store(true);
-    (void)sys::protect(region->base + offset, bytes, PROT_NONE);
-  }
+  char* const address = region->base + offset;
+  if (wipe_any())
+    if (const int rc = pager_wipe_on_fork(address, bytes, false); rc < 0) return rc;
+  // One call to the kernel instead of two: programs end maps by the thousand.
+  if (map_plain_anew(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift) == 0)
+    return pager_advise(address, bytes, LUNAR_NORMAL);
+  // First: what another thread writes after the discard would be what the next owner of the place finds.
+  (void)sys::protect(address, bytes, PROT_NONE);
   return give_up(state, region, offset, bytes);
 }
 
-void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) {
-  (void)(protect ? region_clear(region, offset, bytes) : give_up(pager_state(), region, offset, bytes));
+void region_decommit(Region* region, size_t offset, size_t bytes) {
+  (void)give_up(pager_state(), region, offset, bytes);
   region_forget(region, offset, bytes);
 }
 

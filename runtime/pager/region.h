@@ -53,7 +53,6 @@ struct Region {
   std::atomic<bool> has_patterns{false};
   std::atomic<bool> has_guards{false};       // there may be guard pages
   std::atomic<bool> has_handed_over{false};  // there may be pages that the kernel owns
-  std::atomic<bool> has_holes{false};        // some range below usable_pages was protected again
   sys::Mutex grow_lock;
 
   char* address_of(PageIndex page) const;

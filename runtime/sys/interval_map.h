@@ -7,8 +7,9 @@
 //   leaf         up to kItems items
 //   inner node   up to kChildren children: extent, and the largest gap between two neighbours below
 //
-// Neighbouring nodes are joined when their entries fit into three quarters of one. Memory of nodes is reused, not given
-// back.
+// A change goes down to a leaf once, replaces the items there that it overlaps or touches, and goes up as long as
+// extents change. It is repeated when nodes are full: each turn splits one. A node that is less than a quarter full
+// joins a neighbour if both fit into three quarters of one. Memory of nodes is reused, not given back.
 // Threading: none; the owner holds a lock. Blocking: only reserve (mmap).
 #pragma once
 #include <errno.h>
@@ -24,15 +25,15 @@
 
 namespace lunar {
 
-template <class Item>
+template <class Item, size_t kNodeBytes = 1024>
 class IntervalMap {
  public:
   using Key = decltype(Item::begin);
   static_assert(std::is_trivially_copyable_v<Item>);
 
-  // Makes room for one more operation: at most kInsertsMax new items. -ENOMEM: do not start the operation.
+  // Makes room for an operation of at most kChangesMax calls of set and erase. -ENOMEM: do not start the operation.
   [[nodiscard]] int reserve() {
-    const size_t needed = kInsertsMax * (height_ + 1);
+    const size_t needed = kChangesMax * (root_ == nullptr ? 2 : root_->level + 2);
     while (spare_ + static_cast<size_t>(fresh_end_ - fresh_) < needed) {
       while (fresh_ != fresh_end_) give(new (fresh_++) Node);
       fresh_ = fresh_end_ = static_cast<Node*>(map_private(kBlockBytes, ForkPolicy::kInherit));
@@ -61,32 +62,10 @@ class IntervalMap {
     Item now = like;
     now.begin = begin;
     now.end = end;
-    erase(begin, end);
-    const Item* next = find(begin);
-    const bool joins_next = next != nullptr && next->begin == end && next->alike(now);
-    if (joins_next) now.end = next->end;
-    const Item* before = find(begin - 1);
-    const bool joins_before = before != nullptr && before->end == begin && before->alike(now);
-    if (joins_before) now.begin = before->begin;
-    if (joins_before && joins_next) remove(end);
-    if (joins_before || joins_next)
-      change(joins_before ? now.begin : end, now);
-    else
-      insert(now);
+    replace(begin, end, &now);
   }
   void erase(Key begin, Key end) {
-    for (const Item* item; (item = find(begin)) != nullptr && item->begin < end;) {
-      const Item was = *item;
-      Item head = was, tail = was;
-      head.end = begin;
-      tail.begin = end;
-      if (was.begin >= begin) {
-        was.end > end ? change(was.begin, tail) : remove(was.begin);
-        continue;
-      }
-      change(was.begin, head);
-      if (was.end > end) insert(tail);
-    }
+    if (root_ != nullptr) replace(begin, end, nullptr);
   }
 
   bool is_free(Key begin, Key end) const {
@@ -121,10 +100,11 @@ class IntervalMap {
     size_t gap;
     Node* node;
   };
-  static constexpr size_t kNodeBytes = 1024, kBlockBytes = size_t{256} << 10, kHeadBytes = 16;
+  static constexpr size_t kBlockBytes = size_t{256} << 10, kHeadBytes = 16;
   static constexpr unsigned kItems = (kNodeBytes - kHeadBytes) / sizeof(Item);
   static constexpr unsigned kChildren = (kNodeBytes - kHeadBytes) / sizeof(Child);
-  static constexpr size_t kInsertsMax = 4;
+  static constexpr size_t kChangesMax = 4;
+  static constexpr unsigned kLevelsMax = 16;
   struct alignas(64) Node {
     Node() {}
     uint32_t level = 0;  // 0: leaf
@@ -138,8 +118,6 @@ class IntervalMap {
   static_assert(sizeof(Node) <= kNodeBytes && kItems >= 4);
 
   template <class Entry>
-  static constexpr unsigned kMost = std::is_same_v<Entry, Item> ? kItems : kChildren;
-  template <class Entry>
   static Entry* entries_of(Node* node) {
     if constexpr (std::is_same_v<Entry, Item>)
       return node->items;
@@ -149,15 +127,13 @@ class IntervalMap {
 
   template <class Entry>
   static unsigned first_above(const Entry* entries, unsigned count, Key at) {
-    unsigned low = 0, high = count;
-    while (low < high) {
-      const unsigned middle = (low + high) / 2;
-      if (entries[middle].end > at)
-        high = middle;
-      else
-        low = middle + 1;
+    const Entry* low = entries;
+    while (count > 1) {
+      const unsigned half = count / 2;
+      low += half * static_cast<unsigned>(low[half - 1].end <= at);  // no branch, which would be guessed wrong
+      count -= half;
     }
-    return low;
+    return static_cast<unsigned>(low - entries) + static_cast<unsigned>(count == 1 && low->end <= at);
   }
 
   // ---- nodes: spare ones in a list, and those of the last block that were never used ----
@@ -181,38 +157,21 @@ class IntervalMap {
   }
 
   // ---- entries of a node ----
-  // Returns the node with the upper entries, if this one was full.
+  // Replaces entries [first, end) by `count` others. pre: there is room.
   template <class Entry>
-  Node* put(Node* node, unsigned at, const Entry& entry) {
-    Node* right = nullptr;
-    if (node->count == kMost<Entry>) {
-      right = take(node->level);
-      const unsigned keep = at == node->count ? at : node->count / 2;  // what comes in order leaves full nodes behind
-      right->count = node->count - keep;
-      memcpy(entries_of<Entry>(right), entries_of<Entry>(node) + keep, right->count * sizeof(Entry));
-      node->count = keep;
-      if (at >= keep) {
-        node = right;
-        at -= keep;
-      }
-    }
-    Entry* place = entries_of<Entry>(node) + at;
-    memmove(place + 1, place, (node->count++ - at) * sizeof(Entry));
-    *place = entry;
-    return right;
+  static void splice(Node* node, unsigned first, unsigned end, const Entry* entries, unsigned count) {
+    Entry* place = entries_of<Entry>(node) + first;
+    memmove(place + count, place + (end - first), (node->count - end) * sizeof(Entry));
+    for (unsigned i = 0; i < count; ++i) place[i] = entries[i];
+    node->count = node->count - (end - first) + count;
   }
   template <class Entry>
-  static void drop(Node* node, unsigned at) {
-    Entry* place = entries_of<Entry>(node) + at;
-    memmove(place, place + 1, (--node->count - at) * sizeof(Entry));
+  static void move_end(Node* node, unsigned first, Node* to) {
+    memcpy(entries_of<Entry>(to) + to->count, entries_of<Entry>(node) + first, (node->count - first) * sizeof(Entry));
+    to->count += node->count - first;
+    node->count = first;
   }
-  template <class Entry>
-  static bool append(Node* left, Node* right) {
-    if (left->count + right->count > kMost<Entry> * 3 / 4) return false;
-    memcpy(entries_of<Entry>(left) + left->count, entries_of<Entry>(right), right->count * sizeof(Entry));
-    left->count += right->count;
-    return true;
-  }
+  static unsigned most_of(const Node* node) { return node->level == 0 ? kItems : kChildren; }
 
   template <class Entry>
   static Child extent(const Entry* entries, Node* node) {
@@ -228,73 +187,153 @@ class IntervalMap {
     return node->level == 0 ? extent(node->items, node) : extent(node->children, node);
   }
 
-  // ---- the tree. An item is named by its begin ----
-  void insert(const Item& item) {
-    if (root_ == nullptr) {
-      root_ = take(0);
-      height_ = 1;
+  // ---- changes. A path: a leaf and what is above it, each with the place in it; the leaf is at [0] ----
+  struct Path {
+    Node* node[kLevelsMax];
+    unsigned at[kLevelsMax];
+  };
+
+  // To the first item that ends above `key`, or behind the last one.
+  Path path_to(Key key) const {
+    Path path;
+    for (Node* node = root_;; node = node->children[path.at[node->level]].node) {
+      path.node[node->level] = node;
+      if (node->level == 0) {
+        path.at[0] = first_above(node->items, node->count, key);
+        return path;
+      }
+      const unsigned i = first_above(node->children, node->count, key);
+      path.at[node->level] = i < node->count ? i : i - 1;
     }
-    if (Node* right = insert_below(root_, item); right != nullptr) {
-      Node* top = take(root_->level + 1);
-      top->children[0] = child_of(root_);
-      top->children[1] = child_of(right);
-      top->count = 2;
-      root_ = top;
-      ++height_;
-    }
-    ++count_;
   }
-  Node* insert_below(Node* node, const Item& item) {
-    if (node->level == 0) return put(node, first_above(node->items, node->count, item.begin), item);
-    unsigned i = first_above(node->children, node->count, item.begin);
-    if (i == node->count) --i;
-    Node* right = insert_below(node->children[i].node, item);
-    node->children[i] = child_of(node->children[i].node);
-    return right == nullptr ? nullptr : put(node, i + 1, child_of(right));
+  // Whether an item of another leaf begins at `end` or below; then *begin is where.
+  bool next_leaf_touches(const Path& path, Key end, Key* begin) const {
+    for (uint32_t level = 1; level <= root_->level; ++level) {
+      const Node& node = *path.node[level];
+      if (path.at[level] + 1 == node.count) continue;
+      *begin = node.children[path.at[level] + 1].begin;
+      return *begin <= end;
+    }
+    return false;
   }
 
-  void remove(Key at) {
-    remove_below(root_, at);
-    --count_;
-    while (root_ != nullptr && (root_->count == 0 || (root_->level != 0 && root_->count == 1))) {
-      Node* top = root_;
-      root_ = top->count == 0 ? nullptr : top->children[0].node;
-      --height_;
+  // The items that [begin, end) overlaps or touches become one to three: the rest of the first, `now`, the rest of the
+  // last; `now` takes in what is alike.
+  void replace(Key begin, Key end, const Item* now) {
+    if (root_ == nullptr) root_ = take(0);
+    Item first, last;
+    for (bool any = false;;) {
+      const Path path = path_to(begin == Key{} ? begin : begin - 1);
+      const Node& leaf = *path.node[0];
+      unsigned from = path.at[0], to = from;
+      while (to < leaf.count && leaf.items[to].begin <= end) ++to;
+      if (Key next; to == leaf.count && next_leaf_touches(path, end, &next)) {
+        const Path other = path_to(next);
+        last = other.node[0]->items[other.at[0]];
+        if (!any) first = last;
+        any = true;
+        change(other, other.at[0] + 1, nullptr, 0);
+        continue;
+      }
+      if (from != to) {
+        first = leaf.items[from];
+        if (!any || last.begin < leaf.items[to - 1].begin) last = leaf.items[to - 1];
+        any = true;
+      }
+      Item parts[3];
+      if (change(path, to, parts, parts_of(begin, end, now, any ? &first : nullptr, last, parts))) return;
+    }
+  }
+  static unsigned parts_of(Key begin, Key end, const Item* now, const Item* first, const Item& last, Item* parts) {
+    unsigned n = 0;
+    Item middle = now != nullptr ? *now : Item{};
+    const bool has_head = first != nullptr && first->begin < begin, has_tail = first != nullptr && last.end > end;
+    if (has_head && now != nullptr && first->alike(middle)) {
+      middle.begin = first->begin;
+    } else if (has_head) {
+      parts[n] = *first;
+      if (begin < first->end) parts[n].end = begin;
+      ++n;
+    }
+    const bool joins_last = has_tail && now != nullptr && last.alike(middle);
+    if (joins_last) middle.end = last.end;
+    if (now != nullptr) parts[n++] = middle;
+    if (has_tail && !joins_last) {
+      parts[n] = last;
+      if (last.begin < end) parts[n].begin = end;
+      ++n;
+    }
+    return n;
+  }
+
+  // Replaces the items from the path's to `end` of its leaf. False: the leaf was full, a node has been split; once more.
+  bool change(const Path& path, unsigned end, const Item* items, unsigned count) {
+    Node* leaf = path.node[0];
+    const unsigned first = path.at[0], after = leaf->count - (end - first) + count;
+    if (after > kItems) {
+      split(path);
+      return false;
+    }
+    count_ = count_ - (end - first) + count;
+    splice(leaf, first, end, items, count);
+    uint32_t level = 0;  // of the lowest node that is not empty
+    while (path.node[level]->count == 0) {
+      give(path.node[level]);
+      if (path.node[level++] == root_) {
+        root_ = nullptr;
+        return true;
+      }
+      splice<Child>(path.node[level], path.at[level], path.at[level] + 1, nullptr, 0);
+    }
+    update_above(path, level);
+    return true;
+  }
+  // Splits the lowest node of the path that is full and whose parent is not.
+  void split(const Path& path) {
+    uint32_t level = 0;
+    while (path.node[level] != root_ && path.node[level + 1]->count == kChildren) ++level;
+    Node *node = path.node[level], *right = take(level), *parent = nullptr;
+    if (node == root_) {
+      root_ = parent = take(level + 1);
+      LUNAR_CHECK(parent->level < kLevelsMax, "interval map: too many levels");
+      parent->children[0] = child_of(node);
+      parent->count = 1;
+    } else {
+      parent = path.node[level + 1];
+    }
+    // what comes in order leaves full nodes behind
+    const unsigned keep = path.at[level] + 1 >= node->count ? node->count - 1 : node->count / 2;
+    level == 0 ? move_end<Item>(node, keep, right) : move_end<Child>(node, keep, right);
+    const Child both[2] = {child_of(node), child_of(right)};
+    const unsigned at = parent->count == 1 ? 0 : path.at[level + 1];
+    splice(parent, at, at + 1, both, 2);
+    if (parent != root_) update_above(path, level + 1);
+  }
+  void update_above(const Path& path, uint32_t level) {
+    for (; path.node[level] != root_; ++level) {
+      Node *node = path.node[level], *parent = path.node[level + 1];
+      const unsigned at = path.at[level + 1];
+      Child& child = parent->children[at];
+      const Child now = child_of(node);
+      const bool same = child.begin == now.begin && child.end == now.end && child.gap == now.gap;
+      child = now;
+      const bool joined = node->count < most_of(node) / 4 && (join(parent, at) || (at != 0 && join(parent, at - 1)));
+      if (same && !joined) break;
+    }
+    for (Node* top = root_; top->level != 0 && top->count == 1; top = root_) {
+      root_ = top->children[0].node;
       give(top);
     }
   }
-  void remove_below(Node* node, Key at) {
-    if (node->level == 0) return drop<Item>(node, first_above(node->items, node->count, at));
-    const unsigned i = first_above(node->children, node->count, at);
-    Node* child = node->children[i].node;
-    remove_below(child, at);
-    if (child->count == 0) {
-      give(child);
-      return drop<Child>(node, i);
-    }
-    node->children[i] = child_of(child);
-    join(node, i);
-    if (i != 0) join(node, i - 1);
-  }
-  void join(Node* node, unsigned i) {
-    if (i + 1 >= node->count) return;
-    Node *left = node->children[i].node, *right = node->children[i + 1].node;
-    if (!(left->level == 0 ? append<Item>(left, right) : append<Child>(left, right))) return;
+  bool join(Node* parent, unsigned at) {
+    if (at + 1 >= parent->count) return false;
+    Node *left = parent->children[at].node, *right = parent->children[at + 1].node;
+    if (left->count + right->count > most_of(left) * 3 / 4) return false;
+    left->level == 0 ? move_end<Item>(right, 0, left) : move_end<Child>(right, 0, left);
     give(right);
-    drop<Child>(node, i + 1);
-    node->children[i] = child_of(left);
-  }
-
-  // pre: the order of items stays as it is.
-  void change(Key at, const Item& now) { change_below(root_, at, now); }
-  void change_below(Node* node, Key at, const Item& now) {
-    if (node->level == 0) {
-      node->items[first_above(node->items, node->count, at)] = now;
-      return;
-    }
-    Child& child = node->children[first_above(node->children, node->count, at)];
-    change_below(child.node, at, now);
-    child = child_of(child.node);
+    const Child both = child_of(left);
+    splice(parent, at, at + 2, &both, 1);
+    return true;
   }
 
   // Moves *from to the lowest free place, or to the end of what is below. True: it is found, or lies beyond `limit`.
@@ -340,7 +379,7 @@ class IntervalMap {
   }
 
   Node* root_ = nullptr;
-  size_t height_ = 0, count_ = 0;
+  size_t count_ = 0;
   Node* free_ = nullptr;
   size_t spare_ = 0;  // in `free_`
   Node *fresh_ = nullptr, *fresh_end_ = nullptr;

@@ -268,7 +268,7 @@ void commits_beside_the_first_eviction() {
         for (uint64_t i = 0; !stop.load(); i = i * 5 + 3) {
           const uint64_t at = i % kPieces;
           if (committed[at])
-            lunar::region_decommit(region, at * kPiece, kPiece, false);
+            lunar::region_decommit(region, at * kPiece, kPiece);
           else
             REQUIRE_THAT(lunar::region_commit(region, at * kPiece, kPiece) == 0, "commit");
           committed[at] = !committed[at];

@@ -19,9 +19,14 @@ struct Item {
   bool alike(const Item& other) const { return value == other.value; }
 };
 using Map = IntervalMap<Item>;
+using DeepMap = IntervalMap<Item, 192>;  // few entries a node, many levels
 
-void must_reserve(Map& map) { REQUIRE(map.reserve() == 0); }
+template <class Map>
+void must_reserve(Map& map) {
+  REQUIRE(map.reserve() == 0);
+}
 
+template <class Map>
 std::vector<Item> items_of(const Map& map) {
   std::vector<Item> out;
   for (const Item* item = map.find(0); item != nullptr; item = map.find(item->end)) out.push_back(*item);
@@ -55,6 +60,7 @@ struct Model {
   }
 };
 
+template <class Map>
 void check_equal(const Map& map, const Model& model) {
   const std::vector<Item> have = items_of(map), want = model.items();
   REQUIRE(map.validate());
@@ -107,11 +113,11 @@ TEST_CASE("intervals that touch and are alike are one") {
   CHECK(map.validate());
 }
 
-TEST_CASE("an interval map is what its model is after any changes") {
+TEMPLATE_TEST_CASE("an interval map is what its model is after any changes", "", Map, DeepMap) {
   constexpr uint64_t kUnits = 6000;
   std::mt19937_64 random(tier::run_seed());
   for (int round = 0; round < 6; ++round) {
-    Map map;
+    TestType map;
     Model model(kUnits);
     const uint64_t longest = round % 3 == 0 ? 3 : round % 3 == 1 ? 40 : 1500;
     for (int step = 0; step < 8000; ++step) {
@@ -126,7 +132,8 @@ TEST_CASE("an interval map is what its model is after any changes") {
         map.erase(begin, end);
         model.set(begin, end, 0);
       }
-      const uint64_t from = random() % kUnits, limit = from + random() % (kUnits - from), bytes = 1 + random() % longest;
+      const uint64_t from = random() % kUnits, limit = from + random() % (kUnits - from),
+                     bytes = 1 + random() % longest;
       uint64_t have = 0, want = 0;
       const bool found = map.find_free(from, limit, bytes, &have);
       REQUIRE(found == model.find_free(from, limit, bytes, &want));
