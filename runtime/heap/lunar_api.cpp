@@ -253,13 +253,19 @@ void* lunar_region_create(size_t bytes) noexcept {
     return nullptr;
   }
   bytes = round_up(bytes, page);
+  ErrorText why;
   int rc = region_create(bytes, kRegionHeap, &region);
-  if (rc == 0) {
-    rc = region_commit(region, 0, bytes);
-    if (rc < 0) (void)region_destroy(region);
+  if (rc == -EMFILE) {
+    rc = why.set(-ENOMEM, "lunar_region_create: there are 65536 regions, which is the most");
+  } else if (rc < 0) {
+    (void)why.set(rc, "lunar_region_create: the kernel gives no address space for %zu bytes and their tables (%s)",
+                  bytes, "vm.max_map_count, ulimit -v");
+  } else if (rc = region_commit(region, 0, bytes); rc < 0) {
+    (void)why.set(rc, "lunar_region_create: %zu bytes are more than the LUN, or the kernel, has left", bytes);
+    (void)region_destroy(region);
   }
   if (rc < 0) {
-    errno = -rc;
+    errno = -fail(why, rc);
     return nullptr;
   }
   g_regions.fetch_add(1);

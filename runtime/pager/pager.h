@@ -52,7 +52,8 @@ uint64_t pager_budget_pages();  // DRAM budget of the process tree now
 int pager_evictor_thread();     // its thread id; 0: not activated
 uint64_t pager_lun_bytes();     // LUN space of the process tree (option `size`, or its default)
 
-// Reserves `bytes` of address space (page multiple; PROT_NONE + MAP_NORESERVE, nothing committed).
+// Reserves `bytes` of address space (page multiple; PROT_NONE + MAP_NORESERVE, nothing committed). -EMFILE: there are
+// as many regions as there may be, 65,536 (kRegionsMax).
 [[nodiscard]] int region_create(size_t bytes, unsigned flags, Region** out);
 [[nodiscard]] int region_destroy(Region* region);
 char* region_base(const Region* region);

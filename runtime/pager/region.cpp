@@ -7,6 +7,8 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include <type_traits>
+
 #include "base/error.h"
 #include "base/format.h"
 #include "pager/activation.h"
@@ -48,7 +50,7 @@ Region* RegionTable::find(const void* address) const {
       continue;
     }
     Region* hit = nullptr;
-    uint32_t low = 0, high = count.load(std::memory_order_relaxed);
+    uint32_t low = 0, high = count.load(std::memory_order_acquire);
     while (low < high) {
       uint32_t middle = (low + high) / 2;
       Region* region = sorted[middle].load(std::memory_order_acquire);
@@ -119,7 +121,10 @@ int region_register(const PagerState& state, const Region& region, char* from, u
 int RegionTable::insert(Region* region) {
   sys::Locked<sys::Mutex> locked(lock);
   uint32_t n = count.load(std::memory_order_relaxed);
-  if (n == kRegionsMax) return -ENOMEM;
+  if (n == kRegionsMax) return -EMFILE;
+  if (sorted == nullptr)
+    sorted = static_cast<std::atomic<Region*>*>(map_private(kRegionsMax * sizeof *sorted, ForkPolicy::kInherit));
+  if (sorted == nullptr) return -ENOMEM;
   sequence.fetch_add(1, std::memory_order_acq_rel);
   uint32_t at = n;
   for (; at > 0 && sorted[at - 1].load(std::memory_order_relaxed)->base > region->base; --at)
@@ -170,6 +175,35 @@ static int reserve_apart(const PagerState& state, size_t bytes, void** out) {
   return -ENOMEM;
 }
 
+// The arrays with an element per chunk, or per group of pages, lie in one map: a program may have thousands of regions,
+// and the kernel counts maps (vm.max_map_count).
+static uint64_t chunk_count(const Region& region) { return (region.pages + kChunkPages - 1) / kChunkPages; }
+static size_t arrays_bytes(const Region& region) {
+  return chunk_count(region) * (2 * sizeof(int32_t) + 2 * sizeof(uint8_t)) + region.pattern_count() * sizeof(Access);
+}
+
+static bool map_arrays(Region& region) {
+  char* at = static_cast<char*>(map_private(arrays_bytes(region), ForkPolicy::kInherit));
+  if (at == nullptr) return false;
+  const uint64_t chunks = chunk_count(region);
+  const auto take = [&at](auto*& array, uint64_t count) {
+    array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(at);
+    at += count * sizeof *array;
+  };
+  take(region.chunk_resident, chunks);
+  take(region.chunk_committed, chunks);
+  take(region.chunk_used, chunks);
+  take(region.chunk_large, chunks);
+  take(region.patterns, region.pattern_count());
+  return true;
+}
+
+static void unmap_tables(const Region& region) {
+  if (region.words != nullptr) unmap_private(region.words, region.pages * sizeof(PageWord));
+  if (region.hashes != nullptr) unmap_private(region.hashes, region.pages * sizeof(uint64_t));
+  if (region.chunk_resident != nullptr) unmap_private(region.chunk_resident, arrays_bytes(region));
+}
+
 int region_create(size_t bytes, unsigned flags, Region** out) {
   auto& state = pager_state();
   if (bytes == 0 || bytes % state.page_size != 0) return -EINVAL;
@@ -178,24 +212,12 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   region->pages = bytes >> state.page_shift;
   region->flags = flags;
   region->counted_by_kernel = sys::writable_is_counted();
-  uint64_t chunks = (region->pages + kChunkPages - 1) / kChunkPages;
   void* base = nullptr;
   int rc = reserve_apart(state, bytes, &base);
   if (rc < 0) return rc;
   region->base = static_cast<char*>(base);
   (void)sys::advise(base, bytes, MADV_UNMERGEABLE);  // see Evictor::forbid_merging
-  const bool has_tables = tables_map(*region);
-  region->chunk_resident =
-      static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
-  region->chunk_used = static_cast<std::atomic<uint8_t>*>(map_private(chunks, ForkPolicy::kInherit));
-  region->patterns = static_cast<std::atomic<Access>*>(map_private(region->pattern_count(), ForkPolicy::kInherit));
-  region->chunk_committed =
-      static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
-  region->chunk_large = static_cast<std::atomic<uint8_t>*>(map_private(chunks, ForkPolicy::kInherit));
-  rc = !has_tables || region->patterns == nullptr || region->chunk_resident == nullptr ||
-               region->chunk_used == nullptr || region->chunk_committed == nullptr || region->chunk_large == nullptr
-           ? -ENOMEM
-           : 0;
+  rc = tables_map(*region) && map_arrays(*region) ? 0 : -ENOMEM;
   {
     sys::Locked<sys::Mutex> lock(state.activation_lock);
     if (rc == 0 && state.active.load()) rc = watch_fresh_range(state, base, bytes);
@@ -203,13 +225,7 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   }
   if (rc < 0) {
     (void)sys::unmap(base, bytes);
-    if (region->words != nullptr) unmap_private(region->words, region->pages * sizeof(PageWord));
-    if (region->hashes != nullptr) unmap_private(region->hashes, region->pages * sizeof(uint64_t));
-    if (region->chunk_resident != nullptr) unmap_private(region->chunk_resident, chunks * sizeof(int32_t));
-    if (region->chunk_used != nullptr) unmap_private(region->chunk_used, chunks);
-    if (region->chunk_committed != nullptr) unmap_private(region->chunk_committed, chunks * sizeof(int32_t));
-    if (region->chunk_large != nullptr) unmap_private(region->chunk_large, chunks);
-    if (region->patterns != nullptr) unmap_private(region->patterns, region->pattern_count());
+    unmap_tables(*region);
     return rc;
   }
   *out = region;
@@ -244,13 +260,7 @@ int region_destroy(Region* region) {
   }
   unmap_region(state, *region);
   unmaps_forget(state, region);
-  unmap_private(region->words, region->pages * sizeof(PageWord));
-  unmap_private(region->hashes, region->pages * sizeof(uint64_t));
-  unmap_private(region->chunk_resident, (region->pages + kChunkPages - 1) / kChunkPages * sizeof(int32_t));
-  unmap_private(region->chunk_used, (region->pages + kChunkPages - 1) / kChunkPages);
-  unmap_private(region->chunk_committed, (region->pages + kChunkPages - 1) / kChunkPages * sizeof(int32_t));
-  unmap_private(region->chunk_large, (region->pages + kChunkPages - 1) / kChunkPages);
-  unmap_private(region->patterns, region->pattern_count());
+  unmap_tables(*region);
   return 0;  // the Region object itself stays in the arena: a late look-up may still read it
 }
 

@@ -26,7 +26,7 @@ namespace lunar {
 struct PagerState;
 
 constexpr uint64_t kChunkPages = 512;
-constexpr unsigned kRegionsMax = 2048;
+constexpr unsigned kRegionsMax = 65536;
 constexpr uint64_t kPatternPages = 64;  // unit of advice on the access pattern
 
 // The access pattern that the program has announced for a range.
@@ -72,15 +72,15 @@ struct Region {
 struct RegionTable {
   std::atomic<uint32_t> sequence{0};  // odd while it changes
   std::atomic<uint32_t> count{0};
-  std::atomic<Region*> sorted[kRegionsMax] = {};
-  sys::Mutex lock;  // writers
+  std::atomic<Region*>* sorted = nullptr;  // [kRegionsMax], mapped by the first insert
+  sys::Mutex lock;                         // writers
 
   Region* find(const void* address) const;
   bool overlaps(const void* address, uint64_t bytes) const;  // any region
   // The region and page of a page word. pre: no region can be removed meanwhile (the evictor is running). Searches all
   // of them.
   Region* find_word(const AtomicPageWord* word, PageIndex* page) const;
-  [[nodiscard]] int insert(Region* region);
+  [[nodiscard]] int insert(Region* region);  // -EMFILE: it is full
   void remove(Region* region);
 };
 

@@ -81,8 +81,9 @@ LUNAR_API void lunar_free(void *pointer) LUNAR_NOEXCEPT;               /* does n
 LUNAR_API size_t lunar_usable_size(const void *pointer) LUNAR_NOEXCEPT;   /* in bytes; 0 if NULL */
 
 /* ---- regions: page-granular ranges that the caller owns ---------------------------------------------------------- */
-/* Creates a zero-filled tiered range of `bytes` bytes (rounded up to pages). NULL with errno ENOMEM, or EINVAL (0
- * bytes, or not started). Owned by the caller until lunar_region_destroy. */
+/* Creates a zero-filled tiered range of `bytes` bytes (rounded up to pages). NULL with errno ENOMEM (lunar_error() says
+ * of what), or EINVAL (0 bytes, or not started). Owned by the caller until lunar_region_destroy. There may be 65,536
+ * regions; each takes four of the mappings that vm.max_map_count allows (65,530 unless raised). */
 LUNAR_API void *lunar_region_create(size_t bytes) LUNAR_NOEXCEPT;
 /* `address` and `bytes` must be those of the creation. -EINVAL: there is no such region. */
 LUNAR_API int lunar_region_destroy(void *address, size_t bytes) LUNAR_NOEXCEPT;
