@@ -58,9 +58,9 @@ LUNAR_API int lunar_init(const lunar_config *config) LUNAR_NOEXCEPT;
 /* Ends the tier. -EBUSY: regions or allocations of this API exist, or the tier is LD_PRELOAD's. -EINVAL: not
  * started. */
 LUNAR_API int lunar_shutdown(void) LUNAR_NOEXCEPT;
-/* One line about the last failure of lunar_init, or of the first allocation, in this thread: what failed, where, and
- * how to fix it. "" if nothing failed. The text belongs to the library and is valid until the next failure in this
- * thread. */
+/* One line about the last failure of lunar_init or lunar_region_create, or of the first allocation, in this thread:
+ * what failed, where, and how to fix it. "" if nothing failed. The text belongs to the library and is valid until the
+ * next failure in this thread. */
 LUNAR_API const char *lunar_error(void) LUNAR_NOEXCEPT;
 /* The size of a system page in bytes. May be called before lunar_init. */
 LUNAR_API size_t lunar_page_bytes(void) LUNAR_NOEXCEPT;
