@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // IntervalMap: disjoint intervals in order, each with a value: a B+ tree. Neighbours that touch and are alike are one
-// item. Look-up, change and the search for a gap take logarithmic time; nodes come from private maps, never from a heap.
+// item. Look-up, change and the search for a gap take logarithmic time; nodes come from private maps, never a heap.
 //
 //   Item         has begin, end (both pointers or both integers), and `bool alike(const Item&) const`, which compares
 //                the values; trivially copyable
@@ -266,7 +266,7 @@ class IntervalMap {
     return n;
   }
 
-  // Replaces the items from the path's to `end` of its leaf. False: the leaf was full, a node has been split; once more.
+  // Replaces the items from the path's to `end` of its leaf. False: the leaf was full, a node is split now; once more.
   bool change(const Path& path, unsigned end, const Item* items, unsigned count) {
     Node* leaf = path.node[0];
     const unsigned first = path.at[0], after = leaf->count - (end - first) + count;
