@@ -101,6 +101,9 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   look_up(g_real.fopen64, "fopen64");
   look_up(g_real.fcntl, "fcntl");
   look_up(g_real.fcntl64, "fcntl64");
+  // the runtime's own rings, too, which activation makes while another thread may hold the linker's lock
+  look_up(g_real.io_uring_queue_init_params, "io_uring_queue_init_params");
+  look_up(g_real.io_uring_queue_init_mem, "io_uring_queue_init_mem");
   ErrorText why;
   if (options_load(&g_options, environment, &why) < 0) refuse(why);
   g_runtime_text[0] = text_of(jemalloc_prepare());

@@ -20,6 +20,9 @@
 #include "base/host_guard.h"
 #include "config/options.h"
 
+struct io_uring;
+struct io_uring_params;
+
 namespace lunar::preload {
 
 enum class Phase : int {
@@ -57,6 +60,8 @@ struct RealCalls {
   FILE* (*fopen64)(const char*, const char*) = nullptr;
   int (*fcntl)(int, int, ...) = nullptr;
   int (*fcntl64)(int, int, ...) = nullptr;
+  int (*io_uring_queue_init_params)(unsigned, io_uring*, io_uring_params*) = nullptr;
+  int (*io_uring_queue_init_mem)(unsigned, io_uring*, io_uring_params*, void*, size_t) = nullptr;  // liburing 2.5
   int (*pthread_create)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = nullptr;
   int (*thrd_create)(thrd_t*, thrd_start_t, void*) = nullptr;
   int (*pthread_mutex_init)(pthread_mutex_t*, const pthread_mutexattr_t*) = nullptr;

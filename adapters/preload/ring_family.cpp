@@ -97,14 +97,9 @@ int queue_init(io_uring* ring, io_uring_params* parameters, Make make) {
   return rc < 0 ? rc : made;
 }
 
-using InitParams = int (*)(unsigned, io_uring*, io_uring_params*);
-using InitMemory = int (*)(unsigned, io_uring*, io_uring_params*, void*, size_t);
-constinit InitParams g_init_params = nullptr;
-constinit InitMemory g_init_memory = nullptr;
-
 int init_params(unsigned entries, io_uring* ring, io_uring_params* parameters) {
-  look_up(g_init_params, "io_uring_queue_init_params");
-  return g_init_params(entries, ring, parameters);
+  look_up(g_real.io_uring_queue_init_params, "io_uring_queue_init_params");
+  return g_real.io_uring_queue_init_params(entries, ring, parameters);
 }
 
 }  // namespace
@@ -141,8 +136,8 @@ LUNAR_EXPORT int io_uring_queue_init(unsigned entries, io_uring* ring, unsigned 
 // liburing 2.5
 LUNAR_EXPORT int io_uring_queue_init_mem(unsigned entries, io_uring* ring, io_uring_params* parameters, void* memory,
                                          size_t bytes) {
-  look_up(g_init_memory, "io_uring_queue_init_mem");
-  if (g_init_memory == nullptr) return -ENOSYS;
+  const auto init_memory = g_real.io_uring_queue_init_mem;
+  if (init_memory == nullptr) return -ENOSYS;
   parameters->flags |= kNoMmap;
-  return queue_init(ring, parameters, [&] { return g_init_memory(entries, ring, parameters, memory, bytes); });
+  return queue_init(ring, parameters, [&] { return init_memory(entries, ring, parameters, memory, bytes); });
 }
