@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cleaning: frees dead space. By liveness: empties the segment with the fewest live records first.
+// Cleaning: frees dead space. placement.cpp chooses the segment that is emptied, and where its records go.
 //
 // Writers clean ahead: when few segments are left to fill, one takes the mutex and cleans a segment, or writes what a
 // saved state needs, or saves, after its own operation; the others go on, the slower the less is left. A writer that
@@ -25,7 +25,7 @@ void wait_a_little(unsigned round) { round < 100 ? sys::yield_cpu() : sys::sleep
 
 }  // namespace
 
-// Moves one record to the tail, if it lives. -EAGAIN: the tail has no room.
+// Moves one record to a tail, if it lives. -EAGAIN: no tail has room.
 int Store::move_record(const Record* record, Address from) {
   if (record->type() == RecordType::kMark || record->type() == RecordType::kDeleted) return 0;
   const unsigned stripped = Record::replaced_units(record->size_type);
@@ -35,7 +35,7 @@ int Store::move_record(const Record* record, Address from) {
   std::atomic<uint64_t>* place = shard.index.find_entry(hash, [&](Address address) { return address == from; });
   if (!place) return 0;
   Address to;
-  if (const int status = log_.allocate(units, true, &to); status < 0) return status;
+  if (const int status = log_.allocate(units, true, from, &to); status < 0) return status;
   Record* copy = log_.at(to);
   memcpy(static_cast<void*>(copy), record, units * kUnitBytes);  // no writer is in it: the lock
   copy->size_type = static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(record->type()));
@@ -270,7 +270,7 @@ int Store::empty_window() {
 
 int Store::make_run(uint64_t count, uint64_t* first) {
   if (count > log_.segments()) return -ENOSPC;
-  log_.seal_tail();
+  log_.seal_tails();
   for (;;) {
     if (const int status = reserve_window(count, first); status < 0) return status;
     const int status = empty_window();

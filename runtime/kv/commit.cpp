@@ -31,6 +31,10 @@ Record* new_mark(char* at, uint64_t bytes, uint32_t key_bytes) {
       0, 0, static_cast<uint32_t>(bytes / kUnitBytes << 2 | static_cast<uint32_t>(RecordType::kMark)), key_bytes, 0};
 }
 
+void pad(char* at, uint64_t bytes) {
+  if (bytes != 0) memset(static_cast<void*>(new_mark(at, bytes, 0) + 1), 0, bytes - sizeof(Record));
+}
+
 media::BatchHeader* header_of(Record* record) { return reinterpret_cast<media::BatchHeader*>(record + 1); }
 
 }  // namespace
@@ -43,10 +47,12 @@ int Log::begin_commits(bool waits_for_company, uint64_t bytes_most) {
   for (uint64_t i = 0; i < count_ && found < 2; ++i) {
     if (state(i) == SegmentState::kFree) next_[found++] = static_cast<uint32_t>(i + 1);
   }
+  for (uint64_t i = 0; i < count_; ++i) segments_[i].tail = 0;
   if (found < 2) return -ENOSPC;
   for (const uint32_t next : next_) segments_[next - 1].state.store(SegmentState::kNext, std::memory_order_release);
   free_.fetch_sub(2, std::memory_order_relaxed);
   next_free_ = next_[1];
+  tail_count_ = 1;
   waits_for_company_ = waits_for_company;
   log_most_ = bytes_most;
   log_id_ = id | 1;
@@ -81,7 +87,7 @@ void Log::open_log_segment(uint64_t number) {
   next_[0] = next_[1];
   next_[1] = fresh_;
   segment.saved = true;
-  segment.durable = static_cast<uint32_t>(tail_used_);
+  segment.durable = static_cast<uint32_t>(tail_.used);
   segment.next_uncommitted = 0;
   if (first_uncommitted_)
     segments_[last_uncommitted_ - 1].next_uncommitted = number + 1;
@@ -89,57 +95,76 @@ void Log::open_log_segment(uint64_t number) {
     first_uncommitted_ = number + 1;
   last_uncommitted_ = number + 1;
   opened_.fetch_add(1, std::memory_order_relaxed);
-  open_batch(static_cast<uint32_t>(tail_used_), 0);
+  open_batch(static_cast<uint32_t>(tail_.used), 0);
 }
 
 // Pre, as of the next two: the tail's lock.
 void Log::open_batch(uint32_t at, unsigned side) {
-  Segment& segment = segments_[tail_];
+  Segment& segment = segments_[tail_.segment];
   char* memory = segment.memory.load(std::memory_order_relaxed) + at;
   new (header_of(new_mark(memory, kHeaderBytes, sizeof(media::BatchHeader)))) media::BatchHeader{};
-  tail_used_ = at + kHeaderBytes;
-  segment.used.store(static_cast<uint32_t>(tail_used_), std::memory_order_relaxed);
+  tail_.used = at + kHeaderBytes;
+  segment.used.store(static_cast<uint32_t>(tail_.used), std::memory_order_relaxed);
   segment.batch.store(at | side, std::memory_order_seq_cst);
 }
 
-bool Log::any_in_batch() const { return tail_used_ != used_durable(tail_) + kHeaderBytes; }
+bool Log::any_in_batch() const { return tail_.used != used_durable(tail_.segment) + kHeaderBytes; }
 
 // Numbers the newest batch. Whether there is anything in it.
 bool Log::finish_batch() {
-  const Segment& segment = segments_[tail_];
+  const Segment& segment = segments_[tail_.segment];
   if (!any_in_batch()) return false;
-  const uint32_t begin = used_durable(tail_);
+  const uint32_t begin = used_durable(tail_.segment);
   auto* record = reinterpret_cast<Record*>(segment.memory.load(std::memory_order_relaxed) + begin);
   *header_of(record) = {log_id_,
                         segment.life.load(std::memory_order_relaxed),
                         ++closed_,
                         0,
                         {next_[0], next_[1]},
-                        static_cast<uint32_t>(tail_used_ - begin),
+                        static_cast<uint32_t>(tail_.used - begin),
                         0};
   return true;
 }
 
 // Ends the newest batch, if there is anything in it; another begins behind it, where there is room. Whether it does.
 bool Log::close_batch(unsigned next_side) {
-  if (state(tail_) != SegmentState::kOpen || !finish_batch()) return false;
-  const uint64_t end = tail_used_, to = batch_end(end);
+  if (!tail_.open || !finish_batch()) return false;
+  const uint64_t end = tail_.used, to = batch_end(end);
   if (to + kBlockBytes > segment_bytes()) {
-    segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
-    tail_used_ = segment_bytes();
+    segments_[tail_.segment].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
+    tail_ = {.used = segment_bytes()};
     return false;
   }
-  char* memory = segments_[tail_].memory.load(std::memory_order_relaxed) + end;
-  if (to != end) memset(static_cast<void*>(new_mark(memory, to - end, 0) + 1), 0, to - end - sizeof(Record));
+  char* memory = segments_[tail_.segment].memory.load(std::memory_order_relaxed) + end;
+  pad(memory, to - end);
   open_batch(static_cast<uint32_t>(to), next_side);
   return true;
+}
+
+// Where a saved state ends in a tail, in a store without batches: at a block, behind which the tail continues. Pre: the
+// tails' lock, all shards locked.
+void Log::cut_locked(Tail& tail) {
+  Segment& segment = segments_[tail.segment];
+  const uint64_t end = tail.used, to = batch_end(end);
+  if (!tail.open || end == segment.batch.load(std::memory_order_relaxed)) return;
+  if (to + kBlockBytes > segment_bytes()) return seal_locked(tail);
+  pad(segment.memory.load(std::memory_order_relaxed) + end, to - end);
+  tail.used = to;
+  segment.used.store(static_cast<uint32_t>(to), std::memory_order_relaxed);
+  segment.batch.store(static_cast<uint32_t>(to), std::memory_order_seq_cst);
+}
+
+void Log::cut_tails() {
+  MutexLock guard(mutex_);
+  sys::Locked lock(tail_lock_);
+  for (Tail& tail : tails_) cut_locked(tail);
 }
 
 // What is not durable yet. Records that come later are not part of it.
 Log::Uncommitted Log::take_uncommitted() {
   Uncommitted out;
   sys::Locked tail(tail_lock_);
-  const unsigned side = segments_[tail_].batch.load(std::memory_order_relaxed) & 1;
+  const unsigned side = segments_[tail_.segment].batch.load(std::memory_order_relaxed) & 1;
   if (close_batch(side ^ 1)) out.sides = 1u << side;
   out.first = first_uncommitted_;
   out.last = last_uncommitted_;
@@ -153,12 +178,12 @@ int Log::move_tail_on() {
   if (commits()) {
     constexpr uint64_t kUnits = sizeof(Record) / kUnitBytes;
     Address address;
-    if (const int status = allocate(kUnits, true, &address); status < 0) return status;
+    if (const int status = allocate(kUnits, true, {}, &address); status < 0) return status;
     new_mark(reinterpret_cast<char*>(at(address)), sizeof(Record), 0);
     drop_live(address, kUnits);
     published(address);
   }
-  seal_tail();
+  seal_tails();
   return 0;
 }
 
@@ -287,7 +312,7 @@ int Log::commit() {
   uint64_t number;
   {
     sys::Locked tail(tail_lock_);
-    number = closed_ + (state(tail_) == SegmentState::kOpen && any_in_batch() ? 1 : 0);
+    number = closed_ + (tail_.open && any_in_batch() ? 1 : 0);
   }
   arrived_.fetch_add(1, std::memory_order_relaxed);
   return commit_until([&] { return durable_.load(std::memory_order_acquire) >= number; });
@@ -307,15 +332,15 @@ int Log::commit_segment(uint64_t number) {
 // the other, and is waited for.
 void Log::mark_start(media::Root* root) {
   sys::Locked tail(tail_lock_);
-  (void)close_batch(segments_[tail_].batch.load(std::memory_order_relaxed) & 1);
-  const bool open = state(tail_) == SegmentState::kOpen;
-  const uint64_t first = open ? tail_ : next_[0] - 1;
+  (void)close_batch(segments_[tail_.segment].batch.load(std::memory_order_relaxed) & 1);
+  const bool open = tail_.open;
+  const uint64_t first = open ? tail_.segment : next_[0] - 1;
   root->log = log_id_;
   root->log_batch = closed_ + 1;
   root->log_segments[0] = static_cast<uint32_t>(first + 1);
   root->log_segments[1] = open ? next_[0] : next_[1];
   root->log_segments[2] = open ? next_[1] : 0;
-  root->log_at = open ? used_durable(tail_) : static_cast<uint32_t>(first_at(first));
+  root->log_at = open ? used_durable(tail_.segment) : static_cast<uint32_t>(first_at(first));
 }
 
 // ---- replay ---------------------------------------------------------------------------------------------------------

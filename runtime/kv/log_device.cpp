@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The log on a device: frames, writing, reading. See record_log.h.
 //
-// A segment is written once in its life, in one piece, after it was sealed and its last writer is gone; then it never
-// changes. So a reader needs no lock against writing: it reads the record that the index led to, or, when the segment
-// has begun another life since, bytes whose checksum does not match.
+// A block of a segment is written once in the segment's life: what a saved state refers to with that state, the rest in
+// one piece after the segment was sealed and its last writer is gone. What is written never changes. So a reader needs
+// no lock against writing: it reads the record that the index led to, or, when the segment has begun another life
+// since, bytes whose checksum does not match.
 // Threading: as in record_log.h. Blocks for the device.
 #include <errno.h>
 
@@ -207,35 +208,52 @@ int Log::read_what_can_be(uint64_t number, char* memory, uint64_t bytes) {
 // Pre: sealed, and in a frame. 0 or -errno: it stays where it is, to be tried again.
 int Log::write_out(uint64_t number) {
   for (unsigned round = 0; filling(number); ++round) round < 100 ? sys::yield_cpu() : sys::sleep_ns(20'000);
-  char* memory = segments_[number].memory.load(std::memory_order_relaxed);
-  const uint64_t begin = number << segment_bits_, end = used(number);
-  for (uint64_t at = number == 0 ? kUnitBytes : 0; at < end;) {
-    auto* record = reinterpret_cast<Record*>(memory + at);
-    record->checksum = record_checksum(record, Address{(begin + at) / kUnitBytes}, life(number));
-    at += record->units() * kUnitBytes;
+  const int status = write_part(number, used(number));
+  if (status == 0) segments_[number].written.store(true, std::memory_order_relaxed);
+  return status;
+}
+
+// What it has up to `end` and is not written yet. Nothing changes there any more.
+int Log::write_part(uint64_t number, uint64_t end) {
+  Segment& segment = segments_[number];
+  const uint64_t from = segment.durable, begin = number << segment_bits_, block = round_down(from, kBlockBytes);
+  if (from == end) return 0;
+  prepare(number, from == 0 ? first_at(number) : from, end);
+  char* memory = segment.memory.load(std::memory_order_relaxed);
+  const int status = transfer(Op::kWrite, begin + block, memory + block, round_up(end, kBlockBytes) - block);
+  if (status == 0) {
+    segment.durable = static_cast<uint32_t>(end);
+    return 0;
   }
-  const uint64_t bytes = round_up(end, kBlockBytes);
-  memset(memory + end, 0, bytes - end);
-  if (const int status = transfer(Op::kWrite, begin, memory, bytes); status < 0) {
-    LUNAR_LOG_LIMITED(log_warning, 10, "key/value store on %s: write at %llu: %s; kept in DRAM", device_->name(),
-                      static_cast<unsigned long long>(begin), errno_text(status));
-    return status;
-  }
-  segments_[number].written.store(true, std::memory_order_relaxed);
-  return 0;
+  LUNAR_LOG_LIMITED(log_warning, 10, "key/value store on %s: write at %llu: %s; kept in DRAM", device_->name(),
+                    static_cast<unsigned long long>(begin + block), errno_text(status));
+  return status;
 }
 
 void Log::keep(StateBytes state_bytes, const void* owner) {
   state_owner_ = owner;
   state_bytes_ = state_bytes;
-  if (count_ / kStatesShare > kReserve) cleaning_reserve_ = count_ / kStatesShare;
 }
 
 int Log::save_written() {
   if (commits()) return commit();
   for (;;) {
-    if (const int status = write_oldest(); status <= 0) return status;
+    const int status = write_oldest();
+    if (status < 0) return status;
+    if (status == 0) break;
   }
+  return 0;
+}
+
+// What the state being saved refers to and is not written yet, which is in segments that were open at the cut.
+int Log::save_cut_written() {
+  for (uint64_t i = 0; !commits() && i < count_; ++i) {
+    const media::SegmentEntry& entry = segments_[i].at_cut;
+    if (!has_frame(i) || entry.kind != media::SegmentKind::kRecords || segments_[i].durable >= entry.used) continue;
+    if (segments_[i].written.load(std::memory_order_relaxed)) continue;
+    if (const int status = write_part(i, entry.used); status < 0) return status;
+  }
+  return 0;
 }
 
 // Only segments in frames are not written.
@@ -262,7 +280,7 @@ void Log::save_cut(media::Root* root) {
   if (commits())
     mark_start(root);
   else
-    seal_tail();
+    cut_tails();
   MutexLock guard(mutex_);
   opened_at_cut_ = opened_.load(std::memory_order_relaxed);
   for (uint64_t i = 0; i < count_; ++i) {
@@ -344,6 +362,8 @@ void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t l
   segment.used.store(used, std::memory_order_relaxed);
   segment.entry.store(entry, std::memory_order_relaxed);
   segment.written.store(true, std::memory_order_relaxed);
+  segment.tail = tail_count_ - 1;
+  segment.opened_at = bytes() / kUnitBytes;  // before the open by as much as the log holds
   segment.saved = true;
   segment.state.store(state, std::memory_order_release);
   if (state == SegmentState::kState) ++links_;

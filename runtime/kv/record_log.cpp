@@ -14,6 +14,11 @@
 #include "sys/mem.h"
 
 namespace lunar::kv {
+namespace {
+
+constexpr uint64_t kTailsLeast = 128;  // segments: in a smaller log several tails would take too much of it
+
+}  // namespace
 
 // Huge pages: a record found by chance costs a walk of the page tables else, as much as the copy of 4 KiB. All of it is
 // charged, so a huge page takes nothing that the budget does not know of.
@@ -53,7 +58,10 @@ int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
   if (!segments_) return -ENOMEM;
   for (uint64_t i = 0; i < count_; ++i) new (&segments_[i]) Segment;
   free_.store(count_, std::memory_order_relaxed);
-  tail_used_ = segment_bytes();
+  for (Tail& tail : tails_) tail.used = segment_bytes();
+  if (count_ >= kTailsLeast) tail_count_ = kTails;
+  clock_.store(2 * bytes / kUnitBytes, std::memory_order_relaxed);  // what is restored was set long ago
+  for (double& span : spans_) span = static_cast<double>(bytes) / kUnitBytes;
   if (device) return open_frames(budget->limit(), place.read_only);
   if (!budget->take(count_ << segment_bits_)) return -ENOMEM;
   memory_ = map_records(count_ << segment_bits_);
@@ -93,68 +101,73 @@ uint64_t Log::block_padding(uint64_t end, uint64_t bytes) const {
   return worth_it && bytes + padding <= inline_units_max() * kUnitBytes ? padding : 0;
 }
 
-int Log::allocate(uint64_t units, bool cleaning, Address* out, uint64_t* padding) {
+bool Log::append(Tail& tail, uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding) {
   const uint64_t bytes = units * kUnitBytes;
-  for (;;) {
-    tail_lock_.lock();
-    if (tail_reserved_ && !cleaning) {
-      tail_lock_.unlock();
-      return -EAGAIN;
-    }
-    if (tail_used_ + bytes <= segment_bytes()) {
-      Segment& segment = segments_[tail_];
-      *out = Address{((tail_ << segment_bits_) + tail_used_) / kUnitBytes};
-      const uint64_t more = padding ? block_padding(tail_used_ + bytes, bytes) : 0;
-      if (more) *padding = more / kUnitBytes;
-      tail_used_ += bytes + more;
-      segment.used.store(static_cast<uint32_t>(tail_used_), std::memory_order_relaxed);
-      add_live(*out, units + more / kUnitBytes);
-      segment.filling[segment.batch.load(std::memory_order_relaxed) & 1].fetch_add(1, std::memory_order_relaxed);
-      tail_lock_.unlock();
-      return 0;
-    }
-    tail_lock_.unlock();
-    if (const int status = roll(cleaning); status < 0) return status;
-  }
+  sys::Locked lock(tail_lock_);
+  if ((tail.reserved && !cleaning) || tail.used + bytes > segment_bytes()) return false;
+  Segment& segment = segments_[tail.segment];
+  *out = Address{((tail.segment << segment_bits_) + tail.used) / kUnitBytes};
+  const uint64_t more = padding ? block_padding(tail.used + bytes, bytes) : 0;
+  if (more) *padding = more / kUnitBytes;
+  tail.used += bytes + more;
+  segment.used.store(static_cast<uint32_t>(tail.used), std::memory_order_relaxed);
+  if (!cleaning) clock_.store(clock_.load(std::memory_order_relaxed) + units, std::memory_order_relaxed);
+  note_set(segment, cleaning ? before : Address{}, units + more / kUnitBytes);
+  add_live(*out, units + more / kUnitBytes);
+  segment.filling[segment.batch.load(std::memory_order_relaxed) & 1].fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+// Where no segment is free, what the other tails have left is better than none.
+int Log::allocate(uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding) {
+  Tail& wanted = tails_[tail_for(before)];
+  for (int status = 0; status == 0; status = roll(wanted, cleaning))
+    if (append(wanted, units, cleaning, before, out, padding)) return 0;
+  for (unsigned i = 0; i < tail_count_; ++i)
+    if (append(tails_[i], units, cleaning, before, out, padding)) return 0;
+  return -EAGAIN;
 }
 
 // Makes a free segment the tail, unless another thread did so meanwhile.
-int Log::roll(bool cleaning) {
+int Log::roll(Tail& tail, bool cleaning) {
   MutexLock guard(mutex_);
   {
-    sys::Locked tail(tail_lock_);
-    if (tail_used_ + inline_units_max() * kUnitBytes <= segment_bytes()) return 0;
+    sys::Locked lock(tail_lock_);
+    if (tail.reserved && !cleaning) return -EAGAIN;
+    if (tail.used + inline_units_max() * kUnitBytes <= segment_bytes()) return 0;
   }
   uint64_t number;
   if (!take_one(cleaning, &number)) return -EAGAIN;
-  sys::Locked tail(tail_lock_);
-  seal_locked();
+  sys::Locked lock(tail_lock_);
+  seal_locked(tail);
   segments_[number].live.store(0, std::memory_order_relaxed);
   segments_[number].records.store(0, std::memory_order_relaxed);
   segments_[number].written.store(false, std::memory_order_relaxed);
+  segments_[number].batch.store(0, std::memory_order_relaxed);
+  segments_[number].durable = 0;
+  segments_[number].opened_at = clock_.load(std::memory_order_relaxed);
+  segments_[number].tail = static_cast<unsigned>(&tail - tails_);
   segments_[number].state.store(SegmentState::kOpen, std::memory_order_seq_cst);
-  tail_ = number;
-  tail_reserved_ = cleaning && !room_for_writers(0);
-  tail_used_ = first_at(number);
+  tail = {number, first_at(number), true, cleaning && !room_for_writers(0)};
   if (commits()) open_log_segment(number);
   return 0;
 }
 
 // Pre: the tail's lock.
-void Log::seal_locked() {
-  if (state(tail_) != SegmentState::kOpen) return;
-  if (commits() && !finish_batch()) segments_[tail_].used.store(used_durable(tail_), std::memory_order_relaxed);
-  segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
-  tail_used_ = segment_bytes();
+void Log::seal_locked(Tail& tail) {
+  const uint64_t number = tail.segment;
+  if (!tail.open) return;
+  if (commits() && !finish_batch()) segments_[number].used.store(used_durable(number), std::memory_order_relaxed);
+  segments_[number].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
+  tail = {.used = segment_bytes()};
 }
 
-void Log::seal_tail() {
+void Log::seal_tails() {
   MutexLock guard(mutex_);
-  sys::Locked tail(tail_lock_);
+  sys::Locked lock(tail_lock_);
   // A segment of the log without a batch would end it.
-  if (commits() && state(tail_) == SegmentState::kOpen && used_durable(tail_) == first_at(tail_) && !any_in_batch())
-    return;
-  seal_locked();
+  if (commits() && tail_.open && used_durable(tail_.segment) == first_at(tail_.segment) && !any_in_batch()) return;
+  for (Tail& tail : tails_) seal_locked(tail);
 }
 
 // Pre: the mutex.
@@ -186,7 +199,7 @@ uint64_t Log::segments_ahead() const {
 Log::Ahead Log::ahead() const {
   const uint64_t free = free_.load(std::memory_order_relaxed), early = segments_ahead();
   if (free + held() <= reserve() + early) return Ahead::kClean;
-  return held() > count_ / 32 && free <= free_reserve() + early ? Ahead::kSave : Ahead::kNothing;
+  return held() > held_wanted() && free <= free_reserve() + early ? Ahead::kSave : Ahead::kNothing;
 }
 
 // The less room is left the more: so that writers are no faster than what cleans, and none waits for a whole segment.
@@ -203,6 +216,7 @@ void Log::note_next_state() {
   // For the next one, and when that is larger than the last one, for the one after it too.
   const uint64_t one = state_bytes_(state_owner_) / media::link_room(segment_bytes()) + 2;
   state_reserve_.store(one + (one > links_ ? one - links_ : 0), std::memory_order_relaxed);
+  cleaning_reserve_.store(reserve_for_states(), std::memory_order_relaxed);
   note_whether_state_is_wanted();
 }
 
@@ -307,8 +321,8 @@ uint64_t Log::reclaim() {
     }
   }
   if (room_for_writers(1)) {
-    sys::Locked tail(tail_lock_);
-    tail_reserved_ = false;
+    sys::Locked lock(tail_lock_);
+    for (Tail& tail : tails_) tail.reserved = false;
   }
   return free_.load(std::memory_order_relaxed);
 }
@@ -317,8 +331,8 @@ bool Log::has_room() {
   if (log_is_long() || frames() != Frames::kReady) return false;
   MutexLock guard(mutex_);
   if (!room_for_writers(1)) return false;
-  sys::Locked tail(tail_lock_);
-  tail_reserved_ = false;
+  sys::Locked lock(tail_lock_);
+  for (Tail& tail : tails_) tail.reserved = false;
   return true;
 }
 
@@ -329,31 +343,6 @@ void Log::give_back(uint64_t number) {
   segments_[number].saved = false;
   segments_[number].state.store(in_window ? SegmentState::kReserved : SegmentState::kFree, std::memory_order_release);
   if (!in_window) free_.fetch_add(1, std::memory_order_relaxed);
-}
-
-// In a log of very many segments hardly less lives in the best of all than in the best of the next kSeenMost. Those
-// behind them have their turn next.
-int Log::victim(uint64_t* number) {
-  MutexLock guard(mutex_);
-  const uint64_t most = segment_bytes() / kUnitBytes / 8 * 7;
-  uint64_t best = most + 1;
-  bool soon = false;
-  for (uint64_t seen = 0, i = next_victim_; seen < count_; ++seen, i = i + 1 < count_ ? i + 1 : 0) {
-    if (seen != 0 && seen % kSeenMost == 0 && best <= most) {
-      next_victim_ = i;
-      break;
-    }
-    const bool may_go = state(i) == SegmentState::kSealed || (state(i) == SegmentState::kDamaged && live(i) == 0);
-    if (!may_go || live(i) >= best) continue;
-    if (filling(i)) {
-      soon = true;
-      continue;
-    }
-    best = live(i);
-    *number = i;
-  }
-  if (best <= most) return 0;
-  return soon ? -EAGAIN : -ENOSPC;
 }
 
 // What the end of a segment had no room for is no dead space: cleaning would not gain it.

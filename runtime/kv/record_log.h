@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// The log, which holds the records. Its space is divided into segments; records are appended to the open one, the
-// *tail*.
+// The log, which holds the records. Its space is divided into segments; records are appended to the open ones, the
+// *tails*: of values that are overwritten soon or late each has one (placement.cpp).
 //
 //   segment   │ record │ record │ ...           │ unused │     free ─► open ─► sealed ─► (cleaned) retired ─► free
 //   run       │ key of a large pair │ value ...            │ free ─► large ─────────────► retired ─► free
 //
 // Each segment counts its live records and their units: publishing a record adds to both, replacing or deleting one
 // subtracts. The first count says whether any record is live, so the second may be a guess after damage. Cleaning takes
-// the sealed segment with the fewest live units, moves its live records to the tail (the store does that, because only
-// the index knows which are live) and retires the segment: it is free again once no reader can look at it (epoch.h).
+// a sealed segment with few live units, moves its live records to a tail (the store does that, because only the index
+// knows which are live) and retires the segment: it is free again once no reader can look at it (epoch.h).
 // kReserve segments are reserved for cleaning, so that it can always begin.
 //
-// A store in memory has all segments in DRAM. On a device only some segments are in DRAM, each in a *frame*: the tail,
-// and before it the youngest ones. A sealed segment is written in one piece when another tail needs its frame; from
+// A store in memory has all segments in DRAM. On a device only some segments are in DRAM, each in a *frame*: the tails,
+// and before them the youngest ones. A sealed segment is written in one piece when another tail needs its frame; from
 // then on it is read from the device, record by record, with checksums (log_device.cpp). Records that are read there,
 // and those that were read while they were in a frame, go to the read cache (record_cache.h), which takes the DRAM that
 // frames and index leave.
 //
-// If sets are durable when they return, the tail is written in batches instead, each once (commit.cpp).
+// If sets are durable when they return, there is one tail, which is written in batches instead, each once (commit.cpp).
 //
 // Large pairs are in runs of neighbouring segments; on a device in parts of 64 KiB, each with a checksum, and never in
 // frames. If no run is free, cleaning makes one: it reserves the window that is cheapest to empty, and moves the live
@@ -68,15 +68,20 @@ enum class SegmentState : uint8_t {
 };
 constexpr unsigned kSegmentStates = 10;
 
+constexpr unsigned kTails = 4;
+
 struct Segment {
   std::atomic<uint32_t> live{0};     // units; too many after a damaged record of unknown length was replaced
   std::atomic<uint32_t> records{0};  // number of live records; exact
   std::atomic<uint32_t> used{0};     // bytes that records take, from the start
   // Records that are being written: in batches of either side; without batches the first counts all.
   std::atomic<uint32_t> filling[2] = {0, 0};
-  std::atomic<uint32_t> batch{0};  // start of its newest batch | the side of that batch
-  uint32_t durable = 0;            // bytes, from the start. Used by the committing thread only
-  uint64_t next_uncommitted = 0;   // number + 1. Under the tail's lock
+  // Start of its newest batch | the side of that batch. Without batches: where the last saved state ends in it.
+  std::atomic<uint32_t> batch{0};
+  // Bytes, from the start. Used by the committing thread only; without batches under the mutex of cleaning: bytes that
+  // are written.
+  uint32_t durable = 0;
+  uint64_t next_uncommitted = 0;  // number + 1. Under the tail's lock
   std::atomic<SegmentState> state{SegmentState::kFree};
   std::atomic<bool> written{false};  // written to the device
   std::atomic<bool> pending{false};  // kLarge: no record leads to it yet
@@ -87,6 +92,9 @@ struct Segment {
   media::SegmentEntry at_cut = {};     // its entry in that state. Used by the saving thread only
   std::atomic<char*> memory{nullptr};  // its memory in DRAM; nullptr: it is only on the device
   std::atomic<uint64_t> life{0};       // number of this use of the segment, unique within the store
+  std::atomic<uint64_t> set_at{0};     // when its records were set, on average: Log::clock_. Under the tails' lock
+  uint64_t opened_at = 0;              // likewise. Under the mutex, like the next member
+  unsigned tail = kTails - 1;          // that it was
   uint64_t retired = 0;                // epoch. Under the mutex, like the next member
   uint64_t next_retired = 0;           // number + 1
 };
@@ -103,7 +111,7 @@ struct LogPlace {
 class Log {
  public:
   static constexpr uint64_t kReserve = 3, kAheadMost = 8, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
-  static constexpr uint64_t kPaddingShare = 50, kFramesShare = 16, kStatesShare = 24, kMarkBytes = 64;
+  static constexpr uint64_t kPaddingShare = 50, kFramesShare = 16, kMarkBytes = 64;
   static constexpr uint64_t kDelayMostNs = 1'000'000, kSeenMost = 16'384;
   static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB, kPartBytes = 64 * kKiB;
   static constexpr uint64_t kPartData =
@@ -118,10 +126,10 @@ class Log {
   void close();
 
   // Takes room for a record, in DRAM. The record counts as live from now on, and until published() its segment is
-  // neither cleaned nor written. -EAGAIN: no segment is free except the reserve (for cleaning: none at all), or no
-  // frame.
+  // neither cleaned nor written. before: the record whose place it takes, and which lives; {}: of a new key.
+  // -EAGAIN: no segment is free except the reserve (for cleaning: none at all), or no frame.
   // padding: the record may be longer by so many units, which *padding then is: see block_padding().
-  [[nodiscard]] int allocate(uint64_t units, bool cleaning, Address* out, uint64_t* padding = nullptr);
+  [[nodiscard]] int allocate(uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding = nullptr);
   void published(Address address) {
     Segment& segment = of(address);
     segment.filling[side_of(segment, address)].fetch_sub(1, std::memory_order_release);
@@ -191,8 +199,8 @@ class Log {
   // pair's.
   [[nodiscard]] int read_run(const LargePlace& place, uint64_t offset, void* to, uint64_t bytes);
 
-  // The segment to clean next: sealed, with all its records published. -ENOSPC: no segment would free an eighth;
-  // -EAGAIN: one may, soon.
+  // The segment to clean next: sealed, with all its records published (placement.cpp). -ENOSPC: no segment would free
+  // an eighth; -EAGAIN: one may, soon.
   [[nodiscard]] int victim(uint64_t* number);
   // The same for a segment with only a little dead space (1/64), if the dead space of all segments adds up to more than
   // two; otherwise -ENOSPC.
@@ -293,7 +301,8 @@ class Log {
   const media::SegmentEntry& at_cut(uint64_t number) const { return segments_[number].at_cut; }
   // Writes what sealed segments hold that is not on the device yet; no flush. -errno.
   [[nodiscard]] int save_written();
-  [[nodiscard]] int write_oldest();  // writes one of these. 1; 0: there is none. Pre of both: the cleaning mutex
+  [[nodiscard]] int save_cut_written();  // the same for what of the cut is not written. Returns 0 at once with batches
+  [[nodiscard]] int write_oldest();      // writes one of these. 1; 0: there is none. Pre of both: the cleaning mutex
   // Frees frames for writers, until a quarter of all frames has no owner. Pre: the cleaning mutex.
   void spare_frames();
   // takes a free segment for the state of that life; -ENOSPC
@@ -311,7 +320,8 @@ class Log {
   uint64_t held() const { return held_.load(std::memory_order_relaxed); }
   // Segments that are not for writers. reserve: free or held; free_reserve: the part that must be free; state_reserve:
   // the part of that which cleaning may not use either.
-  uint64_t reserve() const { return cleaning_reserve_ + free_reserve() - kReserve; }
+  uint64_t reserve() const { return cleaning_reserve_.load(std::memory_order_relaxed) + free_reserve() - kReserve; }
+  uint64_t held_wanted() const { return cleaning_reserve_.load(std::memory_order_relaxed) / 4 * 3; }  // by a save
   uint64_t free_reserve() const { return kReserve + state_reserve() + window_needs_.load(std::memory_order_relaxed); }
   uint64_t state_reserve() const { return state_reserve_.load(std::memory_order_relaxed); }
   // Whether writers may take `count` segments.
@@ -322,7 +332,7 @@ class Log {
   // Whether saving a state now would give writers enough segments to be worth it: each save seals the tail, and the
   // rest of the tail is lost until the segment is cleaned.
   bool held_suffice() const {
-    return held() != 0 && free_.load(std::memory_order_relaxed) + held() > reserve() + count_ / 32;
+    return held() != 0 && free_.load(std::memory_order_relaxed) + held() > reserve() + held_wanted();
   }
   // Whether a writer should clean, or save, before any writer has to wait for it. Set with each segment that is opened.
   bool cleaning_wanted() const { return cleaning_wanted_.load(std::memory_order_relaxed); }
@@ -356,8 +366,8 @@ class Log {
   uint64_t reclaim();
   bool has_room();  // for a writer's next segment
   bool any_retired() const { return retired_.load(std::memory_order_relaxed) != 0; }
-  // Seals the open segment, so that it can be cleaned.
-  void seal_tail();
+  // Seals the open segments, so that they can be cleaned.
+  void seal_tails();
   // Whether writers can get a frame: now, soon (readers are still in it), or after make_frame(). That takes the frame
   // of the oldest segment that has one, and first writes the segment if necessary. One thread at a time. -EAGAIN: try
   // again in a moment; -errno: the device failed, and the segment stays in its frame.
@@ -386,7 +396,23 @@ class Log {
     const uint64_t at = address.value * kUnitBytes & (segment_bytes() - 1);
     return at >= (batch & ~7u) ? batch & 1 : ~batch & 1;
   }
-  void seal_locked();
+  struct Tail {
+    uint64_t segment = 0, used = 0;  // not open: used == segment_bytes()
+    bool open = false;
+    // It was taken from the reserve: it is for cleaning alone until more segments are free.
+    bool reserved = false;
+  };
+  void seal_locked(Tail& tail);
+  void cut_tails();
+  void cut_locked(Tail& tail);
+  int write_part(uint64_t number, uint64_t end);
+  bool append(Tail& tail, uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding);
+  // placement.cpp
+  unsigned tail_for(Address before) const;
+  void note_set(Segment& segment, Address before, uint64_t units);
+  double worth(uint64_t number) const;
+  void note_span(uint64_t number);
+  uint64_t reserve_for_states() const;
   // Bytes by which a record that ends there is made longer, so that it ends with a block of the device: at most a 50th.
   // Of pairs that are nearly as long as whole blocks each then lies in as few blocks as possible, so that a cold get of
   // 4000 bytes reads one block and not two. 0: it would be more, or the log is in DRAM.
@@ -414,7 +440,7 @@ class Log {
   void prepare(uint64_t number, uint64_t from, uint64_t to);
   template <class Done>
   int commit_until(Done done);
-  int roll(bool cleaning);
+  int roll(Tail& tail, bool cleaning);
   uint64_t segments_ahead() const;
   bool take_one(bool cleaning, uint64_t* number);
   uint64_t cost_in_window(uint64_t number) const;
@@ -455,7 +481,8 @@ class Log {
   uint64_t device_offset_ = 0;
   StateBytes state_bytes_ = nullptr;
   const void* state_owner_ = nullptr;
-  uint64_t cleaning_reserve_ = kReserve;  // larger if states are saved, so that more writes share the cost of one
+  // larger if states are saved, so that more writes share the cost of one
+  std::atomic<uint64_t> cleaning_reserve_{kReserve};
   std::atomic<uint64_t> held_{0}, state_reserve_{0};
   std::atomic<uint64_t> window_needs_{0};  // segments that the live records of the window move to
   std::atomic<bool> state_wanted_{false}, cleaning_wanted_{false};
@@ -475,11 +502,12 @@ class Log {
   std::atomic<uint64_t> ios_{0}, lives_{0};
 
   alignas(64) sys::SpinLock tail_lock_;
-  // open segment and bytes used in it; tail_used_ == segment_bytes(): none is open
-  uint64_t tail_ = 0, tail_used_ = 0;
-  // the tail was taken from the reserve: it is for cleaning alone until more segments are free
-  bool tail_reserved_ = false;
-  alignas(64) sys::Mutex mutex_;  // state changes
+  Tail tails_[kTails];
+  Tail& tail_ = tails_[0];  // with batches the only one
+  unsigned tail_count_ = 1;
+  double spans_[kTails] = {};       // in what time a segment of each tail dies, as clock_. Under the mutex
+  std::atomic<uint64_t> clock_{0};  // units that were set so far
+  alignas(64) sys::Mutex mutex_;    // state changes
   std::atomic<uint64_t> free_{0}, retired_{0};
   uint64_t links_ = 0;                                       // segments that are kState
   uint64_t next_free_ = 0, next_victim_ = 0, next_run_ = 0;  // where to look first

@@ -485,7 +485,7 @@ int Store::save() {
   log_.spare_frames();
   media::Root root = {};
   cut(&root);
-  if (!log_.commits()) status = log_.save_written();
+  status = log_.save_cut_written();
   if (status == 0) status = write_state(&root);
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
     MutexLock lock(shards_[i].lock);

@@ -305,7 +305,7 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       index_full = !replaces && make_room(shard, hash) < 0;
       uint64_t units = record_units(key.size, value.size) + units_of_notes(found), padding = 0;
       Address address;
-      if (!index_full && log_.allocate(units, false, &address, &padding) == 0) {
+      if (!index_full && log_.allocate(units, false, found.before(), &address, &padding) == 0) {
         if (padding) memset(reinterpret_cast<char*>(log_.at(address)) + units * kUnitBytes, 0, padding * kUnitBytes);
         units += padding;
         fill_pair(log_.at(address), units, key, value);
@@ -361,7 +361,7 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
       if (status = find_replaceable(shard, hash, key, false, &found); status < 0) break;
       const uint64_t units = record_units(sizeof(LargePlace), 0) + units_of_notes(found);
       Address address;
-      if (log_.allocate(units, false, &address) == 0) {
+      if (log_.allocate(units, false, found.before(), &address) == 0) {
         Record* record = log_.at(address);
         fill_head(record, RecordType::kLarge, units, sizeof(LargePlace), 0);
         new (record + 1) LargePlace(place);
@@ -387,7 +387,7 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
 int Store::log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve) {
   const uint64_t units = record_units(sizeof(DeletedKey), 0) + units_of_notes(found);
   Address address;
-  if (const int status = log_.allocate(units, from_reserve, &address); status < 0) return status;
+  if (const int status = log_.allocate(units, from_reserve, found.address, &address); status < 0) return status;
   Record* record = log_.at(address);
   fill_head(record, RecordType::kDeleted, units, sizeof(DeletedKey), 0);
   new (record + 1) DeletedKey{hash, key.size};

@@ -112,9 +112,9 @@ class Store {
   // set: 0; -EINVAL: longer than kPairBytesMax; -ENOSPC: the log, or (for a new key) the index, has no room. On failure
   // nothing has changed.
   // Deleted pairs free their space. An empty store takes a pair of all segments except those reserved for cleaning (3;
-  // kKept and kNew: a 24th of all, if that is more), the tail, with kKept and kNew two saved states (each: the segments
-  // that it fills and one more), and with kGroup and kEach two future tails. A large pair needs its segments in one
-  // row, and other large pairs never move: -ENOSPC if no row between them is long enough.
+  // kKept and kNew: up to a 24th of all, by the size of a saved state), the tail, with kKept and kNew two saved states
+  // (each: the segments that it fills and one more), and with kGroup and kEach two future tails. A large pair needs its
+  // segments in one row, and other large pairs never move: -ENOSPC if no row between them is long enough.
   [[nodiscard]] int set(Bytes key, Bytes value);
   // Copies up to `bytes` bytes of the value, from `offset` on. Returns the length of the whole value. -ENOENT.
   [[nodiscard]] int64_t get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
@@ -188,6 +188,7 @@ class Store {
     uint64_t units = 0, pair_bytes = 0, value_bytes = 0;
     LargePlace run = {};   // count 0: none
     bool damaged = false;  // it cannot be read, and is assumed to be the key's
+    Address before() const { return place ? address : Address{}; }
   };
   // An entry whose record is to be read from the device, as found under an epoch. place.count != 0: not the record, but
   // its large pair is to be read.

@@ -20,7 +20,8 @@ using namespace kv_test;
 
 namespace {
 
-constexpr uint64_t kBytes = 3 * kMiB, kLengthMin = 8, kLengthMax = 1'600'000;
+// A store of the larger size has several tails: records of different age in segments of their own.
+constexpr uint64_t kBytes = 3 * kMiB, kBytesOfTails = 9 * kMiB, kLengthMin = 8, kLengthMax = 1'600'000;
 using Kind = DeviceEvent::Kind;
 
 struct Value {
@@ -35,7 +36,12 @@ uint64_t sum_of(uint64_t key, const Value& value) {
 
 class History {
  public:
-  explicit History(uint64_t seed) : random_(seed), memory_(kBytes), copy_(kBytes), buffer_(kLengthMin + kLengthMax, 0) {
+  explicit History(uint64_t seed)
+      : random_(seed),
+        times_(seed % 5 ? 1 : kBytesOfTails / kBytes),
+        memory_(times_ * kBytes),
+        copy_(times_ * kBytes),
+        buffer_(kLengthMin + kLengthMax, 0) {
     keys_ = random_.below(2) ? 60 : 1500;
   }
   void make(uint64_t operations);
@@ -52,6 +58,7 @@ class History {
   [[noreturn]] void wrong(const std::string& what) { fail(where_ + what); }
 
   Random random_;
+  uint64_t times_;  // as large as kBytes, with values as much longer
   std::vector<char> memory_, copy_;
   std::vector<DeviceEvent> events_;
   std::vector<uint64_t> sums_;   // of the model, after each operation
@@ -66,6 +73,7 @@ Store* History::open(MemoryDevice* device, Contents contents) {
   options.device = device;
   options.contents = contents;
   options.log_bytes = 0;
+  options.segment_bytes = 64 * kKiB;
   options.dram_bytes = 4 * kMiB;
   options.shards = 2;
   options.expected_keys = 16;
@@ -92,7 +100,7 @@ void History::operate(Store* store, Model* model, uint64_t* sum) {
     model->erase(found);
     return;
   }
-  const Value value{++version_, kLengthMin + random_.below(random_.below(60)   ? 900
+  const Value value{++version_, kLengthMin + random_.below(random_.below(60)   ? 900 * times_
                                                            : random_.below(12) ? 90'000
                                                                                : kLengthMax)};
   make_value(key, value);
@@ -108,7 +116,7 @@ void History::make(uint64_t operations) {
   where_ = "before a crash: ";
   for (char& byte : memory_) byte = static_cast<char>(random_.next());  // what former owners left
   copy_ = memory_;
-  MemoryDevice device(memory_.data(), kBytes);
+  MemoryDevice device(memory_.data(), memory_.size());
   Store* store = open(&device, Contents::kNew);
   copy_ = memory_;
   device.record = &events_;
@@ -175,7 +183,7 @@ void History::crash_at(size_t event, bool lost) {
       apply(events_[i], static_cast<Left>(random_.below(3)), &undo);
   }
   // The store as it is found, as it goes on, and as it comes back after that.
-  MemoryDevice first(copy_.data(), kBytes), second(copy_.data(), kBytes);
+  MemoryDevice first(copy_.data(), copy_.size()), second(copy_.data(), copy_.size());
   first.undo = second.undo = &undo;
   Store* store = open(&first, Contents::kKept);
   check_store(store);

@@ -287,10 +287,10 @@ struct BareLog {
     const uint64_t units = log.inline_units_max(), records = log.segment_bytes() / kUnitBytes / units - 1;
     for (uint64_t i = 0; i < segments * records; ++i) {
       Address address;
-      if (log.allocate(units, false, &address) != 0) FAIL("allocate");
+      if (log.allocate(units, false, {}, &address) != 0) FAIL("allocate");
       log.published(address);
       if (i % records >= alive) log.drop_live(address, units);
-      if (i % records == records - 1) log.seal_tail();
+      if (i % records == records - 1) log.seal_tails();
     }
   }
 };

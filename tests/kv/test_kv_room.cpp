@@ -28,9 +28,9 @@ struct Kind {
   Contents contents;
   Durability durability;
   // Segments that no large pair gets: for cleaning, the tail, two saved states; of durable sets, the next two tails.
-  uint64_t kept_of(uint64_t segments) const {
+  uint64_t kept() const {
     if (contents == Contents::kScratch) return 4;
-    return (segments / 24 > 3 ? segments / 24 : 3) + (durability == Durability::kFlush ? 5 : 7);
+    return durability == Durability::kFlush ? 8 : 10;
   }
 };
 
@@ -89,7 +89,7 @@ TEST_CASE("kv-room: an emptied store takes a pair of all its room but what is ke
         options.expected_keys = 1000;
         Store* store = kv_test::open_store(options);
         if (seed != 0) fill_and_empty(store, seed, bytes / 40);
-        const uint64_t segments = store->bytes_allocated() / kSegment, most = segments - kind.kept_of(segments);
+        const uint64_t segments = store->bytes_allocated() / kSegment, most = segments - kind.kept();
         std::string value((most + 1) * kPartData - 8, 'w');
         CHECK(store->set({"large", 5}, bytes_of(value)) == -ENOSPC);
         value.resize(most * kPartData - 8);

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a record goes, and which segment is emptied next: what decides how much cleaning has to move.
+//
+// The log counts time by what was set, and each segment knows when its records were set, on average. A value that was
+// overwritten soon will be so again: the record of a set goes to the tail of what took the place of records of that
+// age, and so does a record that cleaning moves, by the age that it has reached. So segments hold what dies at about
+// the same time. Of the segments that gain enough, cleaning takes the one with the most dead space for each live byte,
+// times the root of the span of its tail: the time in which a segment of that tail dies, as those show that were
+// cleaned. One with a short span gains more by itself if it is left alone. Where all values are overwritten alike, all
+// spans are, and the segment with the fewest live units is taken. (runtime/DECISIONS.md has figures of other rules.)
+// Threading: as in record_log.h.
+#include <errno.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kv/record_log.h"
+
+namespace lunar::kv {
+namespace {
+
+// The first tail is for ages of up to a 128th of the log, each other one for up to so many times as much, the last for
+// all that is older, and for new keys.
+constexpr uint64_t kFirstShare = 128, kTimes = 8;
+
+constexpr uint64_t kStatesShare = 24;  // of the segments, at most, so that states cost less
+
+}  // namespace
+
+unsigned Log::tail_for(Address before) const {
+  if (before.value == 0) return tail_count_ - 1;
+  const uint64_t set_at = segments_[segment_of(before)].set_at.load(std::memory_order_relaxed);
+  const uint64_t age = clock_.load(std::memory_order_relaxed) - set_at;
+  unsigned tail = 0;
+  for (uint64_t most = bytes() / kUnitBytes / kFirstShare; tail < tail_count_ - 1 && age >= most; most *= kTimes)
+    ++tail;
+  return tail;
+}
+
+// Records of so many units were appended: by a set now, or, moved, what was `before`. Pre: the tails' lock.
+void Log::note_set(Segment& segment, Address before, uint64_t units) {
+  const uint64_t when =
+      before.value ? of(before).set_at.load(std::memory_order_relaxed) : clock_.load(std::memory_order_relaxed);
+  const double all = static_cast<double>(segment.used.load(std::memory_order_relaxed)) / kUnitBytes;
+  const auto mean = static_cast<double>(segment.set_at.load(std::memory_order_relaxed));
+  const double share = static_cast<double>(units) / all;
+  segment.set_at.store(static_cast<uint64_t>(mean + (static_cast<double>(when) - mean) * share),
+                       std::memory_order_relaxed);
+}
+
+// Segments to be free or held, in a store whose states are saved. A state of S segments, saved each time when R of N
+// are held, costs S / R of what is written; to hold back R costs as much as a store that is fuller by R / N. At 80%
+// full the sum is least at about this. A store that holds little has a small state, so it keeps little back.
+uint64_t Log::reserve_for_states() const {
+  const double state = static_cast<double>(state_bytes_(state_owner_)) / static_cast<double>(segment_bytes());
+  const auto wanted = static_cast<uint64_t>(std::sqrt(state * static_cast<double>(count_)) / 2);
+  return std::max(std::min(wanted, count_ / kStatesShare), kReserve);
+}
+
+// The more, the better is it to empty the segment. Pre: the mutex.
+double Log::worth(uint64_t number) const {
+  const uint64_t whole = segment_bytes() / kUnitBytes, units = live(number);
+  const double dead = static_cast<double>(whole - units) / (static_cast<double>(units) + 0.5);
+  return dead * std::sqrt(spans_[segments_[number].tail]);
+}
+
+// What a segment that is about to be emptied shows of its tail: a sixteenth of what is known. Pre: the mutex.
+void Log::note_span(uint64_t number) {
+  const double whole = static_cast<double>(segment_bytes() / kUnitBytes), dead = whole - live(number);
+  const auto age = static_cast<double>(clock_.load(std::memory_order_relaxed) - segments_[number].opened_at);
+  double& span = spans_[segments_[number].tail];
+  span += ((age + 1) * whole / std::max(dead, whole / 8) - span) / 16;
+}
+
+// In a log of very many segments hardly better than the best of the next kSeenMost is the best of all. Those behind
+// them have their turn next.
+int Log::victim(uint64_t* number) {
+  MutexLock guard(mutex_);
+  const uint64_t most = segment_bytes() / kUnitBytes / 8 * 7;
+  double best = -1;
+  bool soon = false;
+  for (uint64_t seen = 0, i = next_victim_; seen < count_; ++seen, i = i + 1 < count_ ? i + 1 : 0) {
+    if (seen != 0 && seen % kSeenMost == 0 && best >= 0) {
+      next_victim_ = i;
+      break;
+    }
+    const bool may_go = state(i) == SegmentState::kSealed || (state(i) == SegmentState::kDamaged && live(i) == 0);
+    if (!may_go || live(i) > most) continue;
+    if (filling(i)) {
+      soon = true;
+      continue;
+    }
+    if (const double own = worth(i); own > best) best = own, *number = i;
+  }
+  if (best < 0) return soon ? -EAGAIN : -ENOSPC;
+  note_span(*number);
+  return 0;
+}
+
+}  // namespace lunar::kv
