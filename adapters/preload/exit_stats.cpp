@@ -9,6 +9,7 @@
 // Threading: whichever thread ends the process. May run in a signal handler's _exit: formats by hand, allocates
 // nothing.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -21,6 +22,7 @@
 #include "sys/file.h"
 #include "sys/log.h"
 #include "sys/memory_copy.h"
+#include "sys/own_stack.h"
 #include "sys/proc.h"
 #include "untiered.h"
 
@@ -28,7 +30,9 @@ namespace lunar::preload {
 namespace {
 
 constexpr int kHighDescriptor = 900;
-constexpr uint64_t kOutsidePart = 4;  // of the budget: a plain process with more outside the tier is worth a line
+// A process with more outside the tier, and more than a part of the budget, is worth a line.
+constexpr uint64_t kOutsidePart = 4;
+constexpr int64_t kOutsideMin = int64_t(16) << 20;
 
 struct Output {
   int fd = -1;
@@ -37,7 +41,9 @@ struct Output {
 constinit Output g_output;
 // the process that prints: neither a vfork child nor one forked behind our back
 constinit std::atomic<pid_t> g_pid{0};
-constinit std::atomic<bool> g_printed{false};
+constinit std::atomic<bool> g_printing{false};
+// For a handler on a signal stack of 8 KiB that only calls _exit. One use in a process.
+constinit sys::OwnStack g_stack;
 
 class Table {
  public:
@@ -107,26 +113,29 @@ void fill(Table* table) {
   table->count("gate_timeouts", gate.timeouts);
 }
 
-// Not inline, as print_table: a handler on a signal stack of 8 KiB that only calls _exit has no room for their frames.
-__attribute__((noinline)) bool much_outside() {
+// smaps is read only where the rest allows for so much.
+bool much_outside(UntieredMemory* memory) {
   lunar_stats stats{};
   stats.struct_size = sizeof(stats);
   pager_stats(&stats);
-  const auto limit = static_cast<int64_t>(stats.dram_budget_bytes / kOutsidePart);
-  UntieredMemory memory;
-  return sys::own_status_bytes("RssAnon") > limit && untiered_memory(&memory) == 0 &&
-         memory.outside_bytes() > static_cast<uint64_t>(limit);
+  auto limit = static_cast<int64_t>(stats.dram_budget_bytes / kOutsidePart);
+  if (limit < kOutsideMin) limit = kOutsideMin;
+  const auto resident = static_cast<int64_t>(stats.resident_bytes);
+  return sys::own_status_bytes("RssAnon") - resident > limit && untiered_memory(memory) == 0 &&
+         memory->outside_bytes() > static_cast<uint64_t>(limit);
 }
 
 // With LD_PRELOAD set by hand (without `lunar run`) no root is known: every process prints.
 bool worth_printing() {
   auto root = static_cast<uint64_t>(g_options.root);
-  return pager_active() || root == 0 || root == static_cast<uint64_t>(getpid()) || much_outside();
+  UntieredMemory memory;
+  return pager_active() || root == 0 || root == static_cast<uint64_t>(getpid()) || much_outside(&memory);
 }
 
 }  // namespace
 
 void stats_prepare() {
+  g_stack.make();
   if (!g_options.stats) return;
   g_pid.store(getpid(), std::memory_order_relaxed);
   int fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, kHighDescriptor);
@@ -138,26 +147,36 @@ void stats_enter_child() {
   if (g_options.stats) g_pid.store(getpid(), std::memory_order_relaxed);
 }
 
-__attribute__((noinline)) void print_untiered() {
+void print_untiered() {
   UntieredMemory memory;
-  if (untiered_memory(&memory) < 0) return;
   char text[256];
-  untiered_describe(memory, text, sizeof text);
-  log_info("%s", text);
+  if (much_outside(&memory) && pager_tree_says_once()) {
+    untiered_describe(memory, text, sizeof text);
+    log_warning("%s: --dram does not cover these (runtime/LIMITS.md)", text);
+  } else if (log_level() >= LogLevel::kInfo && worth_printing() && untiered_memory(&memory) == 0) {
+    untiered_describe(memory, text, sizeof text);
+    log_info("%s", text);
+  }
 }
 
-// The same for the log, where no table was asked for.
+// A small process, whose end costs no look at /proc.
+bool is_small() {
+  rusage usage{};
+  return log_level() < LogLevel::kInfo && getrusage(RUSAGE_SELF, &usage) == 0 && usage.ru_maxrss <= kOutsideMin / 1024;
+}
+
+// The same for the log, where no table was asked for: of a tree, one process says that much is outside.
 void log_untiered() {
   static constinit std::atomic<pid_t> said{0};
   const pid_t pid = getpid();
-  if (!ready() || g_options.stats || log_level() < LogLevel::kInfo || sys::memory_is_parents() ||
-      said.exchange(pid) == pid || !worth_printing())
+  if (!ready() || g_options.stats || log_level() < LogLevel::kWarning || sys::memory_is_parents() || is_small() ||
+      said.exchange(pid) == pid)
     return;
-  print_untiered();
+  g_stack.call(print_untiered);
 }
 
-// Once: g_printed.
-__attribute__((noinline)) void print_table() {
+// Once: g_printing.
+void print_table() {
   static constinit Table table;
   fill(&table);
   table.write_to(output_descriptor());
@@ -165,9 +184,11 @@ __attribute__((noinline)) void print_table() {
 
 void stats_print() {
   log_untiered();
-  if (!ready() || !g_options.stats || g_pid.load(std::memory_order_relaxed) != getpid() || !worth_printing()) return;
-  if (g_printed.exchange(true)) return;
-  print_table();
+  if (!ready() || !g_options.stats || g_pid.load(std::memory_order_relaxed) != getpid()) return;
+  if (g_printing.exchange(true)) return;
+  g_stack.call([] {
+    if (worth_printing()) print_table();
+  });
 }
 
 }  // namespace lunar::preload

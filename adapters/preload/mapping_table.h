@@ -3,8 +3,8 @@
 // them); equal neighbours are one interval (sys/interval_map.h).
 //
 //   kTiered    the pager owns it; committed or not (a PROT_NONE reservation is not, until it is made accessible)
-//   kForeign   the program put something else there with MAP_FIXED (a file, shared memory); the kernel owns it
-//   kDead      was foreign and is unmapped now: the pager has lost it, so it is never given out again
+//   kForeign   the program put something else there with MAP_FIXED (a file, shared memory), or executes it; the kernel
+//              owns it
 // Addresses in no interval are free.
 //
 // Threading: none; the owner (tiered_maps) holds a lock.
@@ -16,7 +16,7 @@
 
 namespace lunar::preload {
 
-enum class MappingKind : uint8_t { kTiered, kForeign, kDead };
+enum class MappingKind : uint8_t { kTiered, kForeign };
 
 struct Mapping {
   char* begin = nullptr;

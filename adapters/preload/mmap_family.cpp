@@ -140,7 +140,13 @@ void* attach_in_place(int id, char* address, size_t bytes, int flags) {
         },
         [](char*, size_t) { return 0; });
   if (rc < 0) return errno = -rc, MAP_FAILED;
-  return attach(id, address, placed != 0 ? flags | SHM_REMAP : flags);
+  void* result = attach(id, address, placed != 0 ? flags | SHM_REMAP : flags);
+  if (result == MAP_FAILED && placed != 0) {
+    const int saved = errno;
+    (void)for_parts(address, bytes, maps_unmap, [](char*, size_t) { return 0; });
+    errno = saved;
+  }
+  return result;
 }
 
 // System V shared memory at a place that touches the tier. No event would tell of it: the kernel does not report what
@@ -294,6 +300,12 @@ LUNAR_EXPORT void* shmat(int id, const void* wanted, int flags) noexcept {
   if (area_of(address) != nullptr || region_find(address) == nullptr) return attach_over(id, address, flags);
   errno = EINVAL;  // over the heap
   return MAP_FAILED;
+}
+
+LUNAR_EXPORT int shmdt(const void* address) noexcept {
+  if (ready() && area_of(address) != nullptr && !pager_forked_past_us())
+    return answer(maps_detach(static_cast<const char*>(address)));
+  return static_cast<int>(sys::kernel_call_errno(SYS_shmdt, {reinterpret_cast<long>(address), 0, 0, 0, 0, 0}));
 }
 
 LUNAR_EXPORT int mseal(void* address, size_t bytes, unsigned long flags) noexcept {

@@ -77,6 +77,9 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
     case SYS_shmat:
       *result = number_of(::shmat(static_cast<int>(a[0]), pointer<void>(a[1]), word));
       return true;
+    case SYS_shmdt:
+      *result = ::shmdt(address);
+      return true;
     case kMseal:
       *result = seal_memory(address, bytes, static_cast<unsigned long>(a[2]));
       return true;

@@ -129,8 +129,7 @@ int for_pieces(char* address, size_t bytes, Apply apply) {
       stop = maps_table().piece(address, end, &piece);
       if (piece != nullptr) now = *piece;
     }
-    bool hole = piece == nullptr || now.kind == MappingKind::kDead;
-    int rc = hole ? -ENOMEM : apply(now, address, static_cast<size_t>(stop - address));
+    int rc = piece == nullptr ? -ENOMEM : apply(now, address, static_cast<size_t>(stop - address));
     if (rc < 0 && rc != -ENOMEM) return rc;
     if (rc < 0) result = rc;
     address = stop;

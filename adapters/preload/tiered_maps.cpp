@@ -6,8 +6,10 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
 #include "base/units.h"
+#include "sys/kernel_call.h"
 #include "sys/log.h"
 #include "sys/mem.h"
 #include "sys/memory_constants.h"
@@ -45,6 +47,7 @@ void unmapped_past_us(void* address, size_t bytes, bool taken) {
     if (piece != nullptr && piece->kind == MappingKind::kTiered && piece->committed &&
         (area->flags & kRegionChargeOnTouch) == 0)
       region_forget(area->region, area->offset(begin), static_cast<size_t>(stop - begin));
+    if (region_note_foreign(area->region, area->offset(begin), static_cast<size_t>(stop - begin)) < 0) return;
     g_table.set(begin, stop, {nullptr, nullptr, kReadWrite, MappingKind::kForeign, false});
     begin = stop;
   }
@@ -115,15 +118,37 @@ void uncharge(const Area& area, const char* begin, size_t bytes) {
     region_uncommit_on_touch(area.region, area.offset(begin), bytes);
 }
 
+// Charges a piece that is not committed yet, and does no more.
+int charge(Area* area, char* begin, size_t bytes) {
+  if ((area->flags & kRegionChargeOnTouch) != 0)
+    return region_commit_on_touch(area->region, area->offset(begin), bytes);
+  if (region_commit(area->region, area->offset(begin), bytes, kChargeOnly) == 0) return 0;
+  pager_say_refused();
+  return -ENOMEM;
+}
+
+// What is the kernel's there ends, and the place is free.
+int end_foreign(Area* area, char* begin, char* end) {
+  const int rc = region_reclaim(area->region, area->offset(begin), static_cast<size_t>(end - begin), false);
+  if (rc == 0) g_table.erase(begin, end);
+  return rc;
+}
+
+// MAP_FIXED over a foreign piece, which a refusal must not cost: charged first.
+int replace_foreign(Area* area, char* begin, char* end, int prot) {
+  const auto bytes = static_cast<size_t>(end - begin);
+  int rc = prot == PROT_NONE ? 0 : charge(area, begin, bytes);
+  if (rc < 0) return -ENOMEM;
+  if ((rc = end_foreign(area, begin, end)) == 0 && prot != PROT_NONE) rc = sys::protect(begin, bytes, prot);
+  if (rc < 0 && prot != PROT_NONE) uncharge(*area, begin, bytes);
+  if (rc == 0) g_table.set(begin, end, tiered(prot, prot != PROT_NONE));
+  return rc;
+}
+
 // MAP_FIXED of anonymous private memory over one piece.
-int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot, int flags) {
+int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot) {
   size_t bytes = static_cast<size_t>(end - begin);
-  if (old != nullptr && old->kind != MappingKind::kTiered) {
-    void* at = nullptr;
-    int rc = sys::map(begin, bytes, prot, flags | MAP_FIXED, -1, 0, &at);
-    if (rc == 0) g_table.set(begin, end, foreign(prot));
-    return rc;
-  }
+  if (old != nullptr && old->kind == MappingKind::kForeign) return replace_foreign(area, begin, end, prot);
   bool committed = old != nullptr && old->committed;
   if (old != nullptr && (!committed || prot == PROT_NONE)) {
     if (int rc = give_back(area, begin, end); rc < 0) return rc;
@@ -167,9 +192,8 @@ int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int 
 // Generated code, about to be executable: the kernel's from now on, as all code is.
 int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
   size_t done = 0;
-  int rc = region_hand_over(area->region, area->offset(begin), static_cast<size_t>(end - begin), &done);
-  if (old.committed && (area->flags & kRegionChargeOnTouch) == 0)
-    region_forget(area->region, area->offset(begin), done);
+  int rc = region_hand_over(area->region, area->offset(begin), static_cast<size_t>(end - begin), old.committed, &done);
+  if (old.committed && done != 0) uncharge(*area, begin, done);
   Mapping now = foreign(old.prot);
   now.key = old.key;
   if (done != 0) g_table.set(begin, begin + done, now);
@@ -185,15 +209,6 @@ char* tiered_until(char* begin, char* end) {
     begin = stop;
   }
   return begin;
-}
-
-// Nothing of the program's is mapped there. (At dead places, what was there has gone.)
-bool is_unused(char* begin, char* end) {
-  for (const Mapping* piece; begin < end;) {
-    begin = g_table.piece(begin, end, &piece);
-    if (piece != nullptr && piece->kind != MappingKind::kDead) return false;
-  }
-  return true;
 }
 
 bool is_foreign(char* begin, char* end) {
@@ -345,7 +360,7 @@ int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t o
   Area* area = area_of(address);
   char* end = address + bytes;
   if ((flags & MAP_FIXED_NOREPLACE) != 0) {
-    if (!is_unused(address, end)) return -EEXIST;
+    if (!g_table.is_free(address, end)) return -EEXIST;
     flags = (flags & ~MAP_FIXED_NOREPLACE) | MAP_FIXED;
   }
   constexpr int kOther = MAP_SHARED | MAP_HUGETLB | MAP_GROWSDOWN | MAP_STACK | MAP_LOCKED;
@@ -355,7 +370,7 @@ int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t o
     if (g_table.reserve() < 0) return -ENOMEM;
     char* stop = g_table.piece(address, end, &piece);
     Mapping old = piece != nullptr ? *piece : Mapping{};
-    int rc = fix_piece(area, address, stop, piece != nullptr ? &old : nullptr, prot, flags);
+    int rc = fix_piece(area, address, stop, piece != nullptr ? &old : nullptr, prot);
     if (rc < 0) return rc;
     address = stop;
   }
@@ -366,20 +381,41 @@ int unmap_pieces(Area* area, char* begin, char* end) {
   for (const Mapping* piece; begin < end;) {
     if (g_table.reserve() < 0) return -ENOMEM;
     char* stop = g_table.piece(begin, end, &piece);
-    size_t bytes = static_cast<size_t>(stop - begin);
     if (piece != nullptr && piece->kind == MappingKind::kTiered) {
       stop = tiered_until(stop, end);
       if (int rc = give_back(area, begin, stop); rc < 0) return rc;
       g_table.erase(begin, stop);
     } else if (piece != nullptr && piece->kind == MappingKind::kForeign) {
-      // Keep the kernel from putting anything here; the pager has no hold of it any more.
-      void* at = nullptr;
-      int rc = sys::map(begin, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0, &at);
-      if (rc < 0) return rc;
-      g_table.set(begin, stop, {nullptr, nullptr, PROT_NONE, MappingKind::kDead, false, 0});
+      if (int rc = end_foreign(area, begin, stop); rc < 0) return rc;
     }
     begin = stop;
   }
+  return 0;
+}
+
+int foreign_left(Area* area, char* begin, char* end) {
+  if (g_table.reserve() < 0) return -ENOMEM;
+  if (begin < area->first_gap) area->first_gap = begin;
+  const int rc = region_reclaim(area->region, area->offset(begin), static_cast<size_t>(end - begin), true);
+  for (char* stop; begin < end; begin = stop) {
+    stop = region_boundary(begin, end);
+    if (region_find(begin) == nullptr) continue;
+    if (g_table.reserve() < 0) return -ENOMEM;
+    g_table.erase(begin, stop);
+  }
+  return rc;
+}
+
+int maps_detach(const char* address) {
+  MapsLock lock;
+  if (const long rc = sys::kernel_call(SYS_shmdt, {reinterpret_cast<long>(address), 0, 0, 0, 0, 0}); rc < 0)
+    return static_cast<int>(rc);
+  Area* area = area_of(address);
+  const Mapping* piece = nullptr;
+  char* begin = const_cast<char*>(address);
+  char* end = g_table.piece(begin, area->limit, &piece);
+  // What stays of the piece is another segment's. The call has succeeded whatever comes of the place.
+  if (piece != nullptr && piece->kind == MappingKind::kForeign) (void)foreign_left(area, begin, end);
   return 0;
 }
 
@@ -394,7 +430,7 @@ int maps_leave(char* address, size_t bytes, bool replace) {
   MapsLock lock;
   char* end = address + bytes;
   if (is_foreign(address, end)) return 0;  // the kernel knows what is there
-  if (!replace && !is_unused(address, end)) return -EINVAL;
+  if (!replace && !g_table.is_free(address, end)) return -EINVAL;
   if (g_table.reserve() < 0) return -ENOMEM;
   constexpr int kPlaceholder = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
   const int rc = fix_alien(area_of(address), address, bytes, PROT_NONE, kPlaceholder, -1, 0);
@@ -409,7 +445,7 @@ int maps_protect(char* address, size_t bytes, int prot, int key) {
   for (const Mapping* piece; address < end;) {
     if (g_table.reserve() < 0) return -ENOMEM;
     char* stop = g_table.piece(address, end, &piece);
-    if (piece == nullptr || piece->kind == MappingKind::kDead) return -ENOMEM;  // up to here it is changed
+    if (piece == nullptr) return -ENOMEM;  // up to here it is changed
     Mapping now = *piece;
     int rc = 0;
     size_t part = static_cast<size_t>(stop - address);

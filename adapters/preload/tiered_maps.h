@@ -50,6 +50,8 @@ bool maps_are_gone(size_t bytes);
 // Makes the range the kernel's, for a call of the program that maps something there: 1, and a placeholder is there. 0:
 // it has been the kernel's. replace: over what is mapped. -EINVAL: there is something, and it may not be replaced.
 [[nodiscard]] int maps_leave(char* address, size_t bytes, bool replace);
+// shmdt of what is attached in an area.
+[[nodiscard]] int maps_detach(const char* address);
 [[nodiscard]] int maps_protect(char* address, size_t bytes, int prot, int key);  // key -1: not given (mprotect)
 [[nodiscard]] int maps_advise(char* address, size_t bytes, int advice);
 // pre: `old_address` is in an area.
@@ -89,5 +91,7 @@ MappingTable& maps_table();
 [[nodiscard]] int commit_piece(Area* area, char* begin, char* end, int prot);
 [[nodiscard]] int give_back(Area* area, char* begin, char* end);
 [[nodiscard]] int unmap_pieces(Area* area, char* begin, char* end);
+// The kernel has unmapped a foreign piece, or parts of it: these are free, where no other map has come to lie there.
+[[nodiscard]] int foreign_left(Area* area, char* begin, char* end);
 
 }  // namespace lunar::preload

@@ -61,14 +61,15 @@ int lock_added(Area* area, char* begin, size_t bytes, const Request& request) {
   return -EAGAIN;
 }
 
-// Whether MREMAP_FIXED may put a map there. What is not the tier's any more may not be in the way.
+// Whether MREMAP_FIXED may put a map there. What is the kernel's there ends, as it would.
 int find_fixed(const Request& request, Area** area) {
   *area = area_of(request.wanted);
   if (*area == nullptr || request.new_bytes > static_cast<size_t>((*area)->limit - request.wanted)) return -ENOMEM;
   const Mapping* piece = nullptr;
-  for (char *at = request.wanted, *end = at + request.new_bytes; at < end;) {
-    at = maps_table().piece(at, end, &piece);
-    if (piece != nullptr && piece->kind != MappingKind::kTiered) return -ENOMEM;
+  for (char *at = request.wanted, *end = at + request.new_bytes, *stop; at < end; at = stop) {
+    stop = maps_table().piece(at, end, &piece);
+    if (piece == nullptr || piece->kind != MappingKind::kForeign) continue;
+    if (unmap_pieces(*area, at, stop) < 0) return -ENOMEM;
   }
   return 0;
 }
@@ -140,14 +141,14 @@ int move_map(const Request& request, void** out) {
   return rc;
 }
 
-// The program's own file or shared map inside an area: the kernel moves it; what it leaves behind stays reserved.
+// The program's own file or shared map inside an area: the kernel moves it, and what it leaves behind is free.
 int remap_foreign(const Request& request, void** out) {
   if ((request.flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) != 0) return -ENOMEM;
   int rc = sys::remap(request.old_begin, request.old_bytes, request.new_bytes, request.flags, nullptr, out);
   if (rc < 0) return rc;
   size_t kept = *out == request.old_begin ? request.new_bytes : 0;
   if (kept >= request.old_bytes) return 0;
-  return unmap_pieces(request.area, request.old_begin + kept, request.old_end());  // maps PROT_NONE over the hole
+  return foreign_left(request.area, request.old_begin + kept, request.old_end());
 }
 
 // What the kernel holds of [from, from + bytes); the rest is zeros, there as here.
@@ -208,7 +209,7 @@ int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags,
   if (request.old_bytes > static_cast<size_t>(request.area->limit - old_address)) return -EFAULT;
   const Mapping* piece = nullptr;
   char* stop = table.piece(old_address, request.old_end(), &piece);
-  if (piece == nullptr || piece->kind == MappingKind::kDead) return -EFAULT;
+  if (piece == nullptr) return -EFAULT;
   *out = old_address;
   if ((flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) == 0 && request.new_bytes <= request.old_bytes)  // of several, too
     return unmap_pieces(request.area, old_address + request.new_bytes, request.old_end());

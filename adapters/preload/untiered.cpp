@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Logs once, when the process ends, how much anonymous memory in DRAM is outside the tier, and of what kind. From
-// /proc/self/smaps, whose cost is that of the page tables (milliseconds a GiB).
+// How much anonymous memory in DRAM is outside the tier, and of what kind: what /proc/self/smaps shows, except for what
+// the pager owns. The cost is that of the page tables (milliseconds a GiB).
 //
-// Threading: whichever thread ends the process, also in a signal handler's _exit: allocates nothing, reads through a
+// Threading: the thread that ends the process, also in a signal handler's _exit: allocates nothing, reads through a
 // small buffer.
 #include "untiered.h"
 
@@ -13,6 +13,7 @@
 #include "base/units.h"
 #include "pager/pager.h"
 #include "sys/file.h"
+#include "sys/mem.h"
 #include "tiered_maps.h"
 
 namespace lunar::preload {
@@ -30,18 +31,55 @@ uint64_t number(const char** at, int base) {
   }
 }
 
-// Where the anonymous pages of a mapping count, by its first line in smaps:
-// "start-end perms offset device inode   path".
-uint64_t* place_of(UntieredMemory* memory, const char* line) {
+// A mapping in smaps, and where its anonymous pages count as far as they are not the pager's.
+struct SmapsMapping {
+  char* begin = nullptr;
+  char* end = nullptr;
+  uint64_t* outside = nullptr;  // nullptr: nowhere
+};
+
+// By its first line: "start-end perms offset device inode   path".
+SmapsMapping mapping_of(UntieredMemory* memory, const char* line) {
   const char* at = line;
   const uint64_t start = number(&at, 16), end = *at == '-' ? number(&++at, 16) : 0;
-  if (end <= start) return nullptr;
-  if (region_find(reinterpret_cast<void*>(start)) != nullptr) return &memory->tiered_bytes;
+  if (end <= start) return {};
+  SmapsMapping mapping{reinterpret_cast<char*>(start), reinterpret_cast<char*>(end), &memory->large_map_bytes};
   const char* path = strpbrk(at, "/[");
-  if (path == nullptr) return end - start < kMapBytesMin ? &memory->small_map_bytes : &memory->large_map_bytes;
-  if (strncmp(path, "[heap]", 6) == 0) return &memory->brk_bytes;
-  if (strncmp(path, "/dev/zero", 9) == 0) return nullptr;                  // the runtime's own, part of the budget
-  return path[0] == '/' ? &memory->file_bytes : &memory->large_map_bytes;  // [stack], [anon:...]
+  if (path == nullptr && end - start < kMapBytesMin) mapping.outside = &memory->small_map_bytes;
+  if (path == nullptr) return mapping;
+  if (strncmp(path, "[heap]", 6) == 0) mapping.outside = &memory->brk_bytes;
+  if (path[0] == '/') mapping.outside = &memory->file_bytes;
+  if (strncmp(path, "/dev/zero", 9) == 0) mapping.outside = nullptr;  // the runtime's own, part of the budget
+  return mapping;                                                     // [stack], [anon:...]
+}
+
+uint64_t present_bytes(const char* begin, const char* end) {
+  const size_t page = sys::page_bytes();
+  uint8_t present[256];
+  uint64_t pages = 0;
+  for (size_t n; begin < end; begin += n * page) {
+    n = static_cast<size_t>(end - begin) / page;
+    if (n > sizeof present) n = sizeof present;
+    if (sys::present_pages(begin, n, present) < 0) return pages * page;
+    for (size_t i = 0; i < n; ++i) pages += present[i] != 0;
+  }
+  return pages * page;
+}
+
+// The kernel shows tiered memory and what the program has put next to it as one mapping where they are alike.
+void count_anonymous(UntieredMemory* memory, const SmapsMapping& mapping, uint64_t bytes) {
+  uint64_t outside = 0;
+  bool tiered = false;
+  for (char *at = mapping.begin, *stop; at < mapping.end; at = stop) {
+    stop = region_boundary(at, mapping.end);
+    if (region_find(at) != nullptr)
+      tiered = true;
+    else
+      outside += at == mapping.begin && stop == mapping.end ? bytes : present_bytes(at, stop);
+  }
+  if (outside > bytes || !tiered) outside = bytes;
+  if (mapping.outside != nullptr) *mapping.outside += outside;
+  memory->tiered_bytes += bytes - outside;
 }
 
 }  // namespace
@@ -49,15 +87,15 @@ uint64_t* place_of(UntieredMemory* memory, const char* line) {
 int untiered_memory(UntieredMemory* out) {
   *out = {};
   char line[128];
-  uint64_t* place = nullptr;
+  SmapsMapping mapping;
   unsigned mappings = 0;
   const int rc = sys::each_line("/proc/self/smaps", line, sizeof line, [&](const char* text) {
     if (strncmp(text, "Anonymous:", 10) == 0) {
       const char* at = text + 10 + strspn(text + 10, " ");
-      if (place != nullptr) *place += number(&at, 10) * 1024;
+      if (const uint64_t bytes = number(&at, 10) * 1024; bytes != 0) count_anonymous(out, mapping, bytes);
     } else if ((text[0] >= '0' && text[0] <= '9') || (text[0] >= 'a' && text[0] <= 'f')) {
       if (mappings == kMappingsMax) return false;
-      place = place_of(out, text);
+      mapping = mapping_of(out, text);
       ++mappings;
     }
     return true;

@@ -141,6 +141,7 @@ struct AccountShared {
   std::atomic<uint16_t> carve_owner[kCarvePieces];  // shared device: member index + 1 by piece
   AccountMember members[kMembersMax];
   std::atomic<int64_t> shared_pages;  // charged to several members, present once
+  std::atomic<bool> said;             // a line of which one for the tree is enough
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint16_t>::is_always_lock_free);
 
@@ -213,6 +214,7 @@ class Account {
   void set_lun_cap(int64_t bytes) { shared_->lun_cap_bytes.store(bytes); }
   // Whether this member is at or above its weighted share of the evictable pages: it evicts when DRAM runs low.
   bool above_share() const;
+  bool says_once() { return !shared_->said.exchange(true); }
   void raise_pressure();                                  // wakes sleeping evictors of all members
   void wait_pressure(uint32_t seen, int64_t timeout_ns);  // -1: no limit
   void want_room() { shared_->room_wanted.store(1, std::memory_order_seq_cst); }  // the next give() wakes evictors

@@ -204,15 +204,22 @@ void close_holes(PagerState& state) {
   sys::Locked<sys::Mutex> lock(state.regions.lock);
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
     const Region& region = *state.regions.sorted[i].load();
-    claim_place(region, 0, region.pages, [](uint64_t, uint64_t, int) {});
+    (void)for_own(state.foreign, region.base, region.base + (region.pages << state.page_shift),
+                  [&](char* at, size_t bytes) {
+                    const uint64_t first = region.page_of(at).value;
+                    claim_place(region, first, first + (bytes >> state.page_shift), [](uint64_t, uint64_t, int) {});
+                    return 0;
+                  });
   }
 }
 
 int64_t adopt_present(PagerState& state, Region& region) {
   const uint64_t bytes = region.pages << state.page_shift;
   // Present pages are not split: the flag concerns later ones.
-  (void)sys::advise(region.base, bytes, MADV_NOHUGEPAGE);
-  (void)sys::advise(region.base, bytes, MADV_DONTFORK);
+  (void)for_own(state.foreign, region.base, region.base + bytes, [](char* at, size_t part) {
+    for (const int advice : {MADV_NOHUGEPAGE, MADV_DONTFORK}) (void)sys::advise(at, part, advice);
+    return 0;
+  });
   if (int rc = region_register(state, region, region.base, bytes); rc < 0) return rc;
   state.account.take_fixed(table_dram_pages(state, region));
   uint8_t present[kChunkPages];
@@ -222,7 +229,7 @@ int64_t adopt_present(PagerState& state, Region& region) {
     if (region.chunk_used[chunk].load(std::memory_order_relaxed) == 0) continue;
     // a huge page reaches beyond what is committed
     const uint64_t at = chunk * kChunkPages, n = chunk_size(region, chunk);
-    if (int rc = sys::present_pages(region.address_of(PageIndex(at)), n, present); rc < 0) return rc;
+    if (int rc = present_own(state.foreign, region.address_of(PageIndex(at)), n, present); rc < 0) return rc;
     int in_chunk = 0;
     const bool on_touch = charged_on_touch(region);
     const auto there = static_cast<uint64_t>(std::count_if(present, present + n, [](uint8_t one) { return one != 0; }));

@@ -91,7 +91,7 @@ void Tally::walk(PagerState& state, Region& region) {
   for (uint64_t at = 0; at < end; at += kChunkPages) {
     uint64_t n = end - at < kChunkPages ? end - at : kChunkPages;
     char* base = region.address_of(PageIndex(at));
-    check(sys::present_pages(base, n, present) == 0, "pagemap cannot be read", base, 0, 0);
+    check(present_own(state.foreign, base, n, present) == 0, "pagemap cannot be read", base, 0, 0);
     int32_t in_chunk = 0;
     for (uint64_t k = 0; k < n; ++k) {
       PageWord word = region.words[at + k].load();

@@ -90,7 +90,8 @@ int64_t take_checked(PagerState& state) {
 void set_inheritable(PagerState& state, bool yes) {
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
     Region* region = state.regions.sorted[i].load();
-    (void)sys::advise(region->base, region->pages << state.page_shift, yes ? MADV_DOFORK : MADV_DONTFORK);
+    (void)for_own(state.foreign, region->base, region->base + (region->pages << state.page_shift),
+                  [=](char* at, size_t bytes) { return sys::advise(at, bytes, yes ? MADV_DOFORK : MADV_DONTFORK), 0; });
   }
 }
 
@@ -396,13 +397,12 @@ PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool pre
     }
     // lost: nothing will be read there, and the number of its LUN may get another meaning
     default:
-      return word.handed_over() ? word : word.with_slot(kNoSlot);
+      return word.with_slot(kNoSlot);
   }
 }
 
-void tell_present(const void* address, size_t pages, uint8_t* out) {
-  if (int rc = sys::present_pages(address, pages, out); rc < 0)
-    fatal("fork: the child cannot tell which pages it has (/proc/self/pagemap: %s)", errno_name(rc));
+void check_known(int rc) {
+  if (rc < 0) fatal("fork: the child cannot tell which pages it has (/proc/self/pagemap: %s)", errno_name(rc));
 }
 
 // Handlers go on with first touches while the kernel copies, so the copies of words, chunk_used and table_pages may be
@@ -422,7 +422,7 @@ void reach_copied_words(const PagerState& state, Region& region) {
   };
   for (uint64_t first = 0; first < table; first += kAtOnce) {
     const uint64_t n = table - first < kAtOnce ? table - first : kAtOnce;
-    tell_present(region.words + first * words, n, present);
+    check_known(sys::present_pages(region.words + first * words, n, present));
     for (uint64_t at = first * words; at < (first + n) * words && at < region.pages; at += kChunkPages) {
       const uint64_t chunk = at / kChunkPages;
       if (!is_used(chunk, present[at / words - first] != 0)) continue;
@@ -450,7 +450,7 @@ int64_t settle_words(PagerState& state) {
     for (uint64_t at = 0; at < end; at += kChunkPages) {
       if (region->chunk_used[at / kChunkPages].load(std::memory_order_relaxed) == 0) continue;
       uint64_t n = end - at < kChunkPages ? end - at : kChunkPages;
-      tell_present(region->address_of(PageIndex(at)), n, present);
+      check_known(present_own(state.foreign, region->address_of(PageIndex(at)), n, present));
       int32_t in_chunk = 0;
       int64_t evicted = 0;
       for (uint64_t i = 0; i < n; ++i) {

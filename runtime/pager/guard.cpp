@@ -87,7 +87,8 @@ char* region_boundary(char* address, char* end) {
     if (base > address && base < end) end = base;
     if (limit > address && limit < end) end = limit;
   }
-  return end;
+  bool foreign = false;
+  return state.foreign.run(address, end, &foreign);
 }
 
 }  // namespace lunar

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handing a range with its contents over to the kernel: code that a program generates stays in DRAM like all other
-// code. Brings the pages in, ends their registration, and marks them gone in the page table (PageWord::handed_over).
-// They do not come back. Nor does what another map of the program's has been put over (MAP_FIXED).
-// Threading: any thread; see seize.h. Waits for the device and for room.
+// Giving places of a region to the kernel, and taking them back (foreign.h): what the program maps over them
+// (MAP_FIXED), and code that it generates, which stays in DRAM like all other code. Words of pages that are given away
+// are kEmpty; where the page table is not in use they are not touched.
+// Threading: any thread, one at a time; see seize.h. Waits for the device and for room.
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -13,12 +13,48 @@
 #include "pager/state.h"
 #include "pager/unmapped.h"
 #include "pager/wipe.h"
+#include "sys/arena.h"
 #include "sys/uffd.h"
 
 namespace lunar {
 namespace {
 
 constexpr uint64_t kAtOnce = 64;
+
+bool in_use(const Region& region, uint64_t chunk) {
+  return region.chunk_used[chunk].load(std::memory_order_acquire) != 0;
+}
+
+// The end of the chunk of a page, at most `end`.
+uint64_t chunk_end(uint64_t page, uint64_t end) {
+  const uint64_t next = (page / kChunkPages + 1) * kChunkPages;
+  return next < end ? next : end;
+}
+
+// A page that is held has gone with its place.
+void forget_held(PagerState& state, Region& region, uint64_t page, PageWord was) {
+  AtomicPageWord& word = region.words[page];
+  if (was.state() == PageState::kGone) {
+    word.compare_exchange_strong(was, was.with_state(PageState::kEmpty).with_slot(kNoSlot));
+    return;
+  }
+  if (was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
+  put_back(state, region, page, empty_word(state, region, page, was, PageState::kEmpty));
+}
+
+void forget_pages(PagerState& state, Region& region, uint64_t first, uint64_t end) {
+  for (uint64_t p = first; p < end; ++p)
+    if (region.words[p].load(std::memory_order_acquire).state() != PageState::kEmpty)
+      forget_held(state, region, p, take_any(region, p));
+}
+
+// Also of a range of which most has no page table in use.
+void forget_range(PagerState& state, Region& region, uint64_t first, uint64_t end) {
+  for (uint64_t p = first, next; p < end; p = next) {
+    next = chunk_end(p, end);
+    if (in_use(region, p / kChunkPages)) forget_pages(state, region, p, next);
+  }
+}
 
 // All of them are on the LUN no more: taken. Else none is.
 bool take_present(PagerState& state, Region& region, uint64_t first, uint64_t end, PageWord* was) {
@@ -34,6 +70,14 @@ bool take_present(PagerState& state, Region& region, uint64_t first, uint64_t en
   return false;
 }
 
+// From now on forks leave it alone.
+int end_watch(PagerState& state, char* address, uint64_t bytes) {
+  if (const int rc = sys::uffd_unregister(state.uffd, address, bytes); rc < 0) return rc;
+  (void)sys::advise(address, bytes, MADV_DOFORK);
+  state.foreign.add(address, bytes);
+  return 0;
+}
+
 int hand_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   PageWord was[kAtOnce];
   char* address = region.address_of(PageIndex(first));
@@ -43,27 +87,24 @@ int hand_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t 
     if (rc < 0 && rc != -EIO && rc != -EFAULT) return rc;  // a poisoned page stays one
     MutatorScope scope(state);
     if (!take_present(state, region, first, end, was)) continue;
-    rc = sys::uffd_unregister(state.uffd, address, range.bytes);
+    rc = end_watch(state, address, range.bytes);
     for (uint64_t p = first; p < end; ++p) {
-      PageWord w = was[p - first];
-      if (w.state() == PageState::kGone) continue;
-      if (rc == 0 && w.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(region.words[p]));
-      put_back(state, region, p,
-               rc == 0 ? empty_word(state, region, p, w, PageState::kGone).with_index(PageWord::kHandedOver) : w);
+      const PageWord w = was[p - first];
+      if (rc == 0)
+        forget_held(state, region, p, w);
+      else if (w.state() != PageState::kGone)
+        put_back(state, region, p, w);
     }
     return rc;
   }
 }
 
-// The kernel has it, or will: the contents are not needed. pre: not active.
-void give_up(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  table_reach(state, region, first, end);
-  region.has_handed_over.store(true, std::memory_order_release);
-  for (uint64_t p = first; p < end; ++p) {
-    PageWord was = take_any(region, p);
-    if (was.state() != PageState::kGone)
-      put_back(state, region, p, was.with_state(PageState::kGone).with_index(PageWord::kHandedOver));
-  }
+// Nothing of it has been used.
+int hand_over_unused(PagerState& state, Region& region, uint64_t first, uint64_t end) {
+  MutatorScope scope(state);
+  const int rc = end_watch(state, region.address_of(PageIndex(first)), (end - first) << state.page_shift);
+  if (rc == 0) forget_range(state, region, first, end);  // but for what a thread touches just now
+  return rc;
 }
 
 int map_in_place(char* at, size_t bytes, const OtherMap& map) {
@@ -71,26 +112,111 @@ int map_in_place(char* at, size_t bytes, const OtherMap& map) {
   return sys::map(at, bytes, map.prot, map.flags | MAP_FIXED, map.fd, map.offset, &out);
 }
 
-// All words are kBusy while the map changes: a thread that faults in between waits and then finds the new one.
-int map_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, const OtherMap& map) {
-  table_reach(state, region, first, end);
-  region.has_handed_over.store(true, std::memory_order_release);
-  char* at = region.address_of(PageIndex(first));
-  MutatorScope scope(state);
-  for (uint64_t p = first; p < end; ++p) (void)take_any(region, p);
-  OwnUnmap own(state, at, (end - first) << state.page_shift);
-  const int rc = map_in_place(at, (end - first) << state.page_shift, map);
-  own.end();
-  for (uint64_t p = first; p < end; ++p) {
-    AtomicPageWord& word = region.words[p];
-    const PageWord busy = word.load(std::memory_order_relaxed), was = busy.with_state(busy.settled());
-    if (was.state() == PageState::kGone) continue;
-    if (rc == 0 && was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
-    put_back(state, region, p,
-             rc == 0 ? empty_word(state, region, p, was, PageState::kGone).with_index(PageWord::kHandedOver) : was);
+// The words of a range, as far as its page table is in use, kBusy until release: a thread that faults in between waits
+// and then finds the new map.
+class HeldPages {
+ public:
+  HeldPages(Region& region, uint64_t first, uint64_t end) : region_(region), first_(first), end_(end) {
+    held_ = static_cast<bool*>(map_private(chunks(), ForkPolicy::kDontFork));
+    if (held_ == nullptr) return;
+    visit([this](uint64_t from, uint64_t to, bool* held) {
+      if (!(*held = in_use(region_, from / kChunkPages))) return;
+      for (uint64_t p = from; p < to; ++p) (void)take_any(region_, p);
+    });
   }
+  ~HeldPages() {
+    if (held_ != nullptr) unmap_private(held_, chunks());
+  }
+  HeldPages(const HeldPages&) = delete;
+  HeldPages& operator=(const HeldPages&) = delete;
+  bool ready() const { return held_ != nullptr; }
+
+  void release(PagerState& state, bool gone) {
+    visit([&](uint64_t from, uint64_t to, const bool* held) {
+      if (!*held) {
+        if (gone && in_use(region_, from / kChunkPages)) forget_pages(state, region_, from, to);  // used meanwhile
+        return;
+      }
+      for (uint64_t p = from; p < to; ++p) {
+        const PageWord now = region_.words[p].load(std::memory_order_relaxed), was = now.with_state(now.settled());
+        if (gone)
+          forget_held(state, region_, p, was);
+        else if (was.state() != PageState::kGone)
+          put_back(state, region_, p, was);
+      }
+    });
+  }
+
+ private:
+  uint64_t chunks() const { return (end_ - 1) / kChunkPages - first_ / kChunkPages + 1; }
+  template <class Visit>
+  void visit(Visit one) {
+    for (uint64_t p = first_, next; p < end_; p = next) {
+      next = chunk_end(p, end_);
+      one(p, next, held_ + (p / kChunkPages - first_ / kChunkPages));
+    }
+  }
+
+  Region& region_;
+  uint64_t first_, end_;
+  bool* held_;
+};
+
+int map_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, const OtherMap& map) {
+  char* at = region.address_of(PageIndex(first));
+  const uint64_t bytes = (end - first) << state.page_shift;
+  MutatorScope scope(state);
+  HeldPages pages(region, first, end);
+  if (!pages.ready()) return -ENOMEM;
+  OwnUnmap own(state, at, bytes);
+  const int rc = map_in_place(at, bytes, map);
+  own.end();
+  if (rc == 0) state.foreign.add(at, bytes);
+  pages.release(state, rc == 0);
   if (rc < 0) own.tell();  // it has been unmapped all the same
   return rc;
+}
+
+// What the old map was advised does not hold for the next one of the pager's.
+int forget_advice(PagerState& state, const Region& region, char* at, uint64_t bytes) {
+  const bool has_patterns = region.has_patterns.load(std::memory_order_relaxed);
+  return for_own(state.foreign, at, at + bytes, [has_patterns](char* from, size_t part) {
+    const int rc = wipe_any() ? pager_wipe_on_fork(from, part, false) : 0;
+    return rc == 0 && has_patterns ? pager_advise(from, part, LUNAR_NORMAL) : rc;
+  });
+}
+
+// An empty place, watched if the process is active.
+int take_back(PagerState& state, char* at, size_t bytes, bool vacated) {
+  constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  int rc = vacated ? sys::claim(at, bytes) : map_in_place(at, bytes, {PROT_NONE, kReserved, -1, 0});
+  if (rc == 0 && pager_active())
+    rc = watch_fresh_range(state, at, bytes);
+  else if (rc == 0)
+    (void)sys::advise(at, bytes, MADV_UNMERGEABLE);
+  if (rc == 0) state.foreign.remove(at, bytes);
+  return rc;
+}
+
+int take_back_vacated(PagerState& state, char* at, size_t bytes) {
+  int rc = state.foreign.reserve();
+  if (rc == 0) rc = take_back(state, at, bytes, true);
+  if (rc == -EEXIST) return 0;
+  if (rc != -EBUSY) return rc;
+  if (bytes == state.page_size) return 0;
+  const size_t half = round_up(bytes / 2, state.page_size);
+  rc = take_back_vacated(state, at, half);
+  return rc < 0 ? rc : take_back_vacated(state, at + half, bytes - half);
+}
+
+// Plain(): before activation, which cannot begin meanwhile. Active(): otherwise.
+template <class Plain, class Active>
+int before_or_active(PagerState& state, Plain plain, Active active) {
+  if (!pager_active()) {
+    sys::Locked<sys::Mutex> lock(state.activation_lock);
+    if (!pager_active()) return plain();
+  }
+  return active();
 }
 
 }  // namespace
@@ -98,41 +224,68 @@ int map_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t e
 int region_map_over(Region* region, size_t offset, size_t bytes, const OtherMap& map) {
   auto& state = pager_state();
   const uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
-  char* at = region->address_of(PageIndex(first));
-  if (int rc = wipe_any() ? pager_wipe_on_fork(at, bytes, false) : 0; rc < 0) return rc;
-  if (!pager_active()) {
-    sys::Locked<sys::Mutex> lock(state.activation_lock);
-    if (!pager_active()) {
-      const int rc = map_in_place(at, bytes, map);
-      if (rc == 0) give_up(state, *region, first, end);
-      return rc;
-    }
-  }
-  return map_over_pages(state, *region, first, end, map);
+  char* at = region->base + offset;
+  if (state.foreign.reserve() < 0) return -ENOMEM;
+  if (const int rc = forget_advice(state, *region, at, bytes); rc < 0) return rc;
+  return before_or_active(
+      state,
+      [&] {
+        const int rc = map_in_place(at, bytes, map);
+        if (rc < 0) return rc;
+        state.foreign.add(at, bytes);
+        forget_range(state, *region, first, end);  // guard pages
+        return 0;
+      },
+      [&] { return map_over_pages(state, *region, first, end, map); });
 }
 
-int region_hand_over(Region* region, size_t offset, size_t bytes, size_t* done) {
+int region_hand_over(Region* region, size_t offset, size_t bytes, bool committed, size_t* done) {
   auto& state = pager_state();
+  const uint64_t end = (offset + bytes) >> state.page_shift;
   *done = 0;
-  if (!pager_active()) {
-    sys::Locked<sys::Mutex> lock(state.activation_lock);
-    if (!pager_active()) {
-      give_up(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
-      *done = bytes;
-      return 0;
-    }
-  }
-  if (!descriptors_in_place(state)) return -ENOMEM;
-  uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
-  table_reach(state, *region, first, end);
-  region->has_handed_over.store(true, std::memory_order_release);
-  for (uint64_t p = first; p < end;) {
-    uint64_t next = p + kAtOnce < end ? p + kAtOnce : end;
-    if (int rc = hand_over_pages(state, *region, p, next); rc < 0) return rc;
-    *done += (next - p) << state.page_shift;
-    p = next;
-  }
+  return before_or_active(
+      state,
+      [&] {
+        if (state.foreign.reserve() < 0) return -ENOMEM;
+        state.foreign.add(region->base + offset, bytes);
+        forget_range(state, *region, offset >> state.page_shift, end);
+        *done = bytes;
+        return 0;
+      },
+      [&] {
+        if (!descriptors_in_place(state)) return -ENOMEM;
+        if (committed) table_reach(state, *region, offset >> state.page_shift, end);
+        for (uint64_t p = offset >> state.page_shift, next; p < end; p = next) {
+          if (state.foreign.reserve() < 0) return -ENOMEM;
+          const bool used = in_use(*region, p / kChunkPages);
+          next = chunk_end(p, end);
+          if (used && next > p + kAtOnce) next = p + kAtOnce;
+          while (!used && next < end && !in_use(*region, next / kChunkPages)) next = chunk_end(next, end);
+          const int rc = used ? hand_over_pages(state, *region, p, next) : hand_over_unused(state, *region, p, next);
+          if (rc < 0) return rc;
+          *done += (next - p) << state.page_shift;
+        }
+        return 0;
+      });
+}
+
+int region_note_foreign(Region* region, size_t offset, size_t bytes) {
+  auto& state = pager_state();
+  if (state.foreign.reserve() < 0) return -ENOMEM;
+  state.foreign.add(region->base + offset, bytes);
+  forget_range(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
   return 0;
+}
+
+int region_reclaim(Region* region, size_t offset, size_t bytes, bool vacated) {
+  auto& state = pager_state();
+  char* at = region->base + offset;
+  const auto take = [&] {
+    if (vacated) return take_back_vacated(state, at, bytes);
+    const int rc = state.foreign.reserve();
+    return rc < 0 ? rc : take_back(state, at, bytes, false);
+  };
+  return before_or_active(state, take, take);
 }
 
 }  // namespace lunar

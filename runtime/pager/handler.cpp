@@ -313,7 +313,7 @@ void Handler::answer(const sys::UffdMessage& message) {
   }
   if (being_moved_to(state_, message.address, 1)) return;  // whatever was there before
   Region* region = state_.regions.find(address);
-  if (region == nullptr)
+  if (region == nullptr || state_.foreign.overlaps(address, 1))
     answer_outside(message);
   else if (message.write_protected)
     answer_protected(*region, region->page_of(address), message);

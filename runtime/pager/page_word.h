@@ -64,9 +64,6 @@ struct PageWord {
   constexpr uint16_t epoch() const { return static_cast<uint16_t>(raw >> kEpochShift); }
   constexpr uint32_t index() const { return static_cast<uint32_t>(raw >> kIndexShift); }
   constexpr Slot slot() const { return Slot(index()); }
-  // kGone because the page was handed over to the kernel (region_hand_over), not because of a raw call.
-  static constexpr uint32_t kHandedOver = 1;
-  constexpr bool handed_over() const { return state() == PageState::kGone && index() == kHandedOver; }
   constexpr bool has_slot() const { return index() != kNoSlot.value; }
 
   constexpr PageWord with_state(PageState s) const { return {(raw & ~kStateMask) | static_cast<uint64_t>(s)}; }

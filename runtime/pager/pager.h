@@ -58,17 +58,21 @@ uint64_t pager_lun_bytes();     // LUN space of the process tree (option `size`,
 [[nodiscard]] int region_destroy(Region* region);
 char* region_base(const Region* region);
 size_t region_size(const Region* region);
-// Region that holds `address`, or nullptr. Lock-free; callable anywhere.
+// Region that holds `address`, or nullptr, also where it has given the place to the kernel (region_map_over).
+// Lock-free; callable anywhere.
 Region* region_find(const void* address);
-// The lowest address above `address`, at most `end`, where a region starts or ends.
+// The lowest address above `address`, at most `end`, where a region, or a place that it has given away, starts or ends.
 char* region_boundary(char* address, char* end);
 
 // Makes [offset, offset+bytes) usable (read/write, zero-filled, charged against the LUN). -ENOMEM: nothing changed.
-// pre: the range is not committed. `protection`: the initial protection in a kRegionStrict region (-1: read/write).
+// pre: the range is not committed. `protection`: the initial protection in a kRegionStrict region (-1: read/write;
+// kChargeOnly: none is set).
+constexpr int kChargeOnly = -2;
 [[nodiscard]] int region_commit(Region* region, size_t offset, size_t bytes, int protection = -1);
 // Logs, once per process, that an allocation was refused because LUN space is short. For callers that have tried
 // everything.
 void pager_say_refused();
+bool pager_tree_says_once();           // the first process of the tree that asks
 void pager_say_limited(size_t bytes);  // logs, once per process, that the kernel refuses this many bytes
 // The reverse of region_commit: the content is lost, space is uncharged, and the range reads as zeros if it is touched
 // without a commit (an error of the caller). pre: committed.
@@ -101,16 +105,22 @@ void pager_wait_for_unmaps();
 void pager_tell_unmaps();
 // Frees the range's LUN space without touching its pages, which the pager no longer owns. pre: it was committed.
 void region_forget(Region* region, size_t offset, size_t bytes);
+// These four give places of a region to the kernel and take them back (foreign.h). One call at a time.
 // Hands over a range to the kernel, with its content: plain memory from now on, in DRAM and outside of the budget.
 // *done: bytes handed over, also on error. Uncharge what was committed with region_forget.
-[[nodiscard]] int region_hand_over(Region* region, size_t offset, size_t bytes, size_t* done);
+[[nodiscard]] int region_hand_over(Region* region, size_t offset, size_t bytes, bool committed, size_t* done);
 // Replaces a range by another map (like mmap with MAP_FIXED) in one step: a read finds the old content or the new one.
-// The caller uncharges what was charged at commit (region_forget, region_uncommit_on_touch). One call at a time.
+// The caller uncharges what was charged at commit (region_forget, region_uncommit_on_touch).
 struct OtherMap {
   int prot, flags, fd;
   int64_t offset;
 };
 [[nodiscard]] int region_map_over(Region* region, size_t offset, size_t bytes, const OtherMap& map);
+// A raw call has put another map there (UnmappedOwner: taken).
+[[nodiscard]] int region_note_foreign(Region* region, size_t offset, size_t bytes);
+// What is the kernel's there ends: the range is the region's again, not committed. vacated: the kernel has unmapped
+// some of it; only that is taken back, as far as no other map has come to lie there (region_find tells).
+[[nodiscard]] int region_reclaim(Region* region, size_t offset, size_t bytes, bool vacated);
 
 // Range operations. Ranges may be any bytes inside one region. Pages partly covered: touch, prefetch and pin include
 // them, discard excludes them (madvise needs page-aligned addresses: adapters check alignment first).

@@ -26,6 +26,8 @@ static void lun_space_stats(const PagerState& state, uint64_t committed, lunar_s
   out->lun_forked_bytes = static_cast<uint64_t>(forked > 0 ? forked : 0);
 }
 
+bool pager_tree_says_once() { return pager_state().account.says_once(); }
+
 void pager_stats(lunar_stats* out) {
   auto& state = pager_state();
   auto& c = counters();

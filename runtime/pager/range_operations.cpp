@@ -103,6 +103,7 @@ int pages_of(const PagerState& state, const void* address, size_t bytes, bool in
   if (region == nullptr) return -EINVAL;
   uint64_t start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base), end = start + bytes;
   if (end > region->pages << state.page_shift) return -EINVAL;
+  if (state.foreign.overlaps(address, bytes)) return -EFAULT;
   if (forked_past_us(state) != 0) {  // what it would change is the parent's
     pager_say_limited(bytes);
     return -ENOMEM;

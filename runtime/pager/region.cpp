@@ -92,7 +92,7 @@ static int register_range(const PagerState& state, const Region& region, char* f
   int rc = sys::uffd_register(state.uffd, from, bytes, state.features.write_protect);
   const bool of_maps = (region.flags & (kRegionStrict | kRegionChargeOnTouch)) != 0;
   if (rc != -EINVAL || (!of_maps && counters().poisoned == 0)) return rc;
-  // The program's file or shared memory, or the stand-in for a lost page (lost_page.h).
+  // A file or shared memory that a raw call has put there, or the stand-in for a lost page (lost_page.h).
   if (bytes == sys::page_bytes())
     return of_maps || region.words[region.page_of(from).value].load().settled() == PageState::kPoisoned ? 0 : rc;
   uint64_t half = round_up(bytes / 2, sys::page_bytes());
@@ -100,22 +100,9 @@ static int register_range(const PagerState& state, const Region& region, char* f
   return rc < 0 ? rc : register_range(state, region, from + half, bytes - half);
 }
 
-// Around memory that was handed over to the kernel.
 int region_register(const PagerState& state, const Region& region, char* from, uint64_t bytes) {
-  if (!region.has_handed_over.load(std::memory_order_acquire)) return register_range(state, region, from, bytes);
-  const uint64_t page = sys::page_bytes(), end = region.page_of(from).value + bytes / page;
-  for (uint64_t p = region.page_of(from).value; p < end;) {
-    uint64_t table = region.table_pages.load(std::memory_order_acquire), stop = p;
-    auto theirs = [&](uint64_t at) {
-      return at < table && region.words[at].load(std::memory_order_relaxed).handed_over();
-    };
-    while (stop < end && stop < table && !theirs(stop)) ++stop;
-    if (stop >= table) stop = end;
-    if (stop > p)
-      if (int rc = register_range(state, region, region.address_of(PageIndex(p)), (stop - p) * page); rc < 0) return rc;
-    for (p = stop; p < end && theirs(p); ++p) {}
-  }
-  return 0;
+  return for_own(state.foreign, from, from + bytes,
+                 [&](char* at, size_t part) { return register_range(state, region, at, part); });
 }
 
 int RegionTable::insert(Region* region) {
@@ -266,9 +253,14 @@ int region_destroy(Region* region) {
 
 char* region_base(const Region* region) { return region->base; }
 size_t region_size(const Region* region) { return region->pages << pager_state().page_shift; }
-Region* region_find(const void* address) { return pager_state().regions.find(address); }
+Region* region_find(const void* address) {
+  const auto& state = pager_state();
+  Region* region = state.regions.find(address);
+  return region == nullptr || state.foreign.overlaps(address, 1) ? nullptr : region;
+}
 
 static int make_usable(PagerState& state, Region* region, size_t offset, size_t bytes, int protection) {
+  if (protection == kChargeOnly) return 0;
   sys::Locked<sys::Mutex> lock(region->grow_lock);
   if ((region->flags & kRegionStrict) != 0 || region->counted_by_kernel)
     return sys::protect(region->base + offset, bytes, protection == -1 ? PROT_READ | PROT_WRITE : protection);

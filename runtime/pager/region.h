@@ -51,8 +51,7 @@ struct Region {
   std::atomic<uint64_t> committed_pages{0};
   std::atomic<Access>* patterns = nullptr;  // one per kPatternPages
   std::atomic<bool> has_patterns{false};
-  std::atomic<bool> has_guards{false};       // there may be guard pages
-  std::atomic<bool> has_handed_over{false};  // there may be pages that the kernel owns
+  std::atomic<bool> has_guards{false};  // there may be guard pages
   sys::Mutex grow_lock;
 
   char* address_of(PageIndex page) const;
@@ -84,8 +83,8 @@ struct RegionTable {
   void remove(Region* region);
 };
 
-// Registers a region, or a part, in missing mode. If the program has put a file or shared memory into one of its maps
-// (MAP_FIXED; regions of maps only), registers everything around it, by halving: a few calls for each such place.
+// Registers a region, or a part, in missing mode, around its foreign ranges. Around what a raw call has put into a map
+// (MAP_FIXED; regions of maps only) it does so by halving: a few calls for each such place.
 [[nodiscard]] int region_register(const PagerState& state, const Region& region, char* from, uint64_t bytes);
 
 // Visit(first, end, taken): the runs of pages that a raw call has taken (kGone), and the runs between them.

@@ -311,6 +311,10 @@ Begun Resolver::zero_fill(Region& region, PageIndex page, const Demand& demand) 
   unsigned run = demand.fault ? fill_run(region, page, demand.run) : 1;
   if (run > kZeroPages) run = kZeroPages;
   if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
+  bool foreign = false;
+  char* at = region.address_of(page);
+  run = static_cast<unsigned>(static_cast<size_t>(state_.foreign.run(at, at + run * state_.page_size, &foreign) - at) >>
+                              state_.page_shift);
   Reservation room(state_.account);
   while (run > 1 && !room.take(run, demand.keep_free + state_.evictor->low_water() / 2)) run /= 2;
   const bool no_room = run <= 1 && !room.take(run = 1, demand.keep_free);

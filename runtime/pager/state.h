@@ -11,6 +11,7 @@
 #include "config/options.h"
 #include "pager/account.h"
 #include "pager/event_gate.h"
+#include "pager/foreign.h"
 #include "pager/frames.h"
 #include "pager/page_word.h"
 #include "pager/region.h"
@@ -68,6 +69,7 @@ struct PagerState {
 
   Account account;
   RegionTable regions;
+  ForeignRanges foreign;
 
   // LUNs by the number in page words: this process' own is luns[own_lun]; the others are ancestors', only for reading.
   // A number is free for a forked child if no page refers to it (lun_ids.cpp).

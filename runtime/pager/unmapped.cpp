@@ -73,7 +73,7 @@ bool take_note(Note* note) {
   return true;
 }
 
-// The part of each region that lies in the range.
+// The parts of each region that lie in the range, but for foreign ones.
 template <class Visit>
 void for_regions(const PagerState& state, uint64_t start, uint64_t end, Visit visit) {
   for (uint64_t at = start; at < end;) {
@@ -84,7 +84,12 @@ void for_regions(const PagerState& state, uint64_t start, uint64_t end, Visit vi
     }
     const uint64_t base = reinterpret_cast<uintptr_t>(region->base), limit = base + (region->pages << state.page_shift);
     const uint64_t stop = end < limit ? end : limit;
-    visit(region, (at - base) >> state.page_shift, (stop - base) >> state.page_shift, at);
+    (void)for_own(state.foreign, reinterpret_cast<char*>(at), reinterpret_cast<char*>(stop),
+                  [&](char* from, size_t bytes) {
+                    const uint64_t first = region->page_of(from).value;
+                    visit(region, first, first + (bytes >> state.page_shift), reinterpret_cast<uintptr_t>(from));
+                    return 0;
+                  });
     at = stop;
   }
 }

@@ -9,7 +9,7 @@
 //
 //   UNMAP  slots, DRAM and LUN space of its pages are freed, their words become kEmpty. Then a PROT_NONE map takes the
 //          place, so that the kernel gives it to no other map, and is registered. If another map is there already the
-//          words become kGone: no longer the pager's.
+//          words become kGone: no longer the pager's. (The owner of the maps then makes it a foreign range.)
 //   REMAP  resident pages moved along. Evicted pages are brought to the new place, which is then plain memory, outside
 //          the tier.
 //   lost   a page that cannot be read back, on kernels without UFFDIO_POISON (lost_page.h): a handler may not map over

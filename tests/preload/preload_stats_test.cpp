@@ -93,14 +93,14 @@ void says_what_is_outside(char** argv) {
   CHECK(value(table, "armed") == 0 && value(table, "outside_bytes") >= kOutside);
   constexpr char kLine[] = "of anonymous memory in DRAM were outside the tier";
   for (const char* name : {"outside", "child"})
-    for (const char* setting : {"LUNAR_STATS=yes", "LUNAR_LOG=info", "LUNAR_LOG=warning"}) {
+    for (const char* setting : {"LUNAR_STATS=yes", "LUNAR_LOG=info", "LUNAR_LOG=warning", "LUNAR_LOG=error"}) {
       const std::string text = run(argv, name, setting);
       size_t lines = 0, large = 0;
       for (size_t at = 0; (at = text.find(kLine, at)) != std::string::npos; ++at, ++lines) {
         const size_t begin = text.rfind('\n', at) + 1;
         large += text.find("64.", begin) < at || text.find("65.", begin) < at;
       }
-      const bool asked = strcmp(setting, "LUNAR_LOG=warning") != 0;
+      const bool asked = strcmp(setting, "LUNAR_LOG=error") != 0;
       if (large != (asked ? 1 : 0)) fprintf(stderr, "%s, %s: %zu lines in:\n%s", name, setting, lines, text.c_str());
       CHECK(large == (asked ? 1 : 0));
     }

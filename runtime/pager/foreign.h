@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Foreign ranges: parts of regions that are the kernel's, because the program has put something else there (a file,
+// shared memory) or executes them. They are not registered, no page word knows of them, forks do not touch them, and
+// they cost nothing but an entry here. A range ends with region_reclaim: then its place is the region's again.
+//
+//   [begin, end) addresses, sorted, disjoint, neighbours joined; of all regions of the process
+//
+// Threading: read by any thread without a lock (under a sequence counter), also on the fault path. Changes exclude each
+// other, and forks: the owner of the maps holds its lock around them.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace lunar {
+
+class ForeignRanges {
+ public:
+  // Makes room for one more change. -ENOMEM: there is none.
+  [[nodiscard]] int reserve();
+  void add(const void* begin, size_t bytes);
+  void remove(const void* begin, size_t bytes);
+
+  // The end of the run of foreign bytes, or of others, that `at` lies in; at most `end`.
+  char* run(char* at, char* end, bool* foreign) const;
+  bool overlaps(const void* begin, size_t bytes) const;
+
+ private:
+  struct Range {
+    std::atomic<uintptr_t> begin, end;
+  };
+  void replace(size_t first, size_t last, const uintptr_t (&put)[2][2], size_t puts);
+  size_t lower(uintptr_t at) const;  // the first range that ends above `at`
+
+  std::atomic<uint32_t> sequence_{0};  // odd while it changes
+  std::atomic<Range*> ranges_{nullptr};
+  std::atomic<size_t> count_{0};
+  size_t capacity_ = 0;
+};
+
+// Visit(from, bytes) for the parts of [from, end) that are not foreign, up to the first error.
+template <class Visit>
+int for_own(const ForeignRanges& ranges, char* from, char* end, Visit visit) {
+  int rc = 0;
+  for (char* stop; from < end && rc >= 0; from = stop) {
+    bool foreign = false;
+    stop = ranges.run(from, end, &foreign);
+    if (!foreign) rc = visit(from, static_cast<size_t>(stop - from));
+  }
+  return rc;
+}
+
+// As sys::present_pages; of foreign pages none is.
+[[nodiscard]] int present_own(const ForeignRanges& ranges, char* at, uint64_t pages, uint8_t* present);
+
+}  // namespace lunar

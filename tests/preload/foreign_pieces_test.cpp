@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a program puts over its tiered maps (files, shared memory, code): it costs nothing, its place is free when it
+// ends, and plain memory that takes its place is tiered. Before activation ("early"), after it, and when it comes in
+// between ("across"). What is outside the tier is what smaps shows, but for resident pages of the tier.
+#include <sys/shm.h>
+#include <sys/syscall.h>
+
+#include <atomic>
+#include <cinttypes>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "preload_faults.h"
+#include "raw_call.h"
+#include "tier_stats.h"
+
+namespace {
+
+constexpr size_t kBytes = 8 * kMiB, kWords = kMiB / sizeof(long);
+
+bool g_early, g_across;
+
+char* map(size_t bytes, int prot = kRw, int flags = kPrivate) {
+  auto* p = static_cast<char*>(mmap(nullptr, bytes, prot, flags, -1, 0));
+  CHECK(p != MAP_FAILED && tiered(p));
+  return p;
+}
+
+int memory_file(size_t bytes) {
+  const int fd = memfd_create("image", MFD_CLOEXEC);
+  CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes)) == 0);
+  return fd;
+}
+
+void put(char* at, size_t bytes, int fd, int flags = MAP_SHARED) {
+  CHECK(mmap(at, bytes, kRw, flags | MAP_FIXED, fd, 0) == at && !tiered(at) && !tiered(at + bytes - 1));
+}
+
+void put_plain(char* at, size_t bytes, int flags = 0) {
+  CHECK(mmap(at, bytes, kRw, kPrivate | MAP_FIXED | flags, -1, 0) == at && tiered(at) && tiered(at + bytes - 1));
+}
+
+// More than fits; "across", it is what activates.
+void push_out() {
+  if (g_early) return;
+  char* p = map(40 * kMiB);
+  fill(p, 40 * kMiB, 3);
+  CHECK(munmap(p, 40 * kMiB) == 0);
+}
+
+size_t present_pages(char* p, size_t bytes) {
+  std::string present(bytes / g_page, '\0');
+  CHECK(mincore(p, bytes, reinterpret_cast<unsigned char*>(present.data())) == 0);
+  size_t pages = 0;
+  for (const char one : present) pages += one & 1;
+  return pages;
+}
+
+template <class Child>
+bool in_child(Child child) {
+  const pid_t pid = fork();
+  CHECK(pid >= 0);
+  if (pid == 0) _exit(child() ? 0 : 1);
+  int status = 1;
+  return waitpid(pid, &status, 0) == pid && status == 0;
+}
+
+// Mirrored ring buffers: a memory file twice over a reservation, again and again.
+void mirrors() {
+  std::set<char*> places;
+  char* kept[4] = {};
+  uint64_t fixed = 0;
+  for (int cycle = 0; cycle < 200; ++cycle) {
+    if (cycle == 20) push_out();
+    if (cycle == 40) fixed = tier_stats().fixed_bytes;
+    const int fd = memory_file(kBytes);
+    char* p = map(2 * kBytes, PROT_NONE);
+    put(p, kBytes, fd);
+    put(p + kBytes, kBytes, fd);
+    close(fd);
+    p[5] = static_cast<char>(cycle);
+    CHECK(p[kBytes + 5] == static_cast<char>(cycle));
+    char*& old = kept[cycle % 4];
+    CHECK(old == nullptr || (munmap(old, 2 * kBytes) == 0 && faults(old)));
+    places.insert(old = p);
+  }
+  CHECK(places.size() <= 8 && tier_stats().fixed_bytes <= fixed);
+  for (char* p : kept) CHECK(munmap(p, 2 * kBytes) == 0);
+  char* p = map(8 * kBytes);
+  fill(p, 8 * kBytes, 5);
+  CHECK(holds(p, 8 * kBytes, 5) && (g_early || present_pages(p, 8 * kBytes) <= 32 * kMiB / g_page));
+}
+
+// Plain memory over a file, shared memory or code, where each has been in a map or in a reservation.
+void plain_over(int kind) {
+  for (const int reserve : {0, MAP_NORESERVE})
+    for (const int prot : {PROT_NONE, kRw}) {
+      char* p = map(8 * kBytes, prot, kPrivate | reserve);
+      if (prot == kRw) fill(p, 8 * kBytes, 7);
+      const int fd = memory_file(8 * kBytes);
+      if (kind == PROT_EXEC)
+        CHECK(mprotect(p, 8 * kBytes, PROT_READ | PROT_EXEC) == 0 && !tiered(p));
+      else
+        put(p, 8 * kBytes, fd, kind);
+      close(fd);
+      push_out();
+      if (kind == PROT_EXEC && prot == kRw) CHECK(holds(p, 8 * kBytes, 7));
+      for (size_t at = 0; at < 8 * kBytes; at += kMiB) put_plain(p + at, kMiB, reserve);
+      CHECK(all_zero(p, 8 * kBytes));
+      fill(p, 8 * kBytes, 9);
+      CHECK(holds(p, 8 * kBytes, 9) && in_child([=] { return holds(p, 8 * kBytes, 9); }));
+      CHECK(g_early || present_pages(p, 8 * kBytes) <= 32 * kMiB / g_page);
+      CHECK(munmap(p, 8 * kBytes) == 0 && faults(p));
+    }
+}
+
+void halves() {
+  char* p = map(kBytes);
+  fill(p, kBytes, 11);
+  const int fd = memory_file(4 * kMiB);
+  put(p + 2 * kMiB, 4 * kMiB, fd);
+  fill(p + 2 * kMiB, 4 * kMiB, 13);
+  push_out();
+  CHECK(munmap(p + 3 * kMiB, kMiB) == 0 && faults(p + 3 * kMiB));
+  put_plain(p + 4 * kMiB, kMiB);
+  CHECK(all_zero(p + 4 * kMiB, kMiB) && holds(p + 2 * kMiB, kMiB, 13) && holds(p + 5 * kMiB, kMiB, 13, 3 * kWords));
+  const auto looks_right = [=] {
+    return holds(p, 2 * kMiB, 11) && holds(p + 6 * kMiB, 2 * kMiB, 11, 6 * kWords) && holds(p + 2 * kMiB, kMiB, 13) &&
+           holds(p + 5 * kMiB, kMiB, 13, 3 * kWords) && faults(p + 3 * kMiB);
+  };
+  CHECK(in_child([=] {
+    CHECK(looks_right() && munmap(p + 2 * kMiB, kMiB) == 0);
+    put_plain(p + 2 * kMiB, 2 * kMiB);
+    fill(p + 2 * kMiB, 2 * kMiB, 15);
+    push_out();
+    return holds(p + 2 * kMiB, 2 * kMiB, 15) && holds(p + 5 * kMiB, kMiB, 13, 3 * kWords);
+  }));
+  put_plain(p + 3 * kMiB, kMiB);
+  fill(p + 3 * kMiB, 2 * kMiB, 17);
+  push_out();
+  CHECK(holds(p + 3 * kMiB, 2 * kMiB, 17) && holds(p + 5 * kMiB, kMiB, 13, 3 * kWords) && holds(p, 2 * kMiB, 11));
+  char* const hole = p + 5 * kMiB;
+  CHECK(munmap(hole, kMiB) == 0 && mmap(hole, kMiB, kRw, kPrivate | MAP_FIXED_NOREPLACE, -1, 0) == hole &&
+        tiered(hole));
+  CHECK(all_zero(hole, kMiB) && munmap(p, kBytes) == 0 && close(fd) == 0);
+}
+
+// A refusal does not cost what is there.
+void refused() {
+  char* p = map(kBytes);
+  const int fd = memory_file(kBytes);
+  put(p, kBytes, fd);
+  fill(p, kBytes, 19);
+  char* all = nullptr;
+  for (size_t bytes = size_t(1) << 30; bytes >= kMiB; bytes /= 2)  // what there is of --size
+    for (void* more; (more = mmap(nullptr, bytes, kRw, kPrivate, -1, 0)) != MAP_FAILED;) all = static_cast<char*>(more);
+  errno = 0;
+  CHECK(all != nullptr && mmap(p, kBytes, kRw, kPrivate | MAP_FIXED, -1, 0) == MAP_FAILED && errno == ENOMEM);
+  CHECK(holds(p, kBytes, 19) && munmap(p, kBytes) == 0 && close(fd) == 0);
+}
+
+void moved() {
+  for (int round = 0; round < 3; ++round) {
+    char* p = map(kBytes);
+    fill(p, kBytes, 21);
+    const int fd = memory_file(2 * kMiB);
+    put(p + 2 * kMiB, 2 * kMiB, fd);
+    fill(p + 2 * kMiB, 2 * kMiB, 23);
+    push_out();
+    auto* away = static_cast<char*>(mremap(p + 2 * kMiB, 2 * kMiB, 4 * kMiB, MREMAP_MAYMOVE));
+    CHECK(away != MAP_FAILED && away != p + 2 * kMiB && holds(away, 2 * kMiB, 23) && faults(p + 2 * kMiB));
+    put_plain(p + 2 * kMiB, 2 * kMiB);
+    CHECK(all_zero(p + 2 * kMiB, 2 * kMiB) && holds(p, 2 * kMiB, 21));
+    put(p + 4 * kMiB, 2 * kMiB, fd);  // a tiered map takes the place of the next one
+    char* q = map(3 * kMiB);
+    fill(q, 3 * kMiB, 25);
+    CHECK(mremap(q, 3 * kMiB, 3 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) == p + 4 * kMiB && faults(q));
+    push_out();
+    CHECK(tiered(p + 4 * kMiB) && holds(p + 4 * kMiB, 3 * kMiB, 25) && holds(p + 7 * kMiB, kMiB, 21, 7 * kWords));
+    CHECK(in_child([=] { return holds(p + 4 * kMiB, 3 * kMiB, 25) && holds(p, 2 * kMiB, 21); }));
+    CHECK(munmap(p, kBytes) == 0 && munmap(away, 4 * kMiB) == 0 && close(fd) == 0);
+  }
+}
+
+void shared_segments() {
+  const int id = shmget(IPC_PRIVATE, 2 * kMiB, IPC_CREAT | 0600);
+  CHECK(id >= 0);
+  std::set<char*> places;
+  for (int round = 0; round < 20; ++round) {
+    char* p = map(kBytes);
+    places.insert(p);
+    fill(p, kBytes, 27);
+    CHECK(shmat(id, p + kMiB, SHM_REMAP) == p + kMiB && shmat(id, p + 3 * kMiB, SHM_REMAP) == p + 3 * kMiB);
+    fill(p + kMiB, 2 * kMiB, 29);
+    if (round % 8 == 0) push_out();
+    CHECK(holds(p + 3 * kMiB, 2 * kMiB, 29) && shmdt(p + kMiB) == 0 && faults(p + kMiB));
+    CHECK(holds(p + 3 * kMiB, 2 * kMiB, 29) && holds(p, kMiB, 27) && holds(p + 5 * kMiB, 3 * kMiB, 27, 5 * kWords));
+    put_plain(p + kMiB, 2 * kMiB);
+    CHECK(all_zero(p + kMiB, 2 * kMiB) && syscall(SYS_shmdt, p + 3 * kMiB) == 0);
+    if (round % 2 == 0) put_plain(p + 3 * kMiB, 2 * kMiB);
+    CHECK(munmap(p, kBytes) == 0);
+  }
+  CHECK(places.size() <= 2 && shmctl(id, IPC_RMID, nullptr) == 0);
+}
+
+// Other threads use what lies on both sides while pieces come and go in between.
+void neighbours() {
+  char* p = map(kBytes);
+  fill(p, kBytes, 31);
+  const int fd = memory_file(2 * kMiB);
+  std::atomic<bool> stop{false}, good{true};
+  std::thread threads[2];
+  for (int i = 0; i < 2; ++i)
+    threads[i] = std::thread([&, i] {
+      char* side = p + static_cast<size_t>(i) * 5 * kMiB;
+      const size_t first = static_cast<size_t>(i) * 5 * kWords;
+      while (!stop) {
+        if (!holds(side, 3 * kMiB, 31, first)) good = false;
+        CHECK(madvise(side, kMiB, MADV_DONTNEED) == 0);
+        for (size_t w = 0; w < kWords; ++w) reinterpret_cast<unsigned long*>(side)[w] = stamp(31, first + w);
+      }
+    });
+  for (int round = 0; round < 40; ++round) {
+    put(p + 3 * kMiB, 2 * kMiB, fd);
+    p[3 * kMiB] = 1;
+    if (round % 10 == 0) push_out();
+    if (round % 10 == 5) CHECK(in_child([=] { return p[3 * kMiB] == 1; }));
+    if (round % 3 == 0) CHECK(munmap(p + 3 * kMiB, 2 * kMiB) == 0);
+    put_plain(p + 3 * kMiB, 2 * kMiB);
+    fill(p + 3 * kMiB, 2 * kMiB, 33);
+    CHECK(holds(p + 3 * kMiB, 2 * kMiB, 33));
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  CHECK(good && munmap(p, kBytes) == 0 && close(fd) == 0);
+}
+
+// What a system call of the program's own puts there; the kernel tells an active process.
+void by_raw_calls() {
+  if (g_early) return;
+  push_out();
+  char* p = map(kBytes);
+  fill(p, kBytes, 39);
+  const int fd = memory_file(2 * kMiB);
+  for (int round = 0; round < 3; ++round) {
+    CHECK(raw(SYS_mmap, p + 2 * kMiB, 2 * kMiB, kRw, MAP_SHARED | MAP_FIXED, fd, 0) ==
+          reinterpret_cast<long>(p + 2 * kMiB));
+    fill(p + 2 * kMiB, 2 * kMiB, 41);
+    push_out();
+    CHECK(!tiered(p + 2 * kMiB) && holds(p + 2 * kMiB, 2 * kMiB, 41) && holds(p, 2 * kMiB, 39));
+    CHECK(in_child([=] { return holds(p + 2 * kMiB, 2 * kMiB, 41) && holds(p, 2 * kMiB, 39); }));
+    if (round != 0) CHECK(munmap(p + 2 * kMiB, 2 * kMiB) == 0 && faults(p + 3 * kMiB));
+    put_plain(p + 2 * kMiB, 2 * kMiB);
+    fill(p + 2 * kMiB, 2 * kMiB, 43);
+    push_out();
+    CHECK(holds(p + 2 * kMiB, 2 * kMiB, 43));
+  }
+  CHECK(munmap(p, kBytes) == 0 && close(fd) == 0);
+}
+
+// Several processes, each with pieces of its own.
+void forks() {
+  char* p = map(kBytes);
+  fill(p, kBytes, 35);
+  const int fd = memory_file(kMiB);
+  CHECK(madvise(p, kBytes, MADV_DOFORK) == 0);
+  put(p + kMiB, kMiB, fd);
+  CHECK(madvise(p + kMiB, kMiB, MADV_DONTFORK) == 0);  // the program's own wish
+  put(p + 3 * kMiB, kMiB, fd);
+  p[3 * kMiB] = 1;
+  push_out();
+  for (int round = 0; round < 3; ++round)
+    CHECK(in_child([=] {
+      CHECK(faults(p + kMiB) && p[3 * kMiB] == 1 && holds(p + 4 * kMiB, 4 * kMiB, 35, 4 * kWords));
+      put_plain(p + kMiB, kMiB);
+      put_plain(p + 3 * kMiB, kMiB);
+      fill(p + kMiB, kMiB, 37);
+      put(p + 5 * kMiB, kMiB, fd);
+      p[5 * kMiB] = 1;
+      CHECK(in_child([=] {
+        CHECK(munmap(p + 5 * kMiB, kMiB) == 0);
+        return holds(p + kMiB, kMiB, 37) && holds(p + 6 * kMiB, 2 * kMiB, 35, 6 * kWords);
+      }));
+      push_out();
+      return p[5 * kMiB] == 1 && holds(p + kMiB, kMiB, 37) && holds(p, kMiB, 35);
+    }));
+  CHECK(holds(p + 5 * kMiB, 3 * kMiB, 35, 5 * kWords) && munmap(p, kBytes) == 0 && close(fd) == 0);
+}
+
+// ---- what is outside ------------------------------------------------------------------------------------------------
+
+// What smaps shows as anonymous, but for the runtime's own memory (private maps of /dev/zero), without pages of the
+// tier: those have words, or while there are none the tier's maps are `plain` bytes.
+uint64_t outside_by_smaps(uint64_t plain) {
+  FILE* smaps = fopen("/proc/self/smaps", "r");
+  CHECK(smaps != nullptr);
+  char line[512];
+  uint64_t sum = 0;
+  for (bool own = false; fgets(line, sizeof line, smaps) != nullptr;) {
+    uint64_t begin = 0, end = 0, kib = 0;
+    if (sscanf(line, "%" SCNx64 "-%" SCNx64, &begin, &end) == 2) own = strstr(line, "/dev/zero") != nullptr;
+    if (!own && sscanf(line, "Anonymous: %" SCNu64, &kib) == 1) sum += kib << 10;
+  }
+  fclose(smaps);
+  return sum - (g_early ? plain : tier_stats().resident_bytes);
+}
+
+void outside(const char* kind) {
+  constexpr size_t kOutside = 24 * kMiB, kTiered = 8 * kMiB;
+  const std::string what = kind;
+  char* p = map(kOutside + kTiered, PROT_NONE, kPrivate | MAP_NORESERVE);
+  const int flags = kPrivate | MAP_NORESERVE | MAP_FIXED;
+  const int fd = memory_file(kOutside);
+  put_plain(p + kOutside, kTiered, MAP_NORESERVE);
+  fill(p + kOutside, kTiered, 41);
+  if (what == "stack") CHECK(mmap(p, kOutside, kRw, flags | MAP_STACK, -1, 0) == p);
+  if (what == "locked") CHECK(mmap(p, kOutside, kRw, flags | MAP_LOCKED, -1, 0) == p);
+  if (what == "file") CHECK(mmap(p, kOutside, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == p);
+  if (what == "code") CHECK(mprotect(p, kOutside, PROT_READ | PROT_EXEC) == 0 && mprotect(p, kOutside, kRw) == 0);
+  fill(p, kOutside, 43);
+  push_out();
+  fill(p, kOutside, 45);
+  printf("%" PRIu64 "\n", outside_by_smaps(kTiered));
+  fflush(stdout);
+}
+
+struct Section {
+  const char* name;
+  void (*run)();
+};
+constexpr Section kSections[] = {
+    {"mirrors", mirrors},
+    {"over-file", [] { plain_over(MAP_PRIVATE); }},
+    {"over-shared", [] { plain_over(MAP_SHARED); }},
+    {"over-code", [] { plain_over(PROT_EXEC); }},
+    {"halves", halves},
+    {"refused", refused},
+    {"moved", moved},
+    {"segments", shared_segments},
+    {"neighbours", neighbours},
+    {"raw", by_raw_calls},
+    {"forks", forks},
+    {"outside-stack", [] { outside("stack"); }},
+    {"outside-locked", [] { outside("locked"); }},
+    {"outside-file", [] { outside("file"); }},
+    {"outside-code", [] { outside("code"); }},
+};
+const Section* g_section;
+
+int body() {
+  g_page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  g_section->run();
+  return 0;
+}
+
+// Both outputs of a run of itself.
+std::string output_of(int argc, char** argv, const char* setting) {
+  int fds[2];
+  CHECK(pipe(fds) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(fds[1], STDOUT_FILENO);
+    dup2(fds[1], STDERR_FILENO);
+    close(fds[0]);
+    close(fds[1]);
+    _exit(run_preloaded(
+        argc, argv,
+        {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", g_early ? "LUNAR_ACTIVATE_AT=30m" : "LUNAR_ACTIVATE_AT=1m", setting},
+        body));
+  }
+  close(fds[1]);
+  std::string text;
+  char buffer[4096];
+  for (ssize_t n; (n = read(fds[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<size_t>(n));
+  close(fds[0]);
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+  if (WEXITSTATUS(status) == 77) _exit(77);
+  if (status != 0) fputs(text.c_str(), stderr);
+  CHECK(status == 0);
+  return text;
+}
+
+// The table says what smaps says; without it, a line says that much is outside.
+int compare_outside(int argc, char** argv) {
+  constexpr char kKey[] = "lunar: stats: outside_bytes ";
+  const std::string table = output_of(argc, argv, "LUNAR_STATS=yes");
+  const size_t at = table.find(kKey);
+  CHECK(at != std::string::npos);
+  const auto said = static_cast<int64_t>(strtoull(table.c_str() + at + strlen(kKey), nullptr, 10)),
+             right = static_cast<int64_t>(strtoull(table.c_str(), nullptr, 10));
+  if (llabs(said - right) > 512 * 1024) fputs(table.c_str(), stderr);
+  CHECK(right >= int64_t(24 * kMiB) && llabs(said - right) <= 512 * 1024);
+  const std::string log = output_of(argc, argv, "LUNAR_LOG=warning");
+  const size_t line = log.find("were outside the tier");
+  if (line == std::string::npos) fputs(log.c_str(), stderr);
+  CHECK(line != std::string::npos && log.find("were outside the tier", line + 1) == std::string::npos);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string name = argc == 3 ? argv[2] : "";
+  g_early = name.starts_with("early-");
+  g_across = name.starts_with("across-");
+  if (g_early || g_across) name.erase(0, name.find('-') + 1);
+  for (const Section& section : kSections)
+    if (name == section.name) g_section = &section;
+  if (g_section == nullptr) return 2;
+  if (name.starts_with("outside-") && getenv("PRELOAD_TEST_INSIDE") == nullptr) return compare_outside(argc, argv);
+  return run_preloaded(argc, argv,
+                       {g_early ? "LUNAR_DRAM=512m" : "LUNAR_DRAM=32m", "LUNAR_SIZE=1g",
+                        g_early    ? "LUNAR_ACTIVATE_AT=400m"
+                        : g_across ? "LUNAR_ACTIVATE_AT=30m"
+                                   : "LUNAR_ACTIVATE_AT=1m"},
+                       body);
+}
