@@ -20,7 +20,7 @@ namespace {
 
 constexpr unsigned kAreasMax = 64;
 constexpr size_t kAreaBytesMin = 16 * kGiB;
-constexpr size_t kMapBytesMax = kTiB;  // reservations above (sanitizers, some VMs) are left to the kernel
+constexpr size_t kMapBytesMax = 16 * kTiB;  // larger reservations are left to the kernel
 constexpr size_t kHugeBytes = 2 * kMiB, kAlignedBytesMin = 32 * kMiB;
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
@@ -395,7 +395,6 @@ int unmap_pieces(Area* area, char* begin, char* end) {
 
 int foreign_left(Area* area, char* begin, char* end) {
   if (g_table.reserve() < 0) return -ENOMEM;
-  if (begin < area->first_gap) area->first_gap = begin;
   const int rc = region_reclaim(area->region, area->offset(begin), static_cast<size_t>(end - begin), true);
   for (char* stop; begin < end; begin = stop) {
     stop = region_boundary(begin, end);

@@ -41,7 +41,7 @@ char* area_boundary(char* address, char* end);
 // Whether this process was forked by a raw system call, and has none of the maps: the following calls refuse then
 // (-ENOMEM), without a lock, which another thread of the parent's may have held. Says so, once.
 bool maps_are_gone(size_t bytes);
-// mmap without MAP_FIXED. -ENOTSUP: not for the tier (above 1 TiB, or no further area); leave it to
+// mmap without MAP_FIXED. -ENOTSUP: not for the tier (above 16 TiB, or no further area); leave it to
 // the kernel. -ENOMEM: no room, also where only address space is short; a line was logged.
 [[nodiscard]] int maps_create(char* hint, size_t bytes, int prot, int flags, void** out);
 // For each of these: the range is within one area, page-aligned, not empty.

@@ -120,6 +120,7 @@ int64_t plain_limit(const PagerState& state) {
 }
 
 int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
+  if (static_cast<int64_t>(end - first) > state.account.cap_pages()) return -EAGAIN;  // not counted chunk by chunk
   const uint64_t committed = state.committed_before_activation.load() + ((end - first) << state.page_shift);
   const int64_t pages = count_committed(state, region, first, end, 1);
   if (!may_stay_plain(state, pages, committed)) {

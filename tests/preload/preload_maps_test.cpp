@@ -407,6 +407,28 @@ bool kernel_has_move() {  // UFFDIO_MOVE
   return major > 6 || (major == 6 && minor >= 8);
 }
 
+// What a runtime reserves for many instances at once, of which each uses a little.
+void vast_reservations() {
+  constexpr size_t kSlot = size_t(64) << 30, kSlots = 128, kUsed = kMiB / 2;
+  for (const int prot : {PROT_NONE, kRw}) {
+    auto* p = static_cast<char*>(mmap(nullptr, kSlots * kSlot, prot, kPrivate | MAP_NORESERVE, -1, 0));
+    CHECK(p != MAP_FAILED && tiered(p) && tiered(p + kSlots * kSlot - 1));
+    for (size_t i = 0; i < kSlots; ++i) {
+      CHECK(mprotect(p + i * kSlot, kUsed, kRw) == 0);
+      fill(p + i * kSlot, kUsed, i);
+    }
+    size_t present = 0;
+    for (size_t i = 0; i < kSlots; ++i) {
+      unsigned char pages[kUsed / 4096];
+      CHECK(mincore(p + i * kSlot, kUsed, pages) == 0);
+      for (size_t page = 0; page < kUsed / g_page; ++page) present += pages[page] & 1;
+    }
+    CHECK(present * g_page <= 32 * kMiB);
+    for (size_t i = 0; i < kSlots; ++i) CHECK(holds(p + i * kSlot, kUsed, i));
+    CHECK(munmap(p, kSlots * kSlot) == 0);
+  }
+}
+
 int body() {
   g_page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   what_is_tiered();
@@ -420,6 +442,7 @@ int body() {
   advice();
   protection();
   fixed_inside();
+  vast_reservations();
   alien_inside();
   up_to_a_hole();
   shared_memory_inside();
