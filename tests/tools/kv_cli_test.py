@@ -170,8 +170,13 @@ def test_streams(directory):
                                (2, "100 GiB", begun + b"P" + struct.pack("<QQ", 1 << 62, 1)),
                                (2, "is cut off", begun + b"P" + struct.pack("<QQ", 1 << 36, 1)),
                                (2, "is damaged", begun + b"Q"), (2, "line 1 is not a JSON", b"hello\n"),
-                               (4, "line 2 lacks", b'{"key":"a","value":"b"}\n{"key":"a"}\n'),
-                               (2, "line 1 lacks", b'{"key_base64":"A","value":""}\n'),
+                               (4, "line 2 has no value", b'{"key":"a","value":"b"}\n{"key":"a"}\n'),
+                               (2, "line 1 has no key", b'{"value":5}\n'),
+                               (2, "line 1 has a number as its value", b'{"key":"a","value":5}\n'),
+                               (2, "line 1 has null as its key", b'{"key":null,"value":"b"}\n'),
+                               (2, "line 1 has an array as its key_base64", b'{"key_base64":[],"value":"b"}\n'),
+                               (2, "line 1 has a key_base64 that is not", b'{"key_base64":"A","value":""}\n'),
+                               (2, "is UTF-16", '{"key":"a","value":"b"}\n'.encode("utf-16")),
                                (2, "line 1 is not a JSON", b'{"key":"a","value":"b"}{"key":"c","value":"d"}\n'),
                                (2, "line 1 is not a JSON", b'{"key":"a","value":"b"},\n'),
                                (2, "line 1 is not a JSON", b'{"key":"\\ud800","value":""}\n')):
@@ -181,6 +186,9 @@ def test_streams(directory):
     refused(["load", nothing, path + ".none"], ["stream.none", "No such file"], nothing)
     done("load", nothing, given=b'\n{"value":"v\\u00e9\\n\\ud83d\\ude00","other":[1],"key":"k\\u0000"}\n')
     check(pairs_of(nothing) == {b"k\0": "v\u00e9\n\U0001f600".encode()}, f"lines of others: {pairs_of(nothing)}")
+    done("load", nothing, given=b'\xef\xbb\xbf{"key":"marked","value":"1"}\n')
+    check(done("get", nothing, "marked") == b"1", "a byte order mark in front of the first line")
+    done("del", nothing, "marked")
     done("del", nothing, "k2", code=1)
     done("load", nothing, given=b'{"key":"first","value":[1],"key":"k2","value":"last"}\n')
     check(pairs_of(nothing).get(b"k2") == b"last", f"of a member that comes twice the last counts: {pairs_of(nothing)}")

@@ -38,13 +38,38 @@ struct PairHead {
   uint64_t key_bytes, value_bytes;
 } __attribute__((packed));
 
-// "key" or "key_base64" of an object. False: neither is there, or it is not what it says.
-bool bytes_member(const JsonValue& object, const std::string& name, std::string* out) {
-  if (const JsonValue* text = object.find({name}); text && text->kind == JsonValue::Kind::kString)
-    return *out = text->text, true;
-  const JsonValue* coded = object.find({name + "_base64"});
-  return coded && coded->kind == JsonValue::Kind::kString && from_base64(coded->text, out);
+const char* kind_name(JsonValue::Kind kind) {
+  switch (kind) {
+    case JsonValue::Kind::kNull:
+      return "null";
+    case JsonValue::Kind::kBool:
+      return "true or false";
+    case JsonValue::Kind::kNumber:
+      return "a number";
+    case JsonValue::Kind::kArray:
+      return "an array";
+    case JsonValue::Kind::kObject:
+      return "an object";
+    case JsonValue::Kind::kString:
+      break;
+  }
+  return "a string";
 }
+
+// "key" or "key_base64" of an object. What is wrong with it, or "".
+std::string bytes_member(const JsonValue& object, const std::string& name, std::string* out) {
+  const JsonValue *text = object.find({name}), *coded = object.find({name + "_base64"});
+  if (text && text->kind == JsonValue::Kind::kString) return *out = text->text, "";
+  const JsonValue* given = coded ? coded : text;
+  const std::string which = coded ? name + "_base64" : name;
+  if (!given) return "has no " + name + " (" + name + " or " + name + "_base64)";
+  if (given->kind != JsonValue::Kind::kString)
+    return "has " + std::string(kind_name(given->kind)) + " as its " + which + "; it must be a string (\"" + which +
+           "\":\"...\")";
+  return from_base64(given->text, out) ? "" : "has a " + which + " that is not base64";
+}
+
+constexpr char kByteOrderMark[] = "\xef\xbb\xbf";  // which some programs write in front of UTF-8
 
 }  // namespace
 
@@ -157,14 +182,18 @@ bool PairReader::next_line(std::string* key, std::string* value) {
     if (length < 0 && !feof(file_)) return fail(text_of("cannot be read: %s", strerror(errno)));  // or: no memory
     if (length < 0) return over_ = true, false;
     ++line_;
-    const std::string_view text(text_, static_cast<size_t>(length));
+    std::string_view text(text_, static_cast<size_t>(length));
+    if (line_ == 1 && text.starts_with(kByteOrderMark)) text.remove_prefix(sizeof kByteOrderMark - 1);
+    if (line_ == 1 && (text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff")))
+      return fail("is UTF-16; lines of JSON are UTF-8 (iconv -f UTF-16 -t UTF-8)");
     if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) continue;
     const auto object = JsonValue::parse(text);
     const auto number = static_cast<unsigned long long>(line_);
     if (!object || object->kind != JsonValue::Kind::kObject)
       return fail(text_of("line %llu is not a JSON object; a line is {\"key\":...,\"value\":...}", number));
-    if (!bytes_member(*object, "key", key) || !bytes_member(*object, "value", value))
-      return fail(text_of("line %llu lacks a key or a value (key or key_base64, value or value_base64)", number));
+    std::string wrong = bytes_member(*object, "key", key);
+    if (wrong.empty()) wrong = bytes_member(*object, "value", value);
+    if (!wrong.empty()) return fail(text_of("line %llu %s", number, wrong.c_str()));
     return true;
   }
 }
