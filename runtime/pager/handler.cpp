@@ -42,6 +42,7 @@ constexpr uint64_t kForkStandsNs = 100000000;  // from then on it is believed to
 constexpr uint64_t kForkStuckNs = 2000000000;
 constexpr unsigned kPassMax = 16;           // faults that may then pass the budget in kParkedWaitNs
 constexpr uint64_t kStuckNs = 10000000000;  // nothing parked could be answered for so long: a word in the log
+constexpr int64_t kPinnedMuch = 8;          // this part of the budget pinned is worth a word
 constexpr uint64_t kTagMessages = 0, kTagMailbox = 1, kTagRoom = 2, kTagProgram = 3;
 
 thread_local Handler* t_handler __attribute__((tls_model("initial-exec"))) = nullptr;
@@ -589,12 +590,14 @@ void Handler::retry_parked() {
   if (stuck_since_ == 0) stuck_since_ = now;
   if (now - stuck_since_ < kStuckNs) return;
   stuck_said_ = true;
+  const int64_t cap = state_.account.cap_pages(), pinned = state_.pinned_pages.load();
   log_warning(
-      "%u threads wait for DRAM since %u s: %lld of %lld pages of the budget are taken, %lld pinned; give a larger "
-      "--dram, or pin less",
+      "%u threads wait for DRAM since %u s: %lld of %lld pages of the budget are taken, %lld of them by tables and "
+      "buffers, %lld by pins; give a larger --dram%s",
       parked_count_, static_cast<unsigned>(kStuckNs / 1000000000),
-      static_cast<long long>(state_.account.cap_pages() - state_.account.free_pages()),
-      static_cast<long long>(state_.account.cap_pages()), static_cast<long long>(state_.pinned_pages.load()));
+      static_cast<long long>(cap - state_.account.free_pages()), static_cast<long long>(cap),
+      static_cast<long long>(state_.account.fixed_total()), static_cast<long long>(pinned),
+      pinned > cap / kPinnedMuch ? ", or pin less" : "");
 }
 
 // A CPU that runs an idle-class handler looks free to the scheduler; a batch of evictions there would hold up the very
