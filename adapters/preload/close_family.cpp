@@ -11,12 +11,14 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/close_range.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "pager/account_find.h"
 #include "pager/pager.h"
 #include "preload.h"
 #include "sys/file.h"
+#include "sys/kernel_call.h"
 #include "sys/proc.h"
 #include "sys/uffd.h"
 
@@ -58,12 +60,14 @@ LUNAR_EXPORT void lunar_closefrom(int first) __asm__("closefrom");
 LUNAR_EXPORT int lunar_dup2(int from, int to) __asm__("dup2");
 LUNAR_EXPORT int lunar_dup3(int from, int to, int flags) __asm__("dup3");
 
-int lunar_close(int fd) {
+namespace {
+
+int close_program_file(int fd) {
   if (__builtin_expect(is_ours(fd), 0)) return 0;
   return g_real.close != nullptr ? g_real.close(fd) : answer(sys::close_file(fd));
 }
 
-int lunar_close_range(unsigned first, unsigned last, int flags) {
+int close_program_range(unsigned first, unsigned last, int flags) {
   for (unsigned from = first;;) {  // the ranges before, between and behind ours
     const int ours = from > last ? -1 : next_of_ours(from, last);
     if (ours < 0) return from > last && from != first ? 0 : answer(sys::close_numbers(from, last, flags));
@@ -75,21 +79,53 @@ int lunar_close_range(unsigned first, unsigned last, int flags) {
   }
 }
 
+void make_way(int from, int to) {
+  if (__builtin_expect(from != to && account_is(to), 0)) account_make_way(to);
+}
+
+}  // namespace
+
+// Never by libc's functions: the program may have replaced these by code that calls syscall().
+bool lunar::preload::close_call(long number, const long (&a)[6], long* result) {
+  const auto first = static_cast<int>(a[0]), second = static_cast<int>(a[1]);
+  switch (number) {
+    case SYS_close:
+      *result = is_ours(first) ? 0 : answer(sys::close_file(first));
+      return true;
+    case SYS_close_range:
+      *result = close_program_range(static_cast<unsigned>(a[0]), static_cast<unsigned>(a[1]), static_cast<int>(a[2]));
+      return true;
+#ifdef SYS_dup2
+    case SYS_dup2:
+#endif
+    case SYS_dup3:
+      make_way(first, second);
+      *result = sys::kernel_call_errno(number, a);
+      return true;
+    default:
+      return false;
+  }
+}
+
+int lunar_close(int fd) { return close_program_file(fd); }
+
+int lunar_close_range(unsigned first, unsigned last, int flags) { return close_program_range(first, last, flags); }
+
 void lunar_closefrom(int first) {
   const int saved = errno;
   if (first < 0) first = 0;
-  if (lunar_close_range(static_cast<unsigned>(first), ~0u, 0) < 0) {  // before 5.9: all that are listed
-    for (int fd = first, top = static_cast<int>(sysconf(_SC_OPEN_MAX)); fd < top; ++fd) (void)lunar_close(fd);
+  if (close_program_range(static_cast<unsigned>(first), ~0u, 0) < 0) {  // before 5.9: all that are listed
+    for (int fd = first, top = static_cast<int>(sysconf(_SC_OPEN_MAX)); fd < top; ++fd) (void)close_program_file(fd);
   }
   errno = saved;
 }
 
 int lunar_dup2(int from, int to) {
-  if (__builtin_expect(from != to && account_is(to), 0)) account_make_way(to);
+  make_way(from, to);
   return g_real.dup2 != nullptr ? g_real.dup2(from, to) : from == to ? from : answer(sys::duplicate_to(from, to, 0));
 }
 
 int lunar_dup3(int from, int to, int flags) {
-  if (__builtin_expect(from != to && account_is(to), 0)) account_make_way(to);
+  make_way(from, to);
   return g_real.dup3 != nullptr ? g_real.dup3(from, to, flags) : answer(sys::duplicate_to(from, to, flags));
 }

@@ -1,19 +1,164 @@
 // SPDX-License-Identifier: Apache-2.0
-// exec and its relatives. The kernel ends the service threads first, and then goes through the robust mutexes that the
-// calling thread holds: one on an evicted page would make it wait for a page fault that no thread serves any more. So
-// these mutexes are brought into DRAM before. (libc's own calls of these functions do not pass here: it spawns programs
-// from a child that has no such list.)
+// exec, posix_spawn and their relatives.
+//
+// The kernel ends the service threads first, and then goes through the robust mutexes that the calling thread holds:
+// one on an evicted page would make it wait for a page fault that no thread serves any more. So these mutexes are
+// brought into DRAM before. (posix_spawn executes in a child that has no such list.)
+//
+// A program that this library cannot serve (sys/program_file.h) runs without it: a musl program would end with an error
+// for each symbol that its libc does not have. The library's name goes from its LD_PRELOAD, and one line to the log at
+// `info`. Static programs keep the name, which does not reach them, for their own children; the loader takes it from
+// privileged ones.
+// Not seen: libc's own calls (system and popen start /bin/sh), and system calls in the program's own code.
 //
 // Threading: any thread, signal handlers and children of vfork included: allocates nothing.
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <spawn.h>
 #include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/format.h"
 #include "preload.h"
+#include "sys/file.h"
+#include "sys/kernel_call.h"
+#include "sys/log.h"
+#include "sys/program_file.h"
 
 namespace lunar::preload {
 namespace {
 
 using Words = char* const*;
+constexpr char kVariable[] = "LD_PRELOAD=", kLibrary[] = "liblunar-preload.so";
+constexpr size_t kVariableLength = sizeof kVariable - 1, kLibraryLength = sizeof kLibrary - 1;
+constexpr unsigned kInterpretersMax = 5;                 // the kernel's limit
+constexpr int kLook = O_RDONLY | O_NONBLOCK | O_NOCTTY;  // also a FIFO, which exec refuses
+
+bool is_own_library(const char* name, size_t length) {
+  return length >= kLibraryLength && memcmp(name + length - kLibraryLength, kLibrary, kLibraryLength) == 0;
+}
+
+// The LD_PRELOAD among these that names this library; nullptr: there is none.
+const char* preload_in(Words environment) {
+  for (; environment != nullptr && *environment != nullptr; ++environment)
+    if (strncmp(*environment, kVariable, kVariableLength) == 0)
+      return strstr(*environment, kLibrary) != nullptr ? *environment : nullptr;
+  return nullptr;
+}
+
+// The variable without this library. Whether a library is left.
+bool copy_without_own(const char* variable, char* out) {
+  memcpy(out, kVariable, sizeof kVariable);
+  char* to = out + kVariableLength;
+  for (const char* at = variable + kVariableLength; *at != '\0';) {
+    const size_t length = strcspn(at, " :");
+    if (length != 0 && !is_own_library(at, length)) {
+      if (to != out + kVariableLength) *to++ = ':';
+      memcpy(to, at, length);
+      to += length;
+    }
+    at += length + (at[length] != '\0');
+  }
+  *to = '\0';
+  return to != out + kVariableLength;
+}
+
+// Follows #! lines, and looks at what runs in the end. False: the library is to be taken from its environment.
+bool may_preload(int fd, const char* path) {
+  sys::ProgramFile file;
+  sys::program_look(fd, &file);
+  char name[sizeof file.detail];
+  for (unsigned depth = 0; file.kind == sys::ProgramKind::kScript && depth < kInterpretersMax; ++depth) {
+    const char* first = file.detail + 2 + strspn(file.detail + 2, " \t");
+    format_to(name, sizeof name, "%.*s", static_cast<int>(strcspn(first, " \t")), first);
+    path = name;
+    const int interpreter = sys::open_file(name, kLook);
+    if (interpreter < 0) return true;
+    sys::program_look(interpreter, &file);
+    sys::close_file(interpreter);
+  }
+  const char* why = sys::program_unserved(file);
+  if (why == nullptr) return true;
+  log_info("%s %s: it runs without Lunar", path, why);
+  return file.kind == sys::ProgramKind::kStatic || file.kind == sys::ProgramKind::kPrivileged;
+}
+
+// What execvp would execute, as an open file, or -1.
+int open_in_path(const char* file) {
+  if (strchr(file, '/') != nullptr || *file == '\0') return sys::open_file(file, kLook);
+  const char* directories = getenv("PATH");
+  for (const char* at = directories != nullptr ? directories : "/bin:/usr/bin";;) {
+    const size_t length = strcspn(at, ":");
+    char path[PATH_MAX];
+    struct stat status;
+    if (length + strlen(file) + 2 < sizeof path) {
+      format_to(path, sizeof path, "%.*s%s%s", static_cast<int>(length), at, length != 0 ? "/" : "", file);
+      const int fd = sys::open_file(path, kLook);
+      if (fd >= 0 && sys::file_status(fd, &status) == 0 && S_ISREG(status.st_mode) && (status.st_mode & 0111) != 0)
+        return fd;
+      if (fd >= 0) sys::close_file(fd);
+    }
+    if (at[length] == '\0') return -1;
+    at += length + 1;
+  }
+}
+
+// Calls `call` with the environment for the program that `opened` opens.
+template <class Open, class Call>
+auto with_environment(const char* path, Words environment, Open opened, Call call) {
+  const char* preload = ready() ? preload_in(environment) : nullptr;
+  if (preload == nullptr) return call(environment);
+  const int saved = errno, fd = opened();
+  const bool keep = fd < 0 || may_preload(fd, path);
+  if (fd >= 0) sys::close_file(fd);
+  errno = saved;
+  if (keep) return call(environment);
+  size_t count = 0;
+  while (environment[count] != nullptr) ++count;
+  auto* changed = static_cast<char*>(__builtin_alloca(strlen(preload) + 1));
+  auto** words = static_cast<char**>(__builtin_alloca((count + 1) * sizeof(char*)));
+  const bool left = copy_without_own(preload, changed);
+  size_t kept = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (environment[i] != preload)
+      words[kept++] = environment[i];
+    else if (left)
+      words[kept++] = changed;
+  }
+  words[kept] = nullptr;
+  return call(words);
+}
+
+int execute(const char* path, Words words, Words environment) {
+  return with_environment(
+      path, environment, [=] { return sys::open_file(path, kLook); },
+      [=](Words changed) { return with_mutexes_kept([=] { return g_real.execve(path, words, changed); }); });
+}
+
+int execute_in_path(const char* file, Words words, Words environment) {
+  return with_environment(
+      file, environment, [=] { return open_in_path(file); },
+      [=](Words changed) { return with_mutexes_kept([=] { return g_real.execvpe(file, words, changed); }); });
+}
+
+// Also by an empty path (AT_EMPTY_PATH).
+int open_of(int directory, const char* path) {
+  if (path != nullptr && *path != '\0') return sys::open_at(directory, path, kLook | O_CLOEXEC, 0);
+  char of_descriptor[32];
+  format_to(of_descriptor, sizeof of_descriptor, "/proc/self/fd/%d", directory);
+  return sys::open_file(of_descriptor, kLook);
+}
+
+template <class Call>
+auto execute_of(int directory, const char* path, Words environment, Call call) {
+  return with_environment(
+      path != nullptr && *path != '\0' ? path : "a program", environment, [=] { return open_of(directory, path); },
+      [=](Words changed) { return with_mutexes_kept([=] { return call(changed); }); });
+}
 
 // Calls `call` with the words of a variadic call, from `first` to the null pointer, as an array. `rest` is behind that.
 template <class Call>
@@ -29,35 +174,64 @@ int with_words(const char* first, va_list* rest, Call call) {
   return call(words);
 }
 
+using Spawn = int (*)(pid_t*, const char*, const posix_spawn_file_actions_t*, const posix_spawnattr_t*, Words, Words);
+// With libc's spawn function of that name.
+template <class Open>
+int spawn(Spawn& real, const char* name, Open opened, pid_t* pid, const char* path,
+          const posix_spawn_file_actions_t* actions, const posix_spawnattr_t* attributes, Words words,
+          Words environment) {
+  look_up(real, name);
+  if (real == nullptr) return ENOSYS;
+  return with_environment(
+      path, environment, [=] { return opened(path); },
+      [&](Words changed) { return real(pid, path, actions, attributes, words, changed); });
+}
+constinit Spawn g_spawn, g_spawn_in_path, g_pidfd_spawn, g_pidfd_spawn_in_path;
+
+int open_path(const char* path) { return sys::open_file(path, kLook); }
+
 }  // namespace
+
+long exec_by_call(long number, const long (&a)[6]) {
+  const bool at = number == SYS_execveat;
+  const auto path = reinterpret_cast<const char*>(a[at ? 1 : 0]);
+  const auto environment = reinterpret_cast<Words>(a[at ? 3 : 2]);
+  return execute_of(at ? static_cast<int>(a[0]) : AT_FDCWD, path, environment, [&](Words changed) {
+    long words[6] = {a[0], a[1], a[2], a[3], a[4], a[5]};
+    words[at ? 3 : 2] = reinterpret_cast<long>(changed);
+    return sys::kernel_call_errno(number, words);
+  });
+}
+
 }  // namespace lunar::preload
 
 using namespace lunar::preload;
 
 LUNAR_EXPORT int execve(const char* path, Words words, Words environment) noexcept {
-  return with_mutexes_kept([=] { return g_real.execve(path, words, environment); });
+  return execute(path, words, environment);
 }
 
-LUNAR_EXPORT int execv(const char* path, Words words) noexcept { return execve(path, words, environ); }
+LUNAR_EXPORT int execv(const char* path, Words words) noexcept { return execute(path, words, environ); }
 
 LUNAR_EXPORT int execvpe(const char* file, Words words, Words environment) noexcept {
-  return with_mutexes_kept([=] { return g_real.execvpe(file, words, environment); });
+  return execute_in_path(file, words, environment);
 }
 
-LUNAR_EXPORT int execvp(const char* file, Words words) noexcept { return execvpe(file, words, environ); }
+LUNAR_EXPORT int execvp(const char* file, Words words) noexcept { return execute_in_path(file, words, environ); }
 
 LUNAR_EXPORT int fexecve(int fd, Words words, Words environment) noexcept {
-  return with_mutexes_kept([=] { return g_real.fexecve(fd, words, environment); });
+  return execute_of(fd, "", environment, [=](Words changed) { return g_real.fexecve(fd, words, changed); });
 }
 
 LUNAR_EXPORT int execveat(int fd, const char* path, Words words, Words environment, int flags) noexcept {
-  return with_mutexes_kept([=] { return g_real.execveat(fd, path, words, environment, flags); });
+  return execute_of(fd, path, environment,
+                    [=](Words changed) { return g_real.execveat(fd, path, words, changed, flags); });
 }
 
 LUNAR_EXPORT int execl(const char* path, const char* first, ...) noexcept {
   va_list rest;
   va_start(rest, first);
-  const int rc = with_words(first, &rest, [&](Words words) { return execve(path, words, environ); });
+  const int rc = with_words(first, &rest, [&](Words words) { return execute(path, words, environ); });
   va_end(rest);
   return rc;
 }
@@ -65,7 +239,7 @@ LUNAR_EXPORT int execl(const char* path, const char* first, ...) noexcept {
 LUNAR_EXPORT int execlp(const char* file, const char* first, ...) noexcept {
   va_list rest;
   va_start(rest, first);
-  const int rc = with_words(first, &rest, [&](Words words) { return execvpe(file, words, environ); });
+  const int rc = with_words(first, &rest, [&](Words words) { return execute_in_path(file, words, environ); });
   va_end(rest);
   return rc;
 }
@@ -73,7 +247,28 @@ LUNAR_EXPORT int execlp(const char* file, const char* first, ...) noexcept {
 LUNAR_EXPORT int execle(const char* path, const char* first, ...) noexcept {
   va_list rest;
   va_start(rest, first);
-  const int rc = with_words(first, &rest, [&](Words words) { return execve(path, words, va_arg(rest, Words)); });
+  const int rc = with_words(first, &rest, [&](Words words) { return execute(path, words, va_arg(rest, Words)); });
   va_end(rest);
   return rc;
+}
+
+LUNAR_EXPORT int posix_spawn(pid_t* pid, const char* path, const posix_spawn_file_actions_t* actions,
+                             const posix_spawnattr_t* attributes, Words words, Words environment) noexcept {
+  return spawn(g_spawn, "posix_spawn", open_path, pid, path, actions, attributes, words, environment);
+}
+
+LUNAR_EXPORT int posix_spawnp(pid_t* pid, const char* file, const posix_spawn_file_actions_t* actions,
+                              const posix_spawnattr_t* attributes, Words words, Words environment) noexcept {
+  return spawn(g_spawn_in_path, "posix_spawnp", open_in_path, pid, file, actions, attributes, words, environment);
+}
+
+// From glibc 2.39 on.
+LUNAR_EXPORT int pidfd_spawn(int* fd, const char* path, const posix_spawn_file_actions_t* actions,
+                             const posix_spawnattr_t* attributes, Words words, Words environment) noexcept {
+  return spawn(g_pidfd_spawn, "pidfd_spawn", open_path, fd, path, actions, attributes, words, environment);
+}
+
+LUNAR_EXPORT int pidfd_spawnp(int* fd, const char* file, const posix_spawn_file_actions_t* actions,
+                              const posix_spawnattr_t* attributes, Words words, Words environment) noexcept {
+  return spawn(g_pidfd_spawn_in_path, "pidfd_spawnp", open_in_path, fd, file, actions, attributes, words, environment);
 }

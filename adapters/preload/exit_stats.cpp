@@ -29,7 +29,7 @@
 namespace lunar::preload {
 namespace {
 
-constexpr int kHighDescriptor = 900;
+constexpr long kHighDescriptor = 900;
 // A process with more outside the tier, and more than a part of the budget, is worth a line.
 constexpr uint64_t kOutsidePart = 4;
 constexpr int64_t kOutsideMin = int64_t(16) << 20;
@@ -138,9 +138,10 @@ void stats_prepare() {
   g_stack.make();
   if (!g_options.stats) return;
   g_pid.store(getpid(), std::memory_order_relaxed);
-  int fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, kHighDescriptor);
-  if (fd < 0) fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
-  g_output = {fd, sys::file_identity(fd)};
+  long fd = -1;
+  for (long least = kHighDescriptor; fd < 0 && least >= 3; least -= kHighDescriptor - 3)
+    fd = sys::control_file(STDERR_FILENO, F_DUPFD_CLOEXEC, reinterpret_cast<void*>(least));
+  g_output = {static_cast<int>(fd), sys::file_identity(static_cast<int>(fd))};
 }
 
 void stats_enter_child() {

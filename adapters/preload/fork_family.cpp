@@ -31,10 +31,24 @@ namespace {
 
 enum class Handlers { kLibc, kOurs };  // what runs the pager's fork handlers
 
+// In a fork whose handlers have run. libc's function may have been overwritten with a jump to code that forks by
+// syscall(): that goes to the kernel.
+thread_local constinit bool t_prepared = false;
+
+void lock_maps() {
+  maps_lock_for_fork();
+  t_prepared = true;
+}
+
+void unlock_maps() {
+  t_prepared = false;
+  maps_unlock_after_fork();
+}
+
 void enter_child(Handlers handlers) {
   if (handlers == Handlers::kOurs) {
     pager_fork_child();
-    maps_unlock_after_fork();
+    unlock_maps();
   } else {
     pager_fork_child_ran();
   }
@@ -46,7 +60,7 @@ void enter_child(Handlers handlers) {
 // back from the call (clone) enters by itself.
 template <class Call>
 int guarded_fork(Handlers handlers, Call fork_call, const void* child_stack = nullptr) {
-  if (!ready()) return fork_call();
+  if (!ready() || t_prepared) return fork_call();
   sys::ScopedSignalBlock signals;  // a handler that forks would wait for this fork, or take what was reserved for it
   int rc = pager_fork_check();
   if (rc < 0) {
@@ -54,7 +68,7 @@ int guarded_fork(Handlers handlers, Call fork_call, const void* child_stack = nu
     return -1;
   }
   if (handlers == Handlers::kOurs) {
-    maps_lock_for_fork();
+    lock_maps();
     pager_fork_prepare(child_stack);
   }
   int pid = fork_call();
@@ -64,7 +78,7 @@ int guarded_fork(Handlers handlers, Call fork_call, const void* child_stack = nu
   } else {
     if (handlers == Handlers::kOurs) {
       pager_fork_parent();
-      maps_unlock_after_fork();
+      unlock_maps();
     }
     if (pid < 0) pager_fork_failed();
   }
@@ -116,7 +130,7 @@ int begin_clone(void* argument) {
 
 int forks_prepare() {
   lunar::HostGuard guard;
-  return -pthread_atfork(maps_lock_for_fork, maps_unlock_after_fork, maps_unlock_after_fork);
+  return -pthread_atfork(lock_maps, unlock_maps, unlock_maps);
 }
 
 int forks_register_waiting() {

@@ -40,13 +40,6 @@ int for_parts(const void* start, size_t bytes, Ours ours, Plain plain) {
   return 0;
 }
 
-int lock_range(const void* start, size_t bytes, unsigned flags) {
-  return for_parts(
-      start, bytes,
-      [=](char* at, size_t n) { return area_of(at) != nullptr ? maps_lock(at, n, flags) : pager_pin(at, n); },
-      [=](char* at, size_t n) { return sys::lock_memory(at, n, flags); });
-}
-
 int answer_of(int rc) {
   if (rc == 0) return 0;
   errno = -rc;
@@ -55,29 +48,45 @@ int answer_of(int rc) {
 
 }  // namespace
 
-LUNAR_EXPORT int mlock(const void* address, size_t bytes) noexcept { return answer_of(lock_range(address, bytes, 0)); }
+namespace lunar::preload {
 
-LUNAR_EXPORT int mlock2(const void* address, size_t bytes, unsigned flags) noexcept {
-  // MLOCK_ONFAULT is all there is
-  return answer_of((flags & ~1u) != 0 ? sys::lock_memory(address, bytes, flags) : lock_range(address, bytes, flags));
+int lock_range(const void* start, size_t bytes, unsigned flags) {
+  if ((flags & ~1u) != 0) return sys::lock_memory(start, bytes, flags);  // MLOCK_ONFAULT is all there is
+  return for_parts(
+      start, bytes,
+      [=](char* at, size_t n) { return area_of(at) != nullptr ? maps_lock(at, n, flags) : pager_pin(at, n); },
+      [=](char* at, size_t n) { return sys::lock_memory(at, n, flags); });
 }
 
-LUNAR_EXPORT int munlock(const void* address, size_t bytes) noexcept {
-  return answer_of(for_parts(
-      address, bytes,
-      [](char* at, size_t n) { return area_of(at) != nullptr ? maps_unlock(at, n) : pager_unpin(at, n); },
-      [](char* at, size_t n) { return sys::unlock_memory(at, n); }));
+int unlock_range(const void* start, size_t bytes) {
+  return for_parts(
+      start, bytes, [](char* at, size_t n) { return area_of(at) != nullptr ? maps_unlock(at, n) : pager_unpin(at, n); },
+      [](char* at, size_t n) { return sys::unlock_memory(at, n); });
 }
 
-LUNAR_EXPORT int mlockall(int flags) noexcept {
-  if (!pager_created()) return answer_of(sys::lock_all(flags));
+int lock_everything(int flags) {
+  if (!pager_created()) return sys::lock_all(flags);
   LUNAR_LOG_LIMITED(log_warning, 1,
                     "mlockall refused: it would keep all of the program in DRAM; run it without Lunar, or without "
                     "locking its memory");
-  return answer_of(-ENOMEM);
+  return -ENOMEM;
 }
 
-LUNAR_EXPORT int munlockall() noexcept {
+int unlock_everything() {
   if (pager_created()) pager_unpin_all();
-  return answer_of(sys::unlock_all());
+  return sys::unlock_all();
 }
+
+}  // namespace lunar::preload
+
+LUNAR_EXPORT int mlock(const void* address, size_t bytes) noexcept { return answer_of(lock_range(address, bytes, 0)); }
+
+LUNAR_EXPORT int mlock2(const void* address, size_t bytes, unsigned flags) noexcept {
+  return answer_of(lock_range(address, bytes, flags));
+}
+
+LUNAR_EXPORT int munlock(const void* address, size_t bytes) noexcept { return answer_of(unlock_range(address, bytes)); }
+
+LUNAR_EXPORT int mlockall(int flags) noexcept { return answer_of(lock_everything(flags)); }
+
+LUNAR_EXPORT int munlockall() noexcept { return answer_of(unlock_everything()); }

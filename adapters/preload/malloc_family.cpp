@@ -14,9 +14,11 @@
 #include "malloc_family.h"
 
 #include <errno.h>
+#include <gnu/libc-version.h>
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/units.h"
@@ -167,8 +169,11 @@ LUNAR_EXPORT int posix_memalign(void** out, size_t alignment, size_t bytes) noex
   return 0;
 }
 
-LUNAR_EXPORT void* memalign(size_t alignment, size_t bytes) noexcept {
-  size_t power = lunar::preload::power_of_two_above(alignment);  // glibc rounds odd alignments up
+namespace lunar::preload {
+namespace {
+
+void* allocate_rounded(size_t alignment, size_t bytes) {
+  size_t power = power_of_two_above(alignment);  // glibc rounds odd alignments up
   if (power == 0) {
     errno = EINVAL;
     return nullptr;
@@ -176,12 +181,23 @@ LUNAR_EXPORT void* memalign(size_t alignment, size_t bytes) noexcept {
   return allocate(power, bytes, false);
 }
 
+// From 2.38 on, aligned_alloc refuses what is no power of two; before, it is memalign.
+bool libc_refuses_odd_alignments() { return atoi(strchr(gnu_get_libc_version(), '.') + 1) >= 38; }
+
+}  // namespace
+}  // namespace lunar::preload
+
+LUNAR_EXPORT void* memalign(size_t alignment, size_t bytes) noexcept {
+  return lunar::preload::allocate_rounded(alignment, bytes);
+}
+
 LUNAR_EXPORT void* aligned_alloc(size_t alignment, size_t bytes) noexcept {
-  if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
+  const bool odd = alignment == 0 || (alignment & (alignment - 1)) != 0;
+  if (odd && lunar::preload::libc_refuses_odd_alignments()) {
     errno = EINVAL;
     return nullptr;
   }
-  return allocate(alignment, bytes, false);
+  return lunar::preload::allocate_rounded(alignment, bytes);
 }
 
 LUNAR_EXPORT void* valloc(size_t bytes) noexcept { return allocate(lunar::sys::page_bytes(), bytes, false); }

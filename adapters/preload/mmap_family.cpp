@@ -207,7 +207,8 @@ int remap_plain(void* old_address, size_t old_bytes, size_t new_bytes, int flags
   return sys::remap(old_address, old_bytes, new_bytes, flags, wanted, out);
 }
 
-// mprotect, and with a key pkey_mprotect (-1: none).
+}  // namespace
+
 int protect_range(void* address, size_t bytes, int prot, int key) {
   size_t rounded = 0;
   if (key > 0) g_plain_is_marked.store(true, std::memory_order_relaxed);
@@ -220,7 +221,7 @@ int protect_range(void* address, size_t bytes, int prot, int key) {
              : plain(static_cast<char*>(address), bytes);
 }
 
-// madvise on pages of the heap or of an API region. Those of a hole-free region need no table.
+// Pages of the heap or of an API region: those of a hole-free region need no table.
 int advise_range(void* address, size_t bytes, int advice) {
   size_t rounded = 0;
   if (touches_tier(address, bytes, &rounded))
@@ -232,8 +233,6 @@ int advise_range(void* address, size_t bytes, int advice) {
     return advise_tiered(static_cast<char*>(address), round_up(bytes, page), advice);
   return advise_plain(address, bytes, advice);
 }
-
-}  // namespace
 
 void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller) {
   void* out = nullptr;
@@ -256,6 +255,39 @@ void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int f
   if (rc == 0) return out;
   errno = -rc;
   return MAP_FAILED;
+}
+
+int unmap_range(void* address, size_t bytes) {
+  size_t rounded = 0;
+  if (touches_tier(address, bytes, &rounded))
+    return for_parts(address, rounded, maps_unmap, [](char* at, size_t n) { return sys::unmap(at, n); });
+  // the heap's pages are not the program's to unmap
+  if (ready() && region_find(address) != nullptr) return -EINVAL;
+  return sys::unmap(address, bytes);
+}
+
+void* attach_segment(int id, const void* wanted, int flags) {
+  const size_t page = sys::page_bytes();
+  auto* address = const_cast<char*>(static_cast<const char*>(wanted));
+  if ((flags & SHM_RND) != 0) address -= reinterpret_cast<uintptr_t>(wanted) % page;
+  if (!ready() || address == nullptr || !aligned(address, page)) return attach(id, wanted, flags);
+  if (area_of(address) != nullptr || region_find(address) == nullptr) return attach_over(id, address, flags);
+  errno = EINVAL;  // over the heap
+  return MAP_FAILED;
+}
+
+ssize_t advise_in_process(int pidfd, const iovec* ranges, size_t count, int advice, unsigned flags) {
+  bool ours = false;
+  if (ready() && flags == 0 && count <= IOV_MAX && sys::pidfd_is_self(pidfd))
+    for (size_t i = 0; i < count && !ours; ++i) ours = holds_tiered(ranges[i].iov_base, ranges[i].iov_len);
+  if (!ours) return sys::advise_process(pidfd, ranges, count, advice, flags);
+  ssize_t done = 0;
+  for (size_t i = 0; i < count; ++i) {
+    int rc = advise_range(ranges[i].iov_base, ranges[i].iov_len, advice);
+    if (rc < 0) return done != 0 ? done : answer(rc);
+    done += static_cast<ssize_t>(ranges[i].iov_len);
+  }
+  return done;
 }
 
 // Sealed memory could be neither unmapped nor evicted by the pager: as on a kernel that has no seals (before 6.10).
@@ -283,24 +315,9 @@ LUNAR_EXPORT void* call_mmap64(void* hint, size_t bytes, int prot, int flags, in
   return map_or_fail(hint, bytes, prot, flags, fd, offset, __builtin_return_address(0));
 }
 
-LUNAR_EXPORT int munmap(void* address, size_t bytes) noexcept {
-  size_t rounded = 0;
-  if (touches_tier(address, bytes, &rounded))
-    return answer(for_parts(address, rounded, maps_unmap, [](char* at, size_t n) { return sys::unmap(at, n); }));
-  // the heap's pages are not the program's to unmap
-  if (ready() && region_find(address) != nullptr) return answer(-EINVAL);
-  return answer(sys::unmap(address, bytes));
-}
+LUNAR_EXPORT int munmap(void* address, size_t bytes) noexcept { return answer(unmap_range(address, bytes)); }
 
-LUNAR_EXPORT void* shmat(int id, const void* wanted, int flags) noexcept {
-  const size_t page = sys::page_bytes();
-  auto* address = const_cast<char*>(static_cast<const char*>(wanted));
-  if ((flags & SHM_RND) != 0) address -= reinterpret_cast<uintptr_t>(wanted) % page;
-  if (!ready() || address == nullptr || !aligned(address, page)) return attach(id, wanted, flags);
-  if (area_of(address) != nullptr || region_find(address) == nullptr) return attach_over(id, address, flags);
-  errno = EINVAL;  // over the heap
-  return MAP_FAILED;
-}
+LUNAR_EXPORT void* shmat(int id, const void* wanted, int flags) noexcept { return attach_segment(id, wanted, flags); }
 
 LUNAR_EXPORT int shmdt(const void* address) noexcept {
   if (ready() && area_of(address) != nullptr && !pager_forked_past_us())
@@ -332,17 +349,7 @@ LUNAR_EXPORT int posix_madvise(void* address, size_t bytes, int advice) noexcept
 
 LUNAR_EXPORT ssize_t process_madvise(int pidfd, const iovec* ranges, size_t count, int advice,
                                      unsigned flags) noexcept {
-  bool ours = false;
-  if (ready() && flags == 0 && count <= IOV_MAX && sys::pidfd_is_self(pidfd))
-    for (size_t i = 0; i < count && !ours; ++i) ours = holds_tiered(ranges[i].iov_base, ranges[i].iov_len);
-  if (!ours) return sys::advise_process(pidfd, ranges, count, advice, flags);
-  ssize_t done = 0;
-  for (size_t i = 0; i < count; ++i) {
-    int rc = advise_range(ranges[i].iov_base, ranges[i].iov_len, advice);
-    if (rc < 0) return done != 0 ? done : answer(rc);
-    done += static_cast<ssize_t>(ranges[i].iov_len);
-  }
-  return done;
+  return advise_in_process(pidfd, ranges, count, advice, flags);
 }
 
 LUNAR_EXPORT void* mremap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, ...) noexcept {

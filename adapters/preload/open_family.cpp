@@ -71,6 +71,29 @@ int open_early(int directory, const char* path, int flags, mode_t mode) {
   return -1;
 }
 
+int open_noted(const char* path, int flags, mode_t mode) {
+  return opened(g_real.open != nullptr ? g_real.open(path, flags, mode) : open_early(AT_FDCWD, path, flags, mode),
+                flags);
+}
+
+int open64_noted(const char* path, int flags, mode_t mode) {
+  return opened(g_real.open64 != nullptr ? g_real.open64(path, flags, mode)
+                                         : open_early(AT_FDCWD, path, flags | O_LARGEFILE, mode),
+                flags);
+}
+
+int openat_noted(int directory, const char* path, int flags, mode_t mode) {
+  return opened(
+      g_real.openat != nullptr ? g_real.openat(directory, path, flags, mode) : open_early(directory, path, flags, mode),
+      flags);
+}
+
+int openat64_noted(int directory, const char* path, int flags, mode_t mode) {
+  return opened(g_real.openat64 != nullptr ? g_real.openat64(directory, path, flags, mode)
+                                           : open_early(directory, path, flags | O_LARGEFILE, mode),
+                flags);
+}
+
 using Fcntl = int (*)(int, int, ...);
 int fcntl_noted(Fcntl real, int fd, int command, void* argument) {
   // Some set the flag on all that they do not know: what the programs started later need stays (close_family.cpp).
@@ -111,29 +134,22 @@ LUNAR_EXPORT int lunar_fcntl64(int fd, int command, ...) __asm__("fcntl64");
 
 int lunar_open(const char* path, int flags, ...) {
   TAKE_MODE
-  return opened(g_real.open != nullptr ? g_real.open(path, flags, mode) : open_early(AT_FDCWD, path, flags, mode),
-                flags);
+  return open_noted(path, flags, mode);
 }
 
 int lunar_open64(const char* path, int flags, ...) {
   TAKE_MODE
-  return opened(g_real.open64 != nullptr ? g_real.open64(path, flags, mode)
-                                         : open_early(AT_FDCWD, path, flags | O_LARGEFILE, mode),
-                flags);
+  return open64_noted(path, flags, mode);
 }
 
 int lunar_openat(int directory, const char* path, int flags, ...) {
   TAKE_MODE
-  return opened(
-      g_real.openat != nullptr ? g_real.openat(directory, path, flags, mode) : open_early(directory, path, flags, mode),
-      flags);
+  return openat_noted(directory, path, flags, mode);
 }
 
 int lunar_openat64(int directory, const char* path, int flags, ...) {
   TAKE_MODE
-  return opened(g_real.openat64 != nullptr ? g_real.openat64(directory, path, flags, mode)
-                                           : open_early(directory, path, flags | O_LARGEFILE, mode),
-                flags);
+  return openat64_noted(directory, path, flags, mode);
 }
 
 LUNAR_EXPORT FILE* lunar_fopen(const char* path, const char* mode) __asm__("fopen");
@@ -168,17 +184,17 @@ int lunar_fcntl64(int fd, int command, ...) {
 // What _FORTIFY_SOURCE makes of calls without a mode whose flags the compiler does not know.
 LUNAR_EXPORT int __open_2(const char* path, int flags) {
   refuse_without_mode(flags);
-  return lunar_open(path, flags);
+  return open_noted(path, flags, 0);
 }
 LUNAR_EXPORT int __open64_2(const char* path, int flags) {
   refuse_without_mode(flags);
-  return lunar_open64(path, flags);
+  return open64_noted(path, flags, 0);
 }
 LUNAR_EXPORT int __openat_2(int directory, const char* path, int flags) {
   refuse_without_mode(flags);
-  return lunar_openat(directory, path, flags);
+  return openat_noted(directory, path, flags, 0);
 }
 LUNAR_EXPORT int __openat64_2(int directory, const char* path, int flags) {
   refuse_without_mode(flags);
-  return lunar_openat64(directory, path, flags);
+  return openat64_noted(directory, path, flags, 0);
 }

@@ -19,6 +19,7 @@
 #include "pager/pager.h"
 #include "program_malloc.h"
 #include "sys/file.h"
+#include "sys/program_file.h"
 #include "tiered_maps.h"
 
 namespace lunar::preload {
@@ -63,7 +64,18 @@ TextRange text_of(const void* function) {
   char line[sizeof(why.text) + 32];
   size_t length = format_to(line, sizeof(line), "lunar: %s\n", why.text);
   (void)!write(STDERR_FILENO, line, length);
-  _exit(125);
+  g_real.exit_now(125);
+}
+
+// They have a malloc of their own, and check all of the program's memory.
+void refuse_sanitizers() {
+  ErrorText why;
+  for (unsigned i = 0; const char* symbol = sys::sanitizer_symbol(i); ++i) {
+    if (dlsym(RTLD_DEFAULT, symbol) == nullptr) continue;
+    (void)why.set(-ENOTSUP, "this program is built with %s, which needs the memory that Lunar serves; run it without",
+                  sys::sanitizer_name(i));
+    refuse(why);
+  }
 }
 
 [[noreturn]] void refuse_forks(int rc) {
@@ -106,6 +118,7 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   look_up(g_real.io_uring_queue_init_mem, "io_uring_queue_init_mem");
   ErrorText why;
   if (options_load(&g_options, environment, &why) < 0) refuse(why);
+  refuse_sanitizers();
   g_runtime_text[0] = text_of(jemalloc_prepare());
   g_runtime_text[1] = text_of(reinterpret_cast<const void*>(&start));
   g_linker_text = text_of(dlsym(RTLD_DEFAULT, "__tls_get_addr"));

@@ -4,13 +4,15 @@
 //
 // This code runs in other people's programs. Rules: it allocates only from the early heap and sys/arena; no stdio, no
 // exceptions; none of its locks may be held while a lock of the program could be taken; errno is as the real calls
-// leave it; whatever is not Lunar's goes to the kernel or to jemalloc unchanged.
+// leave it; whatever is not Lunar's goes to the kernel or to jemalloc unchanged. It calls none of the functions that it
+// exports, which the program may have overwritten (tests/preload/own_names_test.py).
 #pragma once
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <threads.h>
 
 #include <atomic>
@@ -95,6 +97,25 @@ void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t o
 void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller);
 constexpr long kMseal = 462;                                        // its number, which headers may not know
 int seal_memory(void* address, size_t bytes, unsigned long flags);  // mseal, with errno
+void* attach_segment(int id, const void* wanted, int flags);        // shmat, with errno
+// What munmap, mprotect (with `key` >= 0 pkey_mprotect) and madvise do. 0 or -errno
+int unmap_range(void* address, size_t bytes);
+int protect_range(void* address, size_t bytes, int prot, int key = -1);
+int advise_range(void* address, size_t bytes, int advice);
+// process_madvise, with errno
+ssize_t advise_in_process(int pidfd, const iovec* ranges, size_t count, int advice, unsigned flags);
+
+// lock_family.cpp: mlock and mlock2, munlock, mlockall, munlockall. 0 or -errno
+int lock_range(const void* start, size_t bytes, unsigned flags);
+int unlock_range(const void* start, size_t bytes);
+int lock_everything(int flags);
+int unlock_everything();
+
+// close_family.cpp: close, close_range, dup2 and dup3 by number. False: it is none of these.
+bool close_call(long number, const long (&arguments)[6], long* result);
+
+// exec_family.cpp: a call of SYS_execve or SYS_execveat. It comes back if it has failed: -1 with errno.
+long exec_by_call(long number, const long (&arguments)[6]);
 
 // fork_family.cpp. forks_prepare: at start, after the pager's own fork handlers. forks_register_waiting: registers
 // those of others, once the allocator has made its own. 0 or -errno

@@ -126,6 +126,8 @@ int program_malloc_prepare(ErrorText* why) {
   return rc;
 }
 
+bool program_has_malloc() { return g_found; }
+
 int program_malloc_prepare_blkid(ErrorText* why) {
   void* library = g_found ? dlopen("libblkid.so.1", RTLD_LAZY | RTLD_NOLOAD) : nullptr;
   return library == nullptr ? 0 : redirect_library(dlsym(library, "blkid_new_probe"), false, why);

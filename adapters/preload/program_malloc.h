@@ -14,6 +14,8 @@ namespace lunar::preload {
 
 // Nothing where malloc is ours. -errno: the words cannot be found, or not be changed; *why says so.
 [[nodiscard]] int program_malloc_prepare(ErrorText* why);
+// Whether the program has a malloc of its own. False before the call above.
+bool program_has_malloc();
 // Once more, for libblkid, which is loaded when the tier is made.
 [[nodiscard]] int program_malloc_prepare_blkid(ErrorText* why);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // syscall(), libc's way to make any system call. One that this library stands in for is served as libc's function of
-// that name is: maps of the tier that are unmapped, moved or advised so are no surprise to the pager. All others go to
-// the kernel. So do the calls of this library itself and of what it is linked from (--wrap=syscall).
+// that name is: maps of the tier that are unmapped, moved or advised so are no surprise to the pager, and Lunar's own
+// descriptors stay open. All others go to the kernel. So do the calls of this library itself and of what it is linked
+// from (--wrap=syscall).
 //
 // Threading: any thread; also before the constructor has run.
 #include <errno.h>
@@ -31,7 +32,14 @@ T* pointer(long argument) {
 
 long number_of(const void* address) { return reinterpret_cast<long>(address); }
 
-// A call about memory, by `caller`. False: it is none.
+long answer(int rc) {
+  if (rc >= 0) return rc;
+  errno = -rc;
+  return -1;
+}
+
+// A call about memory, by `caller`. False: it is none. By functions that are not exported: the program may have
+// overwritten the exported ones with a jump to code that ends here.
 bool memory_call(long number, const long (&a)[6], const void* caller, long* result) {
   auto* const address = pointer<void>(a[0]);
   const auto bytes = static_cast<size_t>(a[1]);
@@ -42,7 +50,7 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
           number_of(map_or_fail(address, bytes, word, static_cast<int>(a[3]), static_cast<int>(a[4]), a[5], caller));
       return true;
     case SYS_munmap:
-      *result = ::munmap(address, bytes);
+      *result = answer(unmap_range(address, bytes));
       return true;
     case SYS_mremap: {
       const auto flags = static_cast<int>(a[3]);
@@ -51,31 +59,31 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
       return true;
     }
     case SYS_mprotect:
-      *result = ::mprotect(address, bytes, word);
+      *result = answer(protect_range(address, bytes, word));
       return true;
     case SYS_pkey_mprotect:
-      *result = ::pkey_mprotect(address, bytes, word, static_cast<int>(a[3]));
+      *result = answer(protect_range(address, bytes, word, static_cast<int>(a[3])));
       return true;
     case SYS_madvise:
-      *result = ::madvise(address, bytes, word);
+      *result = answer(advise_range(address, bytes, word));
       return true;
     case SYS_mlock:
-      *result = ::mlock(address, bytes);
+      *result = answer(lock_range(address, bytes, 0));
       return true;
     case SYS_mlock2:
-      *result = ::mlock2(address, bytes, static_cast<unsigned>(a[2]));
+      *result = answer(lock_range(address, bytes, static_cast<unsigned>(a[2])));
       return true;
     case SYS_munlock:
-      *result = ::munlock(address, bytes);
+      *result = answer(unlock_range(address, bytes));
       return true;
     case SYS_mlockall:
-      *result = ::mlockall(static_cast<int>(a[0]));
+      *result = answer(lock_everything(static_cast<int>(a[0])));
       return true;
     case SYS_munlockall:
-      *result = ::munlockall();
+      *result = answer(unlock_everything());
       return true;
     case SYS_shmat:
-      *result = number_of(::shmat(static_cast<int>(a[0]), pointer<void>(a[1]), word));
+      *result = number_of(attach_segment(static_cast<int>(a[0]), pointer<void>(a[1]), word));
       return true;
     case SYS_shmdt:
       *result = ::shmdt(address);
@@ -84,7 +92,7 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
       *result = seal_memory(address, bytes, static_cast<unsigned long>(a[2]));
       return true;
     case SYS_process_madvise:
-      *result = ::process_madvise(static_cast<int>(a[0]), pointer<iovec>(a[1]), static_cast<size_t>(a[2]),
+      *result = advise_in_process(static_cast<int>(a[0]), pointer<iovec>(a[1]), static_cast<size_t>(a[2]),
                                   static_cast<int>(a[3]), static_cast<unsigned>(a[4]));
       return true;
     default:
@@ -151,15 +159,14 @@ LUNAR_EXPORT long syscall(long number, ...) noexcept {
   if (__builtin_expect(!ready(), 0)) return lunar::sys::kernel_call_errno(number, a);
   if (fork_call_copies(number, a)) return fork_by_call(number, a);
   if (number == SYS_process_vm_writev) return lunar::pager_write_elsewhere(a);
-  if (number == SYS_execve || number == SYS_execveat)
-    return with_mutexes_kept([&] { return lunar::sys::kernel_call_errno(number, a); });
+  if (number == SYS_execve || number == SYS_execveat) return exec_by_call(number, a);
   if (number == SYS_futex) return futex_call(a);
   if (number == SYS_io_uring_setup) return ring_by_call(a);
   // cleared when the thread has ended (thread_family.cpp)
   if (number == SYS_set_tid_address) lunar::pager_keep_for_thread(pointer<void>(a[0]), sizeof(int));
   long result;
-  return memory_call(number, a, __builtin_return_address(0), &result) ? result
-                                                                      : lunar::sys::kernel_call_errno(number, a);
+  if (memory_call(number, a, __builtin_return_address(0), &result) || close_call(number, a, &result)) return result;
+  return lunar::sys::kernel_call_errno(number, a);
 }
 
 LUNAR_EXPORT ssize_t process_vm_writev(pid_t pid, const iovec* local, unsigned long locals, const iovec* remote,

@@ -168,6 +168,17 @@ void threads_enter_child() {
 using namespace lunar;
 using namespace lunar::preload;
 
+// What this library and what it is linked from call by these names (--wrap): libc's.
+extern "C" __attribute__((visibility("hidden"))) int __wrap_pthread_create(pthread_t* out,
+                                                                           const pthread_attr_t* attributes,
+                                                                           void* (*routine)(void*), void* argument) {
+  return g_real.pthread_create(out, attributes, routine, argument);
+}
+extern "C" __attribute__((visibility("hidden"))) int __wrap_pthread_mutex_init(pthread_mutex_t* mutex,
+                                                                               const pthread_mutexattr_t* attributes) {
+  return g_real.pthread_mutex_init(mutex, attributes);
+}
+
 LUNAR_EXPORT int pthread_create(pthread_t* out, const pthread_attr_t* attributes, void* (*routine)(void*),
                                 void* argument) noexcept {
   if (g_real.pthread_create == nullptr) return EAGAIN;  // before our constructor: libc has no threads to give yet

@@ -498,6 +498,16 @@ void heap_purge() {
   if (heap_ready()) purge_arenas();
 }
 
+void heap_counts(HeapCounts* out) {
+  uint64_t epoch = 1;
+  size_t size = sizeof epoch, allocated = 0, active = 0;
+  (void)g_jemalloc.mallctl("epoch", &epoch, &size, &epoch, sizeof epoch);  // counts anew
+  size = sizeof allocated;
+  if (g_jemalloc.mallctl("stats.allocated", &allocated, &size, nullptr, 0) == 0 &&
+      g_jemalloc.mallctl("stats.active", &active, &size, nullptr, 0) == 0)
+    *out = {allocated, active < allocated ? allocated : active};
+}
+
 HeapHookBytes heap_hook_bytes() {
   uint64_t ahead = 0;
   for (const CommitAhead& one : g_heap.ahead) ahead += one.pages_ahead();

@@ -98,6 +98,12 @@ void heap_step_in(unsigned arena);
 // seconds. Any thread; not under a HostGuard.
 void heap_purge();
 
+// Bytes that the process holds in blocks, and in the pages that these lie on, the DRAM arena's included. Any thread.
+struct HeapCounts {
+  size_t allocated = 0, active = 0;
+};
+void heap_counts(HeapCounts* out);  // {} if the allocator does not tell
+
 // What the extent hooks have counted since heap_create, in bytes (for tests: jemalloc keeps no metadata in the region).
 struct HeapHookBytes {
   size_t reserved;   // address space handed out

@@ -20,6 +20,7 @@
 #include "base/host_guard.h"
 #include "pager/pager.h"
 #include "pager/state.h"
+#include "sys/file.h"
 #include "sys/kernel_call.h"
 #include "sys/proc.h"
 #include "sys/thread.h"
@@ -40,7 +41,7 @@ bool kernel_can_move(const PagerState& state) {
     sys::UffdFeatures features;
     ErrorText why;
     const int fd = sys::uffd_open(&features, &why);
-    if (fd >= 0) close(fd);
+    if (fd >= 0) sys::close_file(fd);
     known.store(fd >= 0 && features.move ? 1 : 0, std::memory_order_relaxed);
   }
   return known.load(std::memory_order_relaxed) == 1;

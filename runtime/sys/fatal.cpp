@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "sys/file.h"
+#include "sys/kernel_call.h"
 #include "sys/thread.h"
 
 namespace lunar {
@@ -23,7 +24,7 @@ std::atomic<int> g_fatal_thread{0};
 
 // The program's own SIGABRT handler must not run: it might touch tiered memory, which is no longer served.
 [[noreturn]] void stop() {
-  signal(SIGABRT, SIG_DFL);
+  sys::default_signal(SIGABRT);
   abort();
 }
 

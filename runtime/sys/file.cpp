@@ -213,10 +213,10 @@ int move_high(int fd) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return fd;
   const int base = limit.rlim_cur > 1300 ? 1000 : static_cast<int>(limit.rlim_cur / 4 * 3);
-  const int high = fcntl(fd, F_DUPFD_CLOEXEC, base);
+  const long high = syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, base);
   if (high < 0) return fd;
   close_file(fd);
-  return high;
+  return static_cast<int>(high);
 }
 
 FileIdentity file_identity(int fd) {
@@ -238,7 +238,7 @@ int make_memory_file(const char* name, uint64_t bytes) {
 }
 
 bool is_sealed_memory(int fd) {
-  const int seals = fcntl(fd, F_GET_SEALS);
+  const long seals = syscall(SYS_fcntl, fd, F_GET_SEALS);
   return seals >= 0 && (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) == (F_SEAL_SHRINK | F_SEAL_GROW);
 }
 
@@ -544,10 +544,10 @@ int make_pipe(int fds[2], size_t bytes) {
   if (syscall(SYS_pipe2, fds, O_NONBLOCK | O_CLOEXEC) != 0) return -errno;
   // An unprivileged user's pipes share a budget (pipe-user-pages-soft): take what is left rather than nothing.
   for (size_t want = bytes; want >= 4096; want /= 2) {
-    const int size = fcntl(fds[1], F_SETPIPE_SZ, want);
-    if (size >= 0) return size;
+    const long size = syscall(SYS_fcntl, fds[1], F_SETPIPE_SZ, want);
+    if (size >= 0) return static_cast<int>(size);
   }
-  const int size = fcntl(fds[1], F_GETPIPE_SZ);
+  const auto size = static_cast<int>(syscall(SYS_fcntl, fds[1], F_GETPIPE_SZ));
   return size > 0 ? size : -errno;
 }
 

@@ -3,6 +3,7 @@
 // Threading: any thread; also in a signal handler, and in a child of vfork.
 #pragma once
 #include <errno.h>
+#include <sys/syscall.h>
 
 namespace lunar::sys {
 
@@ -52,6 +53,12 @@ inline long kernel_call_errno(long number, const long (&a)[6]) {
   if (result >= 0 || result < -4095) return result;
   errno = static_cast<int>(-result);
   return -1;
+}
+
+// The action of a signal becomes the default.
+inline void default_signal(int number) {
+  const unsigned long action[4] = {};  // the kernel's layout: handler, flags, restorer, mask
+  (void)kernel_call(SYS_rt_sigaction, {number, reinterpret_cast<long>(action), 0, sizeof(unsigned long), 0, 0});
 }
 
 }  // namespace lunar::sys

@@ -347,7 +347,7 @@ int peek(const void* from, void* to, size_t bytes) {
 
 int poke(void* to, const void* from, size_t bytes) {
   const iovec here{const_cast<void*>(from), bytes}, there{to, bytes};
-  const ssize_t n = process_vm_writev(getpid(), &here, 1, &there, 1, 0);
+  const long n = syscall(SYS_process_vm_writev, getpid(), &here, 1L, &there, 1L, 0L);
   return n < 0 ? -errno : static_cast<size_t>(n) == bytes ? 0 : -EFAULT;
 }
 

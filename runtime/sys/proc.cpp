@@ -26,6 +26,7 @@
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/kernel_call.h"
 #include "sys/mem.h"
 #include "sys/memory_copy.h"
 #include "sys/thread.h"
@@ -336,7 +337,7 @@ void end_as_first_thread() {
     sigset_t only;
     sigemptyset(&only);
     sigaddset(&only, number);
-    signal(number, SIG_DFL);
+    default_signal(number);
     syscall(SYS_tgkill, pid, thread_id(), number);
     pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
   }

@@ -3,6 +3,7 @@
 // evicted.
 #include "preload_test.h"
 
+#include <gnu/libc-version.h>
 #include <malloc.h>
 
 #include <cstdint>
@@ -186,8 +187,52 @@ void shadowed_blocks() {
   }
 }
 
+// What libc itself makes of an alignment that is no power of two: from 2.38 on it refuses it.
+void odd_alignments() {
+  const bool refused = atoi(strchr(gnu_get_libc_version(), '.') + 1) >= 38;
+  for (const size_t volatile alignment : {size_t(3), size_t(0), size_t(24)}) {
+    errno = 0;
+    void* p = aligned_alloc(alignment, 100);
+    CHECK((p == nullptr) == refused && (errno == EINVAL) == refused);
+    if (p != nullptr) CHECK(tiered(p) && reinterpret_cast<uintptr_t>(p) % (alignment > 16 ? 32 : 16) == 0);
+    free(p);
+  }
+  const size_t volatile huge = SIZE_MAX / 2 + 2;
+  errno = 0;
+  CHECK(aligned_alloc(huge, 100) == nullptr && errno == EINVAL);
+}
+
+// Each report counts `bytes` that are allocated, and no more than the allocator has.
+void reports() {
+  constexpr size_t kBytes = 20 << 20;
+  const struct mallinfo2 before = mallinfo2();
+  CHECK(before.arena >= before.uordblks && before.uordblks + before.fordblks == before.arena);
+  void* p = malloc(kBytes);
+  memset(p, 1, kBytes);
+  const struct mallinfo2 now = mallinfo2();
+  CHECK(now.uordblks >= before.uordblks + kBytes && now.uordblks < before.uordblks + 2 * kBytes);
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  const struct mallinfo old = mallinfo();
+#pragma GCC diagnostic pop
+  CHECK(static_cast<size_t>(old.uordblks) == now.uordblks && static_cast<size_t>(old.arena) == now.arena);
+  char* text = nullptr;
+  size_t length = 0;
+  FILE* file = open_memstream(&text, &length);
+  CHECK(file != nullptr && malloc_info(1, file) == EINVAL && malloc_info(0, file) == 0 && fclose(file) == 0);
+  CHECK(strstr(text, "<malloc version=\"1\">") == text && strstr(text, "</malloc>\n") != nullptr);
+  free(text);
+  free(p);
+  CHECK(mallinfo2().uordblks < now.uordblks - kBytes / 2);
+  CHECK(malloc_trim(0) == 0 || malloc_trim(0) == 0);  // a second time there is nothing to give back
+  CHECK(mallopt(M_MMAP_THRESHOLD, 1 << 20) == 1);
+  malloc_stats();
+}
+
 int body() {
   alignments();
+  odd_alignments();
+  reports();
   calloc_is_zero_when_recycled();
   free_keeps_errno();
   realloc_keeps_content();

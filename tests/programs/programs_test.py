@@ -6,6 +6,8 @@ the programs.
 
 A program is a function that takes a `run` (plain or tiered) and returns what is compared: text or a dict of test
 outcomes."""
+import concurrent.futures
+import glob
 import hashlib
 import os
 import re
@@ -16,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import fastcgi
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = "/usr/bin/python3"   # Debian's: the test suite is of its version
@@ -261,6 +265,46 @@ def node(run):
     return f"exit code {code}\n{out}"
 
 
+PHP_SAYS = "dom mysqli pdo_mysql xsl refused"
+
+
+# Debian's PHP loads its extensions with RTLD_DEEPBIND.
+def php(run):
+    need("php", "php")
+    code, out = run.output(["php", "-d", "memory_limit=-1", f"{HERE}/heap.php"])
+    if not out.startswith(PHP_SAYS):
+        raise SystemExit(f"FAIL: php: exit code {code}: {out}{run.said()}")
+    return f"exit code {code}\n{out}"
+
+
+def php_fpm(run):
+    """Two workers that have left root. Each ends after two requests: one that is told to end kills itself by SIGTERM,
+    which prints no `--stats`."""
+    servers = glob.glob("/usr/sbin/php-fpm?*")
+    need(servers[0] if servers else "php-fpm", "php")
+    os.chmod(run.scratch, 0o1777)
+    script, listens = shutil.copy(f"{HERE}/heap.php", run.scratch), f"{run.scratch}/socket"
+    user = "user = nobody\ngroup = nogroup\n" if os.geteuid() == 0 else ""
+    with open(f"{run.scratch}/fpm.conf", "w", encoding="utf-8") as file:
+        file.write(f"[global]\ndaemonize = no\nerror_log = {run.scratch}/log\n[www]\n{user}listen = {listens}\n"
+                   "pm = static\npm.max_children = 2\npm.max_requests = 2\nphp_admin_value[memory_limit] = -1\n")
+    server = run.start([servers[0], "-F", "-y", f"{run.scratch}/fpm.conf"])
+    try:
+        deadline = time.monotonic() + 30
+        while not os.path.exists(listens):
+            if time.monotonic() > deadline or server.poll() is not None:
+                raise SystemExit(f"FAIL: php-fpm does not answer: {run.said()}")
+            time.sleep(0.1)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            answers = list(pool.map(lambda _: fastcgi.request(listens, script), range(6)))
+    finally:
+        server.send_signal(signal.SIGQUIT)
+        server.wait()
+    if not all(answer.startswith(PHP_SAYS) for answer in answers):
+        raise SystemExit(f"FAIL: php-fpm: {answers}")
+    return f"exit code {server.returncode}\n{''.join(answers)}"
+
+
 # ---- rights given up, roots changed, few descriptors -----------------------------------------------------------------
 
 GROW = f"{HERE}/grow.py"
@@ -325,6 +369,8 @@ PROGRAMS = {
     "memcached": (memcached, "32m", "2g"),
     "java": (java, "64m", "2g"),
     "node": (node, "48m", "2g"),
+    "php": (php, "48m", "2g"),
+    "php-fpm": (php_fpm, "64m", "2g"),
     "setpriv": (growing("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups"), "24m", "1g"),
     "setuid": (growing("--grow=setuid"), "24m", "1g"),
     "chroot": (growing("--grow=chroot"), "24m", "1g"),

@@ -7,9 +7,7 @@
 #include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <link.h>
 #include <sys/stat.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +15,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "sys/program_file.h"
 #include "tools/support/text.h"
 
 namespace lunar::tools {
@@ -68,77 +67,40 @@ int locate(const std::string& name, std::string* path, std::string* why) {
   return fail(kExitNotFound, why, text_of("%s: command not found in PATH", name.c_str()));
 }
 
-// ld.so ignores LD_PRELOAD when executing the file changes user, group or capabilities.
-bool gains_privilege(const std::string& path, std::string* how) {
-  struct stat status;
-  if (stat(path.c_str(), &status) != 0) return false;
-  if ((status.st_mode & S_ISUID) && status.st_uid != getuid()) return *how = "setuid", true;
-  if ((status.st_mode & S_ISGID) && (status.st_mode & S_IXGRP) && status.st_gid != getgid())
-    return *how = "setgid", true;
-  if (geteuid() != 0 && getxattr(path.c_str(), "security.capability", nullptr, 0) > 0)
-    return *how = "given file capabilities", true;
-  return false;
-}
-
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-constexpr unsigned char kDataOrder = ELFDATA2LSB;
-#else
-constexpr unsigned char kDataOrder = ELFDATA2MSB;
-#endif
-
-// e_machine of this process' own program.
-unsigned own_machine() {
-  ElfW(Ehdr) header{};
-  int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return EM_NONE;
-  ssize_t got = pread(fd, &header, sizeof header, 0);
-  close(fd);
-  return got == static_cast<ssize_t>(sizeof header) ? header.e_machine : static_cast<unsigned>(EM_NONE);
-}
-
-// The PT_INTERP text, "" when there is none (a static program). False when the headers cannot be read.
-bool read_loader(int fd, const ElfW(Ehdr) & header, std::string* loader) {
-  loader->clear();
-  if (header.e_phentsize != sizeof(ElfW(Phdr)) || header.e_phnum > 512) return false;
-  for (unsigned i = 0; i < header.e_phnum; ++i) {
-    ElfW(Phdr) part{};
-    if (pread(fd, &part, sizeof part, static_cast<off_t>(header.e_phoff + i * sizeof part)) !=
-        static_cast<ssize_t>(sizeof part))
-      return false;
-    if (part.p_type != PT_INTERP) continue;
-    if (part.p_filesz == 0 || part.p_filesz > 4096) return false;
-    std::string text(part.p_filesz, '\0');
-    if (pread(fd, text.data(), text.size(), static_cast<off_t>(part.p_offset)) != static_cast<ssize_t>(text.size()))
-      return false;
-    *loader = text.c_str();
-  }
-  return true;
-}
-
-int check_elf(int fd, const std::string& path, std::string* why) {
-  ElfW(Ehdr) header{};
-  const char* name = path.c_str();
-  bool read_all = pread(fd, &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header);
-  if (!read_all || header.e_ident[EI_CLASS] != (sizeof(void*) == 8 ? ELFCLASS64 : ELFCLASS32) ||
-      header.e_ident[EI_DATA] != kDataOrder || header.e_machine != own_machine()) {
-    return fail(kExitOwnFailure, why,
-                text_of("%s is a program of another architecture; its heap cannot be tiered", name));
-  }
-  std::string loader;
-  if (!read_loader(fd, header, &loader))
-    return fail(kExitNotExecutable, why, text_of("%s is a damaged program file", name));
-  if (loader.empty()) {
-    return fail(
-        kExitOwnFailure, why,
-        text_of("%s is statically linked, so LD_PRELOAD does not reach it; use a dynamically linked build of it",
-                name));
-  }
-  if (loader.find("ld-musl") != std::string::npos) {
-    return fail(kExitOwnFailure, why,
-                text_of("%s uses the musl C library; Lunar's preload needs a glibc build of it", name));
-  }
-  if (access(loader.c_str(), X_OK) != 0) {
-    return fail(kExitNotFound, why, text_of("%s needs the loader %s, which is not there", name, loader.c_str()));
+// What kept the library out of a program that is otherwise fine; 0: nothing.
+int check_kind(const sys::ProgramFile& file, const std::string& path, std::string* why) {
+  const char *name = path.c_str(), *detail = file.detail;
+  switch (file.kind) {
+    case sys::ProgramKind::kServed:
+      if (*detail == '\0' || access(detail, X_OK) == 0) return 0;
+      return fail(kExitNotFound, why, text_of("%s needs the loader %s, which is not there", name, detail));
+    case sys::ProgramKind::kScript:
+    case sys::ProgramKind::kLoader:
+      return 0;
+    case sys::ProgramKind::kDamaged:
+      return fail(kExitNotExecutable, why, text_of("%s is a damaged program file", name));
+    case sys::ProgramKind::kPrivileged:
+      return fail(kExitOwnFailure, why,
+                  text_of("%s is %s, and the loader preloads nothing into such programs; run it as its owner "
+                          "(root: sudo lunar run ...)",
+                          name, detail));
+    case sys::ProgramKind::kOtherMachine:
+      return fail(kExitOwnFailure, why,
+                  text_of("%s is a program of another architecture; its heap cannot be tiered", name));
+    case sys::ProgramKind::kStatic:
+      return fail(
+          kExitOwnFailure, why,
+          text_of("%s is statically linked, so LD_PRELOAD does not reach it; use a dynamically linked build of it",
+                  name));
+    case sys::ProgramKind::kOtherLibc:
+      return fail(
+          kExitOwnFailure, why,
+          text_of("%s uses another C library than glibc (musl?); Lunar's preload needs a glibc build of it", name));
+    case sys::ProgramKind::kSanitized:
+      return fail(kExitOwnFailure, why,
+                  text_of("%s is built with %s, which needs the memory that Lunar serves; run it without Lunar, or a "
+                          "build without -fsanitize",
+                          name, detail));
   }
   return 0;
 }
@@ -163,7 +125,7 @@ std::string program_of_env(const std::string& words) {
   return "";
 }
 
-int check_file(const std::string& path, unsigned depth, bool* shell, std::string* why);
+int check_file(const std::string& path, unsigned depth, bool* shell, sys::ProgramFile* kind, std::string* why);
 
 int check_script(const std::string& path, const std::string& line, unsigned depth, std::string* why) {
   if (depth > 4)
@@ -176,51 +138,62 @@ int check_script(const std::string& path, const std::string& line, unsigned dept
     return fail(kExitNotFound, why, text_of("%s: its interpreter %s is not there", path.c_str(), interpreter.c_str()));
   }
   bool shell = false;
-  int code = check_file(interpreter, depth + 1, &shell, why);
+  sys::ProgramFile kind;
+  int code = check_file(interpreter, depth + 1, &shell, &kind, why);
   if (code == 0 && interpreter.substr(interpreter.rfind('/') + 1) == "env") {
     std::string name = program_of_env(rest), found;
     if (!name.empty()) code = locate(name, &found, why);
-    if (!name.empty() && code == 0) code = check_file(found, depth + 1, &shell, why);
+    if (!name.empty() && code == 0) code = check_file(found, depth + 1, &shell, &kind, why);
   }
   if (code != 0) *why = text_of("%s: %s", path.c_str(), why->c_str());
   return code;
 }
 
-int check_file(const std::string& path, unsigned depth, bool* shell, std::string* why) {
+int check_file(const std::string& path, unsigned depth, bool* shell, sys::ProgramFile* kind, std::string* why) {
   int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   // Executable but unreadable is allowed; ld.so then preloads all the same unless privilege is gained.
   if (fd < 0) return 0;
   char head[1024] = {};
-  ssize_t got = pread(fd, head, sizeof head - 1, 0);
-  int code = 0;
-  if (got >= 2 && head[0] == '#' && head[1] == '!') {
+  const ssize_t got = pread(fd, head, sizeof head - 1, 0);
+  sys::program_look(fd, kind);
+  int code = check_kind(*kind, path, why);
+  if (kind->kind == sys::ProgramKind::kScript) {
     std::string line(head, static_cast<size_t>(got));
     code = check_script(path, line.substr(0, line.find('\n')), depth, why);
-  } else {
-    std::string how;
-    if (gains_privilege(path, &how)) {
-      code = fail(kExitOwnFailure, why,
-                  text_of("%s is %s, and the loader preloads nothing into such programs; run it as its owner "
-                          "(root: sudo lunar run ...)",
-                          path.c_str(), how.c_str()));
-    } else if (got >= SELFMAG && memcmp(head, ELFMAG, SELFMAG) == 0) {
-      code = check_elf(fd, path, why);
-    } else if (got <= 0 || memchr(head, 0, static_cast<size_t>(got)) == nullptr) {
-      *shell = true;  // text: shells run it as a script of their own
-    } else {
+  } else if (code == 0 && !(got >= SELFMAG && memcmp(head, ELFMAG, SELFMAG) == 0)) {
+    if (got > 0 && memchr(head, 0, static_cast<size_t>(got)) != nullptr)
       code = fail(kExitNotExecutable, why, text_of("%s is in no executable format of this machine", path.c_str()));
-    }
+    else
+      *shell = true;  // text: shells run it as a script of their own
   }
   close(fd);
   return code;
 }
 
+// The program that glibc's loader is to start, by its own command line; "": it starts none, or looks for it as for a
+// library.
+std::string program_of_loader(const std::vector<char*>& command) {
+  for (size_t i = 1; i < command.size(); ++i) {
+    const std::string word = command[i];
+    if (word.compare(0, 2, "--") != 0) return word.find('/') != std::string::npos ? word : "";
+    for (const char* takes_value : {"--library-path", "--inhibit-rpath", "--audit", "--preload", "--argv0",
+                                    "--glibc-hwcaps-prepend", "--glibc-hwcaps-mask"})
+      if (word == takes_value) ++i;
+  }
+  return "";
+}
+
 }  // namespace
 
-int find_program(const std::string& name, Program* out, std::string* why) {
+int find_program(const std::vector<char*>& command, Program* out, std::string* why) {
   out->shell = false;
-  if (int code = locate(name, &out->path, why); code != 0) return code;
-  return check_file(out->path, 0, &out->shell, why);
+  if (int code = locate(command[0], &out->path, why); code != 0) return code;
+  sys::ProgramFile kind;
+  const int code = check_file(out->path, 0, &out->shell, &kind, why);
+  if (code != 0 || kind.kind != sys::ProgramKind::kLoader) return code;
+  const std::string started = program_of_loader(command);
+  bool shell = false;
+  return started.empty() ? 0 : check_file(started, 0, &shell, &kind, why);
 }
 
 }  // namespace lunar::tools

@@ -18,8 +18,8 @@ struct Program {
   bool shell = false;  // no format the kernel knows: a script without #!, to be given to /bin/sh
 };
 
-// Finds `name` (by PATH unless it holds a '/'), follows #! lines, and checks that ld.so will preload into what runs.
-// 0, or the exit code to leave with and one line in *why.
-int find_program(const std::string& name, Program* out, std::string* why);
+// Finds the first word of `command` (by PATH unless it holds a '/'), follows #! lines and the command line of ld.so,
+// and checks that ld.so will preload into what runs. 0, or the exit code to leave with and one line in *why.
+int find_program(const std::vector<char*>& command, Program* out, std::string* why);
 
 }  // namespace lunar::tools

@@ -197,7 +197,7 @@ int cmd_run(int argc, char** argv) {
     return complain(kExitOwnFailure, why);
   }
   Program program;
-  if (int code = find_program(line.command[0], &program, &why); code != 0) return complain(code, why);
+  if (int code = find_program(line.command, &program, &why); code != 0) return complain(code, why);
   if (!open_lun(options, origin, &why)) return complain(kExitOwnFailure, why);
   export_options(line, options);
   if (!export_preload(&why) || !export_account(&why)) return complain(kExitOwnFailure, why);

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// dlopen without RTLD_DEEPBIND. A library loaded with this flag looks names up in itself and in what it needs before
+// the program's libraries: it gets libc's malloc and free, while the rest of the process, and the libraries that were
+// there before, have ours. What one allocates and the other frees ends the program (PHP loads its extensions so).
+// Without the flag the library's names may be answered by the program's. A program with a malloc of its own keeps the
+// flag: it has the same trouble without Lunar. A namespace of its own (dlmopen) has a libc of its own, too.
+//
+// libc finds RPATH, $ORIGIN and the namespace by the caller's address. So libc's function is called last, as a jump
+// that leaves the return address in place.
+//
+// Threading: any thread.
+#include <dlfcn.h>
+
+#include "preload.h"
+#include "program_malloc.h"
+
+#define TAIL_CALLS __attribute__((optimize("O2"), no_sanitize("thread", "address", "undefined")))
+
+namespace lunar::preload {
+namespace {
+
+using Open = void* (*)(const char*, int);
+using OpenInSpace = void* (*)(Lmid_t, const char*, int);
+constinit Open g_dlopen = nullptr;
+constinit OpenInSpace g_dlmopen = nullptr;
+
+int mode_for(int mode) { return program_has_malloc() ? mode : mode & ~RTLD_DEEPBIND; }
+
+}  // namespace
+}  // namespace lunar::preload
+
+using namespace lunar::preload;
+
+// What this library and what it is linked from call as dlopen (--wrap).
+extern "C" __attribute__((visibility("hidden"))) void* __wrap_dlopen(const char* path, int mode) {
+  look_up(g_dlopen, "dlopen");
+  return g_dlopen(path, mode);
+}
+
+LUNAR_EXPORT TAIL_CALLS void* dlopen(const char* path, int mode) noexcept {
+  look_up(g_dlopen, "dlopen");
+  return g_dlopen(path, mode_for(mode));
+}
+
+LUNAR_EXPORT TAIL_CALLS void* dlmopen(Lmid_t space, const char* path, int mode) noexcept {
+  look_up(g_dlmopen, "dlmopen");
+  return g_dlmopen(space, path, space == LM_ID_BASE ? mode_for(mode) : mode);
+}

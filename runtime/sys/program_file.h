@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a program file says about itself: whether the dynamic loader of glibc will start it, and preload a library into
+// it. From the file's first bytes, its program headers and the names in its dynamic section.
+// Threading: any thread, signal handlers and children of vfork included: allocates nothing.
+#pragma once
+#include <cstddef>
+
+namespace lunar::sys {
+
+enum class ProgramKind {
+  kServed,        // also what cannot be read, or is in another format
+  kScript,        // begins with #!
+  kPrivileged,    // gains rights when executed: the loader preloads nothing
+  kOtherMachine,  // another architecture or word size
+  kDamaged,
+  kStatic,     // no loader
+  kLoader,     // glibc's dynamic loader itself
+  kOtherLibc,  // its loader is not glibc's, or it is such a loader (musl)
+  kSanitized,  // it has an address, leak, memory or thread sanitizer, and thereby their malloc
+};
+
+struct ProgramFile {
+  ProgramKind kind = ProgramKind::kServed;
+  char detail[256] =
+      {};  // kPrivileged: how; kOtherLibc, kServed: the loader's path; kSanitized: which; kScript: the line
+};
+
+// Looks at an open file. The file position stays.
+void program_look(int fd, ProgramFile* out);
+// One phrase that says why the library does not serve it ("is statically linked"); nullptr for the kinds that it does.
+const char* program_unserved(const ProgramFile& file);
+// The names that each sanitizer defines in a program: "__asan_init". nullptr behind the last.
+const char* sanitizer_symbol(unsigned index);
+const char* sanitizer_name(unsigned index);
+
+}  // namespace lunar::sys

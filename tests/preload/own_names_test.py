@@ -1,0 +1,38 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`own_names_test.py PRELOAD MAP`: the preload library calls none of the functions that it exports, but its own behind
+them: the program may have overwritten those with a jump (UCX, Open MPI), or have functions of its own by these names.
+Looks at the machine code (objdump)."""
+import re
+import subprocess
+import sys
+
+PRELOAD, MAP = sys.argv[1:]
+# Calls that are meant to come through the library: jemalloc's (jemalloc_family.cpp says why); for memory, of the C++
+# runtime that is linked in; and of libc's static part of pthread_atfork.
+MEANT = re.compile(r"[sdrx]+allocx|malloc|realloc|free|_Zd[al]P.*|__register_atfork")
+
+
+def exported():
+    with open(MAP, encoding="utf-8") as file:
+        names = re.search(r"global:(.*?)local:", file.read(), re.DOTALL)[1]
+    return {name for name in re.findall(r"\w+(?=;)", names) if not MEANT.fullmatch(name)}
+
+
+def main():
+    names, inside, bad, functions = exported(), "", set(), 0
+    code = subprocess.run(["objdump", "-d", "--no-show-raw-insn", PRELOAD], capture_output=True, text=True, check=True)
+    for line in code.stdout.splitlines():
+        begins = re.match(r"[0-9a-f]+ <(.+)>:$", line)
+        if begins:
+            inside, functions = begins[1], functions + 1
+            continue
+        for name in re.findall(r"<(\w+)(?:@[^>]*)?>", line):   # <name+0x12> is a jump within a function
+            if name in names and not inside.startswith(name + "@"):
+                bad.add(f"{inside} uses {name}")
+    print("\n".join(sorted(bad)) or f"{functions} functions, {len(names)} names")
+    return 1 if bad or functions < 500 or len(names) < 50 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

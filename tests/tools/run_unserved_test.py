@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`run_unserved_test.py LUNAR OTHER_LIBC STATIC SANITIZED CASE`: programs that the preload library cannot serve.
+
+  refused   `lunar run` refuses each of them in one line, also behind a #! line or glibc's loader
+  children  started by a program that it serves, by whichever call, they run without the library and without a word on
+            standard error; with `--log info` one line says so
+  loader    `lunar run -- ld.so PROGRAM` serves the program
+"""
+import ctypes.util
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+LUNAR, OTHER_LIBC, STATIC, SANITIZED, CASE = (os.path.abspath(word) for word in sys.argv[1:6])
+CASE = os.path.basename(CASE)
+LOADER = "/lib64/ld-linux-x86-64.so.2"
+STARTS = {   # what a Python program does to become, or start, sys.argv[1]
+    "execv": "os.execv(name, [name])",
+    "execve": "os.execve(name, [name], os.environ)",
+    "execvp": "os.environ['PATH'] = '/nowhere:' + os.path.dirname(name); os.execvp(os.path.basename(name), ['x'])",
+    "fexecve": "os.execve(os.open(name, os.O_RDONLY), [name], os.environ)",
+    "posix_spawn": "end(os.posix_spawn(name, [name], os.environ))",
+    "posix_spawnp": "os.environ['PATH'] = os.path.dirname(name); end(os.posix_spawnp(os.path.basename(name), ['x'], "
+                    "os.environ))",
+    "subprocess": "sys.exit(subprocess.call([name]))",
+    "system": "sys.exit(os.waitstatus_to_exitcode(os.system(name)))",
+    "syscall": "words = (ctypes.c_char_p * 2)(name.encode(), None)\n"
+               "libc = ctypes.CDLL(None)\n"
+               "libc.syscall(59, words[0], words, ctypes.c_void_p.in_dll(libc, 'environ'))",
+}
+BEGIN = ("import ctypes, os, subprocess, sys\nname = sys.argv[1]\n"
+         "def end(pid): sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n")
+
+
+def fail(what):
+    raise SystemExit(f"FAIL: {CASE}: {what}")
+
+
+def lunar(*command, flags=(), **variables):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LUNAR_", "LD_"))}
+    ended = subprocess.run([LUNAR, "run", "--dram", "32m", *flags, "--", *command], capture_output=True, text=True,
+                           check=False, env={**environment, **variables})
+    if "userfaultfd" in ended.stderr and os.geteuid() != 0:
+        print("skip: userfaultfd: " + ended.stderr.splitlines()[0])
+        raise SystemExit(77)
+    return ended
+
+
+def written(directory, name, content):
+    path = os.path.join(directory, name)
+    with open(path, "wb") as file:
+        file.write(content)
+    os.chmod(path, 0o755)
+    return path
+
+
+def other_machine(directory):
+    """A 32-bit program that ends by 9, without a libc."""
+    code = b"\xb8\x01\x00\x00\x00\xbb\x09\x00\x00\x00\xcd\x80"
+    base, head = 0x8048000, 52 + 32
+    elf = b"\x7fELF" + bytes([1, 1, 1]) + bytes(9)
+    elf += struct.pack("<HHIIIIIHHHHHH", 2, 3, 1, base + head, 52, 0, 0, 52, 32, 1, 0, 0, 0)
+    part = struct.pack("<IIIIIIII", 1, 0, base, base, head + len(code), head + len(code), 5, 4096)
+    return written(directory, "other_machine", elf + part + code)
+
+
+def refused(directory):
+    script = written(directory, "script", f"#!{OTHER_LIBC}\n".encode())
+    for words, says in (([OTHER_LIBC], "another C library"), ([script], "another C library"), ([STATIC], "statically"),
+                        ([SANITIZED], "AddressSanitizer"), ([other_machine(directory)], "another architecture"),
+                        ([LOADER, OTHER_LIBC], "another C library"),
+                        ([LOADER, "--argv0", "x", "--inhibit-cache", STATIC], "statically")):
+        ended = lunar(*words)
+        if ended.returncode != 125 or says not in ended.stderr or ended.stderr.count("\n") != 1 or ended.stdout:
+            fail(f"{words}: exit code {ended.returncode}, it said {ended.stderr!r} {ended.stdout!r}")
+
+
+def child(how, name, says, keeps, code=9):
+    """keeps: the library's name may stay in its environment."""
+    ended = lunar(sys.executable, "-c", BEGIN + STARTS[how], name, flags=["--log", "info"])
+    lines = [line for line in ended.stderr.splitlines() if "runs without Lunar" in line]
+    if ended.returncode == 126 or "Exec format error" in ended.stderr:
+        return   # this kernel does not run such programs
+    if ended.returncode != code or len(lines) != 1 or says not in lines[0]:
+        fail(f"{name} by {how}: exit code {ended.returncode}, it said {ended.stderr!r}")
+    if not keeps and ended.stdout.strip() not in ("LD_PRELOAD=", ""):
+        fail(f"{name} by {how}: it saw {ended.stdout!r}")
+    ended = lunar(sys.executable, "-c", BEGIN + STARTS[how], name)
+    if ended.returncode != code or ended.stderr:
+        fail(f"{name} by {how}: silent by default, but it said {ended.stderr!r}")
+
+
+def children(directory):
+    for how in STARTS:
+        child(how, OTHER_LIBC, "another C library", False)
+    child("execve", SANITIZED, "sanitizer", False)
+    child("execve", STATIC, "statically linked", True, 0)
+    child("execve", other_machine(directory), "another architecture", False)
+    child("subprocess", written(directory, "script", f"#! {OTHER_LIBC} -x\n".encode()), "another C library", False)
+    # Other libraries stay.
+    other = ctypes.util.find_library("z") or "libc.so.6"
+    ended = lunar("/bin/sh", "-c", OTHER_LIBC, LD_PRELOAD=other)
+    if ended.stdout != f"LD_PRELOAD={other}\n":
+        fail(f"it saw {ended.stdout!r} of {other}")
+    if os.geteuid() == 0:
+        suid = shutil.copy(STATIC, os.path.join(directory, "suid"))
+        os.chown(suid, 65534, 65534)
+        os.chmod(suid, 0o4755)
+        child("execve", suid, "gains rights", True, 0)
+
+
+def loader(_):
+    program = "import ctypes; print(ctypes.CDLL(None).lunar_is_tiered is not None, bytearray(50 << 20).count(0))"
+    for words in ([LOADER], [LOADER, "--argv0", "python3"]):
+        ended = lunar(*words, os.path.realpath(sys.executable), "-c", program, flags=["--stats"], PYTHONMALLOC="malloc")
+        if ended.returncode != 0 or ended.stdout != f"True {50 << 20}\n" or "stats: armed 1" not in ended.stderr:
+            fail(f"{words}: exit code {ended.returncode}, {ended.stdout!r} {ended.stderr[-1500:]!r}")
+    ended = lunar(LOADER, "--version")
+    if ended.returncode != 0 or ended.stderr:
+        fail(f"--version: {ended.returncode} {ended.stderr!r}")
+
+
+with tempfile.TemporaryDirectory(prefix="lunar-test-") as scratch:
+    {"refused": refused, "children": children, "loader": loader}[CASE](scratch)
