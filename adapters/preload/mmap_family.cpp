@@ -162,10 +162,10 @@ void* attach_over(int id, char* address, int flags) {
   if (trial == MAP_FAILED) return trial;
   const auto at = reinterpret_cast<uintptr_t>(trial), wanted = reinterpret_cast<uintptr_t>(address);
   const bool in_the_way = at < wanted + bytes && wanted < at + bytes;  // the kernel has found a gap there
-  if (in_the_way) (void)shmdt(trial);
+  if (in_the_way) (void)detach_segment(trial);
   void* result = attach_in_place(id, address, bytes, flags);
   const int saved = errno;
-  if (!in_the_way) (void)shmdt(trial);
+  if (!in_the_way) (void)detach_segment(trial);
   errno = saved;
   return result;
 }
@@ -297,6 +297,12 @@ int seal_memory(void* address, size_t bytes, unsigned long flags) {
       kMseal, {reinterpret_cast<long>(address), static_cast<long>(bytes), static_cast<long>(flags), 0, 0, 0}));
 }
 
+int detach_segment(const void* address) {
+  if (ready() && area_of(address) != nullptr && !pager_forked_past_us())
+    return answer(maps_detach(static_cast<const char*>(address)));
+  return static_cast<int>(sys::kernel_call_errno(SYS_shmdt, {reinterpret_cast<long>(address), 0, 0, 0, 0, 0}));
+}
+
 }  // namespace lunar::preload
 
 using namespace lunar;
@@ -319,11 +325,7 @@ LUNAR_EXPORT int munmap(void* address, size_t bytes) noexcept { return answer(un
 
 LUNAR_EXPORT void* shmat(int id, const void* wanted, int flags) noexcept { return attach_segment(id, wanted, flags); }
 
-LUNAR_EXPORT int shmdt(const void* address) noexcept {
-  if (ready() && area_of(address) != nullptr && !pager_forked_past_us())
-    return answer(maps_detach(static_cast<const char*>(address)));
-  return static_cast<int>(sys::kernel_call_errno(SYS_shmdt, {reinterpret_cast<long>(address), 0, 0, 0, 0, 0}));
-}
+LUNAR_EXPORT int shmdt(const void* address) noexcept { return detach_segment(address); }
 
 LUNAR_EXPORT int mseal(void* address, size_t bytes, unsigned long flags) noexcept {
   return seal_memory(address, bytes, flags);

@@ -98,6 +98,7 @@ void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int f
 constexpr long kMseal = 462;                                        // its number, which headers may not know
 int seal_memory(void* address, size_t bytes, unsigned long flags);  // mseal, with errno
 void* attach_segment(int id, const void* wanted, int flags);        // shmat, with errno
+int detach_segment(const void* address);                            // shmdt, with errno
 // What munmap, mprotect (with `key` >= 0 pkey_mprotect) and madvise do. 0 or -errno
 int unmap_range(void* address, size_t bytes);
 int protect_range(void* address, size_t bytes, int prot, int key = -1);

@@ -86,7 +86,7 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
       *result = number_of(attach_segment(static_cast<int>(a[0]), pointer<void>(a[1]), word));
       return true;
     case SYS_shmdt:
-      *result = ::shmdt(address);
+      *result = detach_segment(address);
       return true;
     case kMseal:
       *result = seal_memory(address, bytes, static_cast<unsigned long>(a[2]));
