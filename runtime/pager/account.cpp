@@ -152,8 +152,7 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
       m.has_lock.store(0);
       m.created_ns.store(*ticket);
       m.pages.reset();
-      m.fixed.store(0);
-      m.lun_bytes.store(0);
+      for (auto* held : {&m.fixed, &m.tables, &m.promised_tables, &m.lun_bytes}) held->store(0);
       m.ownerless_ns.store(0);
       m.writing_elsewhere.store(0);
       for (auto& block : m.write_blocks) block.store(0);
@@ -233,7 +232,7 @@ bool Account::take_plain(int64_t pages, int64_t limit) {
   for (int attempt = 0; attempt < 2; ++attempt) {
     me().pages.begin(0);
     shared_->used_pages.add(pages);
-    if (there() <= limit) {
+    if (there() + unused_promises() <= limit) {
       me().pages.end(pages);
       me().fixed.fetch_add(pages, std::memory_order_relaxed);
       return true;
@@ -337,6 +336,30 @@ bool Account::take_fixed_within(int64_t pages, int64_t keep_free) {
   return true;
 }
 
+bool Account::promise_tables(int64_t pages, int64_t room) {
+  me().promised_tables.fetch_add(pages, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // of two at once, one sees the other
+  if (room == INT64_MIN || cap_pages() - fixed_total() >= room) return true;
+  me().promised_tables.fetch_sub(pages, std::memory_order_seq_cst);
+  return false;
+}
+
+bool Account::take_tables(int64_t pages, int64_t keep_free) {
+  if (!take_fixed_within(pages, keep_free)) return false;
+  me().tables.fetch_add(pages, std::memory_order_relaxed);
+  return true;
+}
+
+void Account::take_tables_always(int64_t pages) {
+  take_fixed(pages);
+  me().tables.fetch_add(pages, std::memory_order_relaxed);
+}
+
+void Account::give_tables(int64_t pages) {
+  me().tables.fetch_sub(pages, std::memory_order_relaxed);
+  give_fixed(pages);
+}
+
 // Each asks with its own part counted: of two at once, one sees the other. A refused caller looks again, as both may
 // have been refused.
 bool Account::reserve_fixed(int64_t pages, int64_t room) {
@@ -360,8 +383,10 @@ void Account::end_reserved() {
   if (left != 0) give_fixed(left);
 }
 
-void Account::hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_bytes) {
+void Account::hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_bytes, int64_t promised_tables) {
   AccountMember& child = shared_->members[index];
+  child.promised_tables.fetch_add(promised_tables, std::memory_order_acq_rel);
+  me().promised_tables.fetch_sub(promised_tables, std::memory_order_acq_rel);
   // Ours first: killed in between, the sums are too high for a while, not too low.
   me().pages.begin(-fixed_pages);
   me().fixed.fetch_sub(fixed_pages, std::memory_order_acq_rel);
@@ -405,6 +430,19 @@ int64_t Account::fixed_total() const {
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& m = shared_->members[i];
     if (m.state.load(std::memory_order_relaxed) != 0) total += m.fixed.load(std::memory_order_relaxed);
+  }
+  return total + unused_promises();
+}
+
+// What tables may come to take, and do not take yet.
+int64_t Account::unused_promises() const {
+  const uint32_t high = members_used();
+  int64_t total = 0;
+  for (unsigned i = 0; i < high; ++i) {
+    const AccountMember& m = shared_->members[i];
+    if (m.state.load(std::memory_order_relaxed) == 0) continue;
+    const int64_t unused = m.promised_tables.load(std::memory_order_relaxed) - m.tables.load(std::memory_order_relaxed);
+    if (unused > 0) total += unused;
   }
   return total;
 }
@@ -603,7 +641,7 @@ void Account::reap(unsigned index) {
   pthread_mutex_consistent(&m.alive);
   pthread_mutex_unlock(&m.alive);
   m.pages.reset();
-  for (auto* held : {&m.fixed, &m.lun_bytes}) held->store(0);
+  for (auto* held : {&m.fixed, &m.tables, &m.promised_tables, &m.lun_bytes}) held->store(0);
   m.parent.store(0);
   m.inherits_from.store(0);
   m.state.store(0, std::memory_order_release);

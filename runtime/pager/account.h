@@ -101,16 +101,18 @@ class MemberPages {
 constexpr uint32_t kWeight = 8, kForkedWeight = 4;
 
 struct AccountMember {
-  pthread_mutex_t alive;             // robust, shared; held by a service thread of the member
-  pthread_mutex_t starter;           // robust, shared; held by the member's first thread
-  std::atomic<uint32_t> state;       // MemberState
-  std::atomic<uint32_t> has_lock;    // byte `index` of the file is locked while its memory is there
-  MemberPages pages;                 // DRAM taken; also marked as changing while lun_bytes changes
-  std::atomic<int64_t> fixed;        // of these, what eviction cannot free: frames, windows, tables
-  std::atomic<int64_t> lun_bytes;    // LUN space promised
-  std::atomic<uint32_t> weight;      // of its share of the budget: kForkedWeight or kWeight
-  std::atomic<uint32_t> parent;      // member index + 1; 0: none
-  std::atomic<uint32_t> fork_epoch;  // the parent's fork epoch that made it
+  pthread_mutex_t alive;                 // robust, shared; held by a service thread of the member
+  pthread_mutex_t starter;               // robust, shared; held by the member's first thread
+  std::atomic<uint32_t> state;           // MemberState
+  std::atomic<uint32_t> has_lock;        // byte `index` of the file is locked while its memory is there
+  MemberPages pages;                     // DRAM taken; also marked as changing while lun_bytes changes
+  std::atomic<int64_t> fixed;            // of these, what eviction cannot free: frames, windows, tables
+  std::atomic<int64_t> tables;           // of `fixed`: page tables
+  std::atomic<int64_t> promised_tables;  // what these may become (table_promise.h)
+  std::atomic<int64_t> lun_bytes;        // LUN space promised
+  std::atomic<uint32_t> weight;          // of its share of the budget: kForkedWeight or kWeight
+  std::atomic<uint32_t> parent;          // member index + 1; 0: none
+  std::atomic<uint32_t> fork_epoch;      // the parent's fork epoch that made it
   // member index + 1 of the living member that owns the pieces it inherited; 0: none
   std::atomic<uint32_t> inherits_from;
   std::atomic<uint64_t> created_ns;
@@ -194,8 +196,14 @@ class Account {
   void use_reserved(int64_t pages) { reserved_ = pages; }
   int64_t reserved() const { return reserved_; }
   void end_reserved();  // returns the rest
-  // Transfers fixed pages and LUN space of this member to the child.
-  void hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_bytes);
+  // Page tables. promise: false if `room` pages of the cap would not remain beside what eviction cannot free. take: as
+  // take_fixed_within.
+  [[nodiscard]] bool promise_tables(int64_t pages, int64_t room);
+  [[nodiscard]] bool take_tables(int64_t pages, int64_t keep_free);
+  void take_tables_always(int64_t pages);
+  void give_tables(int64_t pages);
+  // Transfers fixed pages, LUN space and promised tables of this member to the child.
+  void hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_bytes, int64_t promised_tables = 0);
   // The fork failed: no child will adopt it.
   void release_child(unsigned index, uint64_t ticket);
   void give_fixed(int64_t pages);
@@ -203,7 +211,7 @@ class Account {
   void give_maybe_shared(int64_t pages);  // another process may still share them
   int64_t free_pages() const { return shared_->cap_pages.load(std::memory_order_relaxed) - there(); }
   int64_t cap_pages() const { return shared_->cap_pages.load(std::memory_order_relaxed); }
-  // The sum over all members of what eviction cannot free (frames, windows, tables).
+  // The sum over all members of what eviction cannot free (frames, windows, tables as promised).
   int64_t fixed_total() const;
   bool others_active() const;  // some other member has such fixed pages
   // Whether the housekeeping thread holds this member's mutex, so that its end, also by exec, will be noticed.
@@ -287,6 +295,7 @@ class Account {
   int64_t there() const;
   bool fits(int64_t keep_free) const { return free_pages() >= keep_free; }
   int64_t lower_shared(int64_t pages);
+  int64_t unused_promises() const;
 
   AccountShared* shared_ = nullptr;
   unsigned member_ = 0;

@@ -15,6 +15,7 @@
 #include "pager/evictor.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
+#include "pager/table_promise.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/log.h"
@@ -35,36 +36,18 @@ bool huge_pages_always() {
   return strstr(text, "[always]") != nullptr;
 }
 
-uint64_t chunk_size(const Region& region, uint64_t chunk) {
-  const uint64_t left = region.pages - chunk * kChunkPages;
-  return left < kChunkPages ? left : kChunkPages;
-}
-
-// Whether only committed pages can be populated: in strict regions, where the rest is inaccessible, and without huge
-// pages.
-bool charged_exactly(const PagerState& state, const Region& region) {
-  return (region.flags & (kRegionStrict | kRegionChargeOnTouch)) != 0 ||
-         !(state.thp_always || region.huge.load(std::memory_order_relaxed));
-}
-
 bool charged_on_touch(const Region& region) { return (region.flags & kRegionChargeOnTouch) != 0; }
 
-// Counts [first, end) as committed (sign 1) or not any more (-1). By how many pages the charge changes.
-int64_t count_committed(const PagerState& state, Region& region, uint64_t first, uint64_t end, int sign) {
-  const bool exactly = charged_exactly(state, region);
-  int64_t change = 0;
-  for (uint64_t at = first; at < end;) {
-    const uint64_t chunk = at / kChunkPages;
-    const uint64_t next = (chunk + 1) * kChunkPages < end ? (chunk + 1) * kChunkPages : end;
-    const int32_t part = static_cast<int32_t>(next - at) * sign;
-    const int32_t before = region.chunk_committed[chunk].fetch_add(part, std::memory_order_relaxed);
-    if (exactly)
-      change += part;
-    else if ((before == 0) != (before + part == 0))
-      change += sign * static_cast<int64_t>(chunk_size(region, chunk));
-    at = next;
-  }
-  return change;
+// The tables that committed memory may take are charged with it. By how many pages the charge changes.
+int64_t charge_change(PagerState& state, const Region& region, Committed change) {
+  const int64_t before = pages_for_units(state.plain_table_units);
+  state.plain_table_units += change.units;
+  if (!charged_on_touch(region)) (void)promise_change(state, change.units);  // it limits nothing yet
+  return change.pages + pages_for_units(state.plain_table_units) - before;
+}
+
+int64_t count_plain(PagerState& state, Region& region, uint64_t first, uint64_t end, int sign) {
+  return charge_change(state, region, count_committed(state, region, first, end, sign));
 }
 
 bool may_stay_plain(PagerState& state, int64_t own, uint64_t committed_bytes) {
@@ -122,9 +105,9 @@ int64_t plain_limit(const PagerState& state) {
 int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   if (static_cast<int64_t>(end - first) > state.account.cap_pages()) return -EAGAIN;  // not counted chunk by chunk
   const uint64_t committed = state.committed_before_activation.load() + ((end - first) << state.page_shift);
-  const int64_t pages = count_committed(state, region, first, end, 1);
+  const int64_t pages = count_plain(state, region, first, end, 1);
   if (!may_stay_plain(state, pages, committed)) {
-    (void)count_committed(state, region, first, end, -1);
+    (void)count_plain(state, region, first, end, -1);
     return -EAGAIN;
   }
   state.plain_fork_pages += pages * state.plain_forks;
@@ -134,12 +117,12 @@ int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end
 
 void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   if (!charged_on_touch(region)) state.committed_before_activation.fetch_sub((end - first) << state.page_shift);
-  state.account.give_plain(-count_committed(state, region, first, end, -1));
+  state.account.give_plain(-count_plain(state, region, first, end, -1));
 }
 
 bool plain_allow_huge(PagerState& state, Region& region) {
   if (charged_exactly(state, region) && (region.flags & (kRegionStrict | kRegionChargeOnTouch)) == 0) {
-    int64_t more = 0;
+    int64_t more = 0;  // of tables nothing: a heap's chunks are promised all of theirs
     for (uint64_t chunk = 0; chunk * kChunkPages < region.table_pages.load(); ++chunk) {
       const int32_t committed = region.chunk_committed[chunk].load(std::memory_order_relaxed);
       if (committed != 0) more += static_cast<int64_t>(chunk_size(region, chunk)) - committed;
@@ -222,12 +205,13 @@ int64_t adopt_present(PagerState& state, Region& region) {
     return 0;
   });
   if (int rc = region_register(state, region, region.base, bytes); rc < 0) return rc;
-  state.account.take_fixed(table_dram_pages(state, region));
   uint8_t present[kChunkPages];
   int64_t found = 0;
   const uint64_t chunks = (region.table_pages.load() + kChunkPages - 1) / kChunkPages;
   for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
-    if (region.chunk_used[chunk].load(std::memory_order_relaxed) == 0) continue;
+    if (region.chunk_committed[chunk].load(std::memory_order_relaxed) == 0 &&
+        !region.table.uses(chunk * kChunkPages, chunk * kChunkPages + chunk_size(region, chunk)))
+      continue;
     // a huge page reaches beyond what is committed
     const uint64_t at = chunk * kChunkPages, n = chunk_size(region, chunk);
     if (int rc = present_own(state.foreign, region.address_of(PageIndex(at)), n, present); rc < 0) return rc;
@@ -239,13 +223,20 @@ int64_t adopt_present(PagerState& state, Region& region) {
             space_remedy(state, space_bound(state, there << state.page_shift)));
     for (uint64_t i = 0; i < n; ++i) {
       if (present[i] == 0) continue;
-      AtomicPageWord& word = region.words[at + i];
-      PageWord seen = word.load(std::memory_order_relaxed);
+      const TableScope scope;
+      // its DRAM is a part of the charge for plain memory
+      if (int rc = table_reach(state, region, at + i, at + i + 1, 0); rc < 0) return rc;
+      AtomicPageWord* word = region.table.find(at + i);
+      PageWord seen = word != nullptr ? word->load(std::memory_order_relaxed) : PageWord{PageWord::kRetired};
+      if (seen.retired()) {
+        --i;  // evicted pages of zeros were all there was
+        continue;
+      }
       if (seen.state() != PageState::kEmpty) continue;  // a handler was faster
       // It may be shared by a fork, or the kernel's zero page: the evictor makes it exclusive first.
       const PageWord next =
           resident_word(seen, kNoSlot, state.own_lun, kHeatFault, shared_epoch()).with_charged(on_touch);
-      if (word.compare_exchange_strong(seen, next, std::memory_order_acq_rel)) ++in_chunk;
+      if (word->compare_exchange_strong(seen, next, std::memory_order_acq_rel)) ++in_chunk;
     }
     if (on_touch) {
       region.committed_pages.fetch_add(static_cast<uint64_t>(in_chunk));
@@ -256,9 +247,6 @@ int64_t adopt_present(PagerState& state, Region& region) {
     count_resident(state, region, PageIndex(at), in_chunk);
     found += in_chunk;
   }
-  uint64_t reached = chunks * kChunkPages < region.pages ? chunks * kChunkPages : region.pages,
-           now = region.table_pages.load();
-  while (now < reached && !region.table_pages.compare_exchange_weak(now, reached)) {}
   return found;
 }
 
@@ -271,12 +259,13 @@ void split_huge(PagerState& state, Region& region, uint64_t chunk) {
   if (!gated) region.chunk_large[chunk].store(0, std::memory_order_relaxed);
   // Seize the pages meanwhile: if the owner discarded a page between the check and the call, the call would populate
   // it, unknown to the page table.
+  const TableScope scope;
   for (uint64_t p = first; !gated && p < end;) {
     PageWord was[kChunkPages];
     uint64_t from = p;
     for (; p < end; ++p) {
-      was[p - from] = region.words[p].load(std::memory_order_acquire);
-      if (was[p - from].state() != PageState::kResident || !page_lock(region.words[p], was[p - from])) break;
+      was[p - from] = region.table.peek(p);
+      if (was[p - from].state() != PageState::kResident || !region.table.lock(p, was[p - from])) break;
     }
     if (p == from) {
       ++p;

@@ -21,7 +21,7 @@ namespace lunar {
 namespace {
 
 constexpr uint64_t kChunksAtOnce = 64;
-constexpr uint64_t kTableStep = kGiB / 4096;  // pages: whole pages of words and of hashes, also where pages are larger
+constexpr uint64_t kNeighbourPages = 128;  // so many a first touch before the range may fill (resolver.cpp)
 
 int map_fresh(const PagerState& state, const Region& region, uint64_t first, uint64_t end) {
   void* at = nullptr;
@@ -29,36 +29,42 @@ int map_fresh(const PagerState& state, const Region& region, uint64_t first, uin
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0, &at);
 }
 
-// Keeps all pages of a range kBusy during its life: nothing is installed between the old map and the new one. Chunks
-// without a page table in use have no pages to lock.
+// Keeps all pages of a range kBusy during its life: nothing is installed between the old map and the new one. Those
+// that have no word are not locked: the program has given them up, and only a neighbour's first touch fills the first.
 class LockedPages {
  public:
-  LockedPages(Region& region, uint64_t first, uint64_t end) : region_(region), first_(first), end_(end) {
-    for (uint64_t chunk = first / kChunkPages; chunk * kChunkPages < end; ++chunk)
-      if (region.chunk_used[chunk].load(std::memory_order_acquire) != 0)
-        used_ |= uint64_t{1} << (chunk - first / kChunkPages);
-    visit([this](uint64_t page) { gone_ |= take_any(region_, page).state() == PageState::kGone; });
+  LockedPages(PagerState& state, Region& region, uint64_t first, uint64_t end)
+      : region_(region), first_(first), end_(end) {
+    const uint64_t near = end - first < kNeighbourPages ? end : first + kNeighbourPages;
+    ready_ = table_reach(state, region, first, near, 0) == 0;
+    for (uint64_t page = region.table.next_used(first, end); ready_ && page < end;
+         page = region.table.next_used(page + 1, end)) {
+      PageWord was;
+      if (!take_there(region, page, &was)) continue;
+      const uint64_t group = page / kLeafPages - first / kLeafPages;
+      held_[group / 64] |= uint64_t{1} << group % 64;
+      gone_ |= was.state() == PageState::kGone;
+    }
   }
+  bool ready() const { return ready_; }
   bool gone() const { return gone_; }  // a raw call has taken a page meanwhile
   void release(PagerState& state, bool emptied) {
-    visit([&](uint64_t page) {
-      const PageWord busy = region_.words[page].load(std::memory_order_relaxed);
-      if (busy.state() != PageState::kBusy) return;
+    for (uint64_t page = first_; page < end_; ++page) {
+      const uint64_t group = page / kLeafPages - first_ / kLeafPages;
+      AtomicPageWord* word = (held_[group / 64] >> group % 64 & 1) != 0 ? region_.table.find(page) : nullptr;
+      const PageWord busy = word != nullptr ? word->load(std::memory_order_relaxed) : PageWord{};
+      if (busy.state() != PageState::kBusy) continue;
       const PageWord was = busy.with_state(busy.settled());
       put_back(state, region_, page, emptied ? empty_word(state, region_, page, was, PageState::kEmpty) : was);
-    });
+    }
+    table_retire(state, region_, first_, end_);
   }
 
  private:
-  template <class Visit>
-  void visit(Visit one) {
-    for (uint64_t page = first_; page < end_; ++page)
-      if ((used_ >> (page / kChunkPages - first_ / kChunkPages) & 1) != 0) one(page);
-  }
-
   Region& region_;
-  uint64_t first_, end_, used_ = 0;
-  bool gone_ = false;
+  uint64_t first_, end_;
+  uint64_t held_[kChunksAtOnce * kChunkPages / kLeafPages / 64 + 1] = {};  // bits of leaves
+  bool ready_ = false, gone_ = false;
 };
 
 // pre: at most kChunksAtOnce chunks.
@@ -68,8 +74,10 @@ int map_watched_anew(PagerState& state, Region& region, uint64_t first, uint64_t
   MutatorScope scope(state, wait);
   if (!scope.entered()) return -EAGAIN;
   if (!descriptors_in_place(state)) return -EBADF;  // the new map could not be registered
-  LockedPages pages(region, first, end);
-  int rc = pages.gone() ? -EBUSY : sys::uffd_unregister(state.uffd, at, bytes);  // else there would be an event
+  LockedPages pages(state, region, first, end);
+  int rc = !pages.ready() ? -ENOMEM
+           : pages.gone() ? -EBUSY
+                          : sys::uffd_unregister(state.uffd, at, bytes);  // else there would be an event
   if (rc == 0) {
     rc = map_fresh(state, region, first, end);
     if (int watched = watch_fresh_range(state, at, bytes); watched < 0)
@@ -95,30 +103,6 @@ int map_run_anew(PagerState& state, Region& region, uint64_t first, uint64_t end
 }
 
 }  // namespace
-
-bool tables_map(Region& region) {
-  const uint64_t bytes = region.pages * sizeof(PageWord);
-  static_assert(sizeof(PageWord) == sizeof(uint64_t));
-  const bool counted = region.counted_by_kernel;
-  const auto map = [=] { return counted ? map_readable(bytes) : map_private(bytes, ForkPolicy::kInherit); };
-  region.words = static_cast<AtomicPageWord*>(map());
-  region.hashes = static_cast<uint64_t*>(map());
-  region.open_pages.store(counted ? 0 : region.pages);
-  return region.words != nullptr && region.hashes != nullptr;
-}
-
-int table_open_further(Region& region, uint64_t end) {
-  sys::Locked<sys::Mutex> lock(region.grow_lock);
-  const uint64_t open = region.open_pages.load(std::memory_order_relaxed);
-  if (end <= open) return 0;
-  uint64_t to = round_up(end, kTableStep);
-  if (to > region.pages) to = region.pages;
-  const uint64_t bytes = (to - open) * sizeof(PageWord);
-  int rc = sys::protect(region.words + open, bytes, PROT_READ | PROT_WRITE);
-  if (rc == 0) rc = sys::protect(region.hashes + open, bytes, PROT_READ | PROT_WRITE);
-  if (rc == 0) region.open_pages.store(to, std::memory_order_release);
-  return rc;
-}
 
 int map_plain_anew(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   if (pager_active()) return -EAGAIN;

@@ -52,7 +52,7 @@ void close_but_kept(PagerState& state, char* from, uint64_t bytes, const void* c
 }
 
 void unlock_page(PagerState& state, Region& region, uint64_t page, PageWord word) {
-  if (page_unlock(region.words[page], word))
+  if (page_unlock(region.table.at(page), word))
     (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(page)), state.page_size);
 }
 
@@ -93,17 +93,15 @@ void gate_close(PagerState& state) {
 }
 
 Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, bool force) {
-  AtomicPageWord& word = region.words[page.value];
   PageWord was[kLiftMax];
   for (;;) {
-    was[0] = word.load(std::memory_order_acquire);
+    was[0] = region.table.peek(page.value);
     if (was[0].state() == PageState::kBusy) {
-      if (was[0].waiter() || word.compare_exchange_strong(was[0], was[0].with_waiter(), std::memory_order_acq_rel))
-        return Lift::kBusy;
+      if (Resolver::wait_for_owner(region, page, was[0]).outcome == Outcome::kBusy) return Lift::kBusy;
       continue;
     }
     if (was[0].state() != PageState::kResident) return Lift::kNotThere;
-    if (page_lock(word, was[0])) break;
+    if (region.table.lock(page.value, was[0])) break;
   }
   int64_t spare = state.account.free_pages() / kLiftShare;
   unsigned want = force || spare < 1                                      ? 1
@@ -111,8 +109,8 @@ Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, b
                                                                           : static_cast<unsigned>(spare);
   unsigned count = 1;
   for (; count < want && page.value + count < region.pages; ++count) {
-    was[count] = region.words[page.value + count].load(std::memory_order_acquire);
-    if (was[count].state() != PageState::kResident || !page_lock(region.words[page.value + count], was[count])) break;
+    was[count] = region.table.peek(page.value + count);
+    if (was[count].state() != PageState::kResident || !region.table.lock(page.value + count, was[count])) break;
   }
   bool room = false;
   for (;;) {

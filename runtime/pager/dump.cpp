@@ -8,6 +8,7 @@
 #include "pager/handler.h"
 #include "pager/pager.h"
 #include "pager/state.h"
+#include "pager/table_promise.h"
 #include "sys/file.h"
 #include "sys/log.h"
 
@@ -23,8 +24,8 @@ void dump_region(int fd, const Region& region) {
   uint64_t end = region.table_pages.load();
   char line[256];
   unsigned shown = 0;
-  for (uint64_t i = 0; i < end; ++i) {
-    PageWord word = region.words[i].load(std::memory_order_relaxed);
+  region.table.for_words(0, end, [&](uint64_t i, const AtomicPageWord& atomic) {
+    const PageWord word = atomic.load(std::memory_order_relaxed);
     ++in_state[static_cast<unsigned>(word.state())];
     if (word.state() == PageState::kBusy && shown++ < 8) {
       size_t n = format_to(line, sizeof line, "  busy page %p (was %s, waiter %d, index %u)\n",
@@ -32,7 +33,7 @@ void dump_region(int fd, const Region& region) {
                            kStateNames[static_cast<unsigned>(word.previous())], word.waiter(), word.index());
       say(fd, line, n);
     }
-  }
+  });
   size_t n = format_to(line, sizeof line,
                        "region %p: %lu of %lu pages used, committed %lu:", static_cast<const void*>(region.base), end,
                        region.pages, region.committed_pages.load());
@@ -57,6 +58,8 @@ void pager_dump(int fd) {
   say(fd, line, n);
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) dump_region(fd, *state.regions.sorted[i].load());
   if (!pager_active()) return;
+  n = format_to(line, sizeof line, "page tables: %ld pages, promised %ld\n", table_pages(), promise_pages());
+  say(fd, line, n);
   state.account.dump(fd);
   state.evictor->dump(fd);
   for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->dump(fd);
@@ -94,7 +97,7 @@ void Tally::walk(PagerState& state, Region& region) {
     check(present_own(state.foreign, base, n, present) == 0, "pagemap cannot be read", base, 0, 0);
     int32_t in_chunk = 0;
     for (uint64_t k = 0; k < n; ++k) {
-      PageWord word = region.words[at + k].load();
+      const PageWord word = region.table.peek(at + k);
       PageState s = word.state();
       const char* page = base + k * state.page_size;
       if (s == PageState::kResident) ++in_chunk;
@@ -122,6 +125,8 @@ bool pager_validate() {
   auto& state = pager_state();
   if (!pager_active()) return true;
   state.evictor->pause();
+  const sys::ScopedSignalBlock signals;
+  const TableScope scope;
   Tally tally;
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) tally.walk(state, *state.regions.sorted[i].load());
   tally.check(tally.resident == counters().resident.load(), "resident pages", nullptr, counters().resident.load(),

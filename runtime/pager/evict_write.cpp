@@ -65,13 +65,16 @@ void Evictor::settle() {
   hand_over_room(state_, false);
   for (unsigned i = 0; i < victim_count_; ++i)
     if (victims_[i].region != nullptr) in_frames += decide(victims_[i]);
+  for (unsigned i = 0; i < victim_count_; ++i)  // pages of zeros are empty now
+    if (victims_[i].region != nullptr && victims_[i].frame == UINT32_MAX)
+      table_retire(state_, *victims_[i].region, victims_[i].page.value, victims_[i].page.value + 1);
   if (in_frames != dropped) count_evicted(in_frames - dropped);
   write_out();
 }
 
 // Whether the content is now only in its frame.
 bool Evictor::decide(Victim& victim) {
-  AtomicPageWord& word = victim.region->words[victim.page.value];
+  AtomicPageWord& word = victim.region->table.at(victim.page.value);
   const char* content = frames_.memory(victim.frame);
   PageWord was = victim.word;
   if (!victim.guard && word.load(std::memory_order_acquire).waiter() && install_for_waiter(victim, was)) return false;
@@ -79,6 +82,7 @@ bool Evictor::decide(Victim& victim) {
     if (was.has_slot()) slot_release(state_, was.lun(), was.slot());
     uncharge_touched(state_, *victim.region, was);
     frames_.put_free(victim.frame);
+    victim.frame = UINT32_MAX;
     counters().evicted_zero.add();
     PageWord next = was.with_state(victim.guard ? PageState::kGuard : PageState::kEmpty)
                         .with_slot(kNoSlot)
@@ -91,12 +95,13 @@ bool Evictor::decide(Victim& victim) {
   uint64_t hash = page_hash(content);
   Frame& frame = frames_.at(victim.frame);
   frame.word.store(&word, std::memory_order_release);
+  frame.address.store(victim.region->address_of(victim.page), std::memory_order_release);
   frame.slots_tried = 0;
   frame.slot_failed = false;
   PageWord next = was.with_state(PageState::kInFrame)
                       .with_index(victim.frame)
                       .with_epoch(state_.eviction_time.load(std::memory_order_relaxed));
-  if (was.has_slot() && victim.region->hashes[victim.page.value] == hash) {
+  if (was.has_slot() && victim.region->table.hash(victim.page.value) == hash) {
     frame.slot = was.slot();
     frame.lun = static_cast<uint8_t>(was.lun());
     frame.state.store(FrameState::kClean, std::memory_order_release);
@@ -104,7 +109,7 @@ bool Evictor::decide(Victim& victim) {
     counters().evicted_clean.add();
   } else {
     if (was.has_slot()) slot_release(state_, was.lun(), was.slot());
-    victim.region->hashes[victim.page.value] = hash;
+    victim.region->table.hash(victim.page.value) = hash;
     frame.slot = kNoSlot;
     frame.lun = static_cast<uint8_t>(state_.own_lun);
     frame.state.store(FrameState::kWriting, std::memory_order_release);
@@ -129,7 +134,7 @@ bool Evictor::install_for_waiter(Victim& victim, PageWord was) {
   counters().second_chances.add();
   frames_.put_free(victim.frame);
   PageWord next = resident_word(was, was.slot(), was.lun(), kHeatSecondChance, epoch);
-  if (page_unlock(victim.region->words[victim.page.value], next))
+  if (page_unlock(victim.region->table.at(victim.page.value), next))
     (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
   return true;
 }
@@ -307,9 +312,9 @@ void Evictor::rewrite_failed(bool must) {
       frame.slots_tried = kSlotsTried - 2;
       continue;
     }
-    PageIndex page(0);
-    Region* region = state_.regions.find_word(&word, &page);  // it stays: the page is ours
+    Region* region = state_.regions.find(frame.address.load(std::memory_order_acquire));  // it stays: the page is ours
     LUNAR_CHECK(region != nullptr, "a frame's page is in no region");
+    const PageIndex page = region->page_of(frame.address.load(std::memory_order_relaxed));
     uint16_t epoch = exclusive_epoch(state_);
     int64_t rc = install_pages(state_, region->address_of(page), frames_.memory(ids[i]), state_.page_size);
     if (rc != static_cast<int64_t>(state_.page_size)) {

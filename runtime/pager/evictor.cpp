@@ -212,14 +212,15 @@ int64_t Evictor::evict_range(Region* region, PageIndex first, PageIndex end) {
 // ---- 1 choose -------------------------------------------------------------------------------------------------------
 
 bool Evictor::try_victim(Region* region, PageIndex page, bool ignore_heat) {
-  AtomicPageWord& word = region->words[page.value];
-  PageWord seen = word.load(std::memory_order_relaxed);
+  AtomicPageWord* word = region->table.find(page.value);
+  if (word == nullptr) return false;
+  PageWord seen = word->load(std::memory_order_relaxed);
   if (seen.state() != PageState::kResident || seen.pinned()) return false;
   if (seen.heat() != 0 && !ignore_heat) {
-    word.compare_exchange_strong(seen, seen.with_heat(seen.heat() - 1), std::memory_order_relaxed);
+    word->compare_exchange_strong(seen, seen.with_heat(seen.heat() - 1), std::memory_order_relaxed);
     return false;
   }
-  if (!page_lock(word, seen)) return false;
+  if (!page_lock(*word, seen)) return false;
   victims_[victim_count_++] = {region, page, seen, UINT32_MAX, false, false, false, false, false, false};
   return true;
 }
@@ -262,6 +263,7 @@ void Evictor::choose_behind(unsigned want) {
 }
 
 unsigned Evictor::choose(unsigned want) {
+  const TableScope scope;
   victim_count_ = 0;
   choose_behind(want);
   return victim_count_ != 0 ? victim_count_ : choose_clock(want);
@@ -301,6 +303,7 @@ unsigned Evictor::choose_clock(unsigned want) {
 }
 
 unsigned Evictor::choose_range(unsigned want) {
+  const TableScope scope;
   Region* region = range_region_.load(std::memory_order_relaxed);
   victim_count_ = 0;
   while (victim_count_ < want && range_first_ < range_end_) (void)try_victim(region, PageIndex(range_first_++), true);
@@ -389,7 +392,7 @@ void Evictor::close_gaps() {
 // The page stays resident; wakes the threads that met it busy.
 void Evictor::keep(Victim& victim, unsigned heat) {
   PageWord next = victim.word.with_heat(heat);
-  if (page_unlock(victim.region->words[victim.page.value], next))
+  if (page_unlock(victim.region->table.at(victim.page.value), next))
     (void)sys::uffd_wake(state_.uffd, victim.region->address_of(victim.page), state_.page_size);
   victim.region = nullptr;
 }

@@ -26,6 +26,7 @@
 #include "pager/program_end.h"
 #include "pager/resolver.h"
 #include "pager/state.h"
+#include "pager/table_promise.h"
 #include "pager/unmapped.h"
 #include "pager/wipe.h"
 #include "sys/arena.h"
@@ -58,9 +59,9 @@ struct ForkInHand {
   uint64_t ticket = 0;  // for the member
   int lun = -1;         // the child's number for its LUN
   int refusal = 0;
-  int64_t charged = 0;               // to the child, for what it inherits
-  int64_t fixed = 0, lun_bytes = 0;  // reserved for the child when the fork was checked
-  bool gate = false;                 // there is no room to copy all of it
+  int64_t charged = 0;                           // to the child, for what it inherits
+  int64_t fixed = 0, tables = 0, lun_bytes = 0;  // reserved for the child when the fork was checked
+  bool gate = false;                             // there is no room to copy all of it
   ForkDescriptors descriptors;
 };
 // The forking thread's: fork_lock is held from prepare to parent/child.
@@ -70,7 +71,7 @@ constinit sys::OwnStack g_stack;
 // What this thread's check of a fork has reserved: in our name until prepare gives it to the child's member.
 struct ForkChecked {
   bool plain = false;  // charged as plain memory
-  int64_t fixed = 0, lun_bytes = 0;
+  int64_t fixed = 0, tables = 0, lun_bytes = 0;
   int member = -1;  // prepare has taken it over
   uint64_t ticket = 0;
   bool counted = false;  // by checked_forks_enter, which gave `since`
@@ -147,20 +148,15 @@ void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
   if (same_epoch_half(now, next)) return;
   for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
     Region* region = state.regions.sorted[r].load();
-    const uint64_t end = region->table_pages.load();
-    for (uint64_t page = 0; page < end; ++page) {
-      if (page % kChunkPages == 0 && region->chunk_resident[page / kChunkPages].load(std::memory_order_relaxed) <= 0) {
-        page += kChunkPages - 1;
-        continue;
-      }
-      AtomicPageWord& word = region->words[page];
+    const TableScope scope;
+    region->table.for_words(0, region->table_pages.load(), [next](uint64_t, AtomicPageWord& word) {
       PageWord seen = word.load(std::memory_order_acquire);
       for (; seen.state() == PageState::kBusy && seen.previous() == PageState::kResident;
            seen = word.load(std::memory_order_acquire))
         sys::sleep_ns(10000);
       while (seen.state() == PageState::kResident && same_epoch_half(seen.epoch(), next) &&
              !word.compare_exchange_weak(seen, seen.with_epoch(kEpochUnknown), std::memory_order_acq_rel)) {}
-    }
+    });
   }
 }
 
@@ -213,7 +209,7 @@ void prepare_locked(PagerState& state, const void* here, const void* child_stack
     if (!pager_active()) {  // activation_lock is held until parent/child: no activation meanwhile
       state.regions.lock.lock();
       g_fork.member = plain_reserve_child(state, &g_fork.ticket);
-      t_checked = {false, 0, 0, g_fork.member, g_fork.ticket};
+      t_checked = {false, 0, 0, 0, g_fork.member, g_fork.ticket};
       g_fork.refusal = g_fork.member < 0 ? g_fork.member : 0;
       return;
     }
@@ -248,9 +244,10 @@ void prepare_locked(PagerState& state, const void* here, const void* child_stack
   if (g_fork.refusal == 0 && state.lun_ready.load()) g_fork.refusal = reserve_slots(state, epoch);
   if (g_fork.member >= 0) {
     g_fork.fixed = t_checked.fixed;
+    g_fork.tables = t_checked.tables;
     g_fork.lun_bytes = take_checked(state);
-    state.account.hand_to_child(static_cast<unsigned>(g_fork.member), g_fork.fixed, g_fork.lun_bytes);
-    t_checked = {false, 0, 0, g_fork.member, g_fork.ticket};
+    state.account.hand_to_child(static_cast<unsigned>(g_fork.member), g_fork.fixed, g_fork.lun_bytes, g_fork.tables);
+    t_checked = {false, 0, 0, 0, g_fork.member, g_fork.ticket};
     charge_child(state);
   } else {
     pager_fork_failed();
@@ -326,7 +323,8 @@ bool was_brought_in(PagerState& state, Region& region, uint64_t page, PageWord e
   if (early.buffer == nullptr)
     early.buffer = static_cast<char*>(map_private(2 * state.page_size, ForkPolicy::kInherit));
   if (early.buffer == nullptr) fatal("fork: no memory for two pages");
-  if (sys::peek(at, early.buffer, state.page_size) < 0 || page_hash(early.buffer) == region.hashes[page]) return true;
+  if (sys::peek(at, early.buffer, state.page_size) < 0 || page_hash(early.buffer) == region.table.hash(page))
+    return true;
   if (page_is_zero(early.buffer)) return sys::advise(at, state.page_size, MADV_DONTNEED) < 0;
   if (is_shared(at)) return true;
   // libc writes a few words; what threads of the parent have written since they brought it in is not mostly zeros.
@@ -370,7 +368,7 @@ void merge_written_early(PagerState& state) {
 // came.
 PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool present) {
   const bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;  // a page that is there is charged
-  PageWord word = region.words[page].load(std::memory_order_relaxed);
+  PageWord word = region.table.peek(page);
   word = word.with_state(word.settled());
   word.raw &= ~PageWord::kWaiter;
   switch (word.state()) {
@@ -405,51 +403,20 @@ void check_known(int rc) {
   if (rc < 0) fatal("fork: the child cannot tell which pages it has (/proc/self/pagemap: %s)", errno_name(rc));
 }
 
-// Handlers go on with first touches while the kernel copies, so the copies of words, chunk_used and table_pages may be
-// of different moments: a word may be in use where the others say that none is. What is in the table itself counts.
-void reach_copied_words(const PagerState& state, Region& region) {
-  constexpr uint64_t kAtOnce = 512;
-  const uint64_t words = state.page_size / sizeof(PageWord), table = (region.pages + words - 1) / words;
-  uint8_t present[kAtOnce];
-  uint64_t used_chunks = 0, end = region.table_pages.load();
-  const auto is_used = [&](uint64_t chunk, bool in_memory) {
-    if (region.chunk_used[chunk].load(std::memory_order_relaxed) != 0) return true;
-    bool used = false;
-    const uint64_t begin = chunk * kChunkPages;
-    for (uint64_t i = begin; in_memory && !used && i < begin + kChunkPages && i < region.pages; ++i)
-      used = region.words[i].load(std::memory_order_relaxed).raw != 0;
-    return used;
-  };
-  for (uint64_t first = 0; first < table; first += kAtOnce) {
-    const uint64_t n = table - first < kAtOnce ? table - first : kAtOnce;
-    check_known(sys::present_pages(region.words + first * words, n, present));
-    for (uint64_t at = first * words; at < (first + n) * words && at < region.pages; at += kChunkPages) {
-      const uint64_t chunk = at / kChunkPages;
-      if (!is_used(chunk, present[at / words - first] != 0)) continue;
-      ++used_chunks;
-      region.chunk_used[chunk].store(1, std::memory_order_relaxed);
-      const uint64_t chunk_end = at + kChunkPages < region.pages ? at + kChunkPages : region.pages;
-      if (chunk_end > end) end = chunk_end;
-    }
-  }
-  region.chunks_used.store(used_chunks);
-  region.table_pages.store(end);
-}
-
 // Settles all words, counts resident pages anew, and notes on which LUNs pages lie. Returns how many are resident.
 int64_t settle_words(PagerState& state) {
   int64_t resident = 0, pinned = 0;
   uint8_t present[kChunkPages];
   state.luns_referred = 0;
-  for (uint32_t r = 0; r < state.regions.count.load(); ++r) reach_copied_words(state, *state.regions.sorted[r].load());
+  tables_enter_child(state);
   wipe_in_child(state);
   for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
     Region* region = state.regions.sorted[r].load();
     region->grow_lock.reset_in_child();
     uint64_t end = region->table_pages.load(), charged = 0;
     for (uint64_t at = 0; at < end; at += kChunkPages) {
-      if (region->chunk_used[at / kChunkPages].load(std::memory_order_relaxed) == 0) continue;
       uint64_t n = end - at < kChunkPages ? end - at : kChunkPages;
+      if (!region->table.uses(at, at + n)) continue;
       check_known(present_own(state.foreign, region->address_of(PageIndex(at)), n, present));
       int32_t in_chunk = 0;
       int64_t evicted = 0;
@@ -461,8 +428,11 @@ int64_t settle_words(PagerState& state) {
           state.luns_referred |= 1u << next.lun();
         if (next.charged()) ++charged;
         if (next.pinned()) ++pinned;
-        if (next.raw != region->words[at + i].load(std::memory_order_relaxed).raw)  // spares the table a copy-on-write
-          region->words[at + i].store(next, std::memory_order_relaxed);
+        if (next.raw == region->table.peek(at + i).raw) continue;  // spares the table a copy-on-write
+        // libc may have touched an empty page
+        if (table_reach(state, *region, at + i, at + i + 1, 0) < 0)
+          fatal("fork: the child has no memory for page tables");
+        region->table.at(at + i).store(next, std::memory_order_relaxed);
       }
       region->chunk_resident[at / kChunkPages].store(in_chunk, std::memory_order_relaxed);
       resident += in_chunk;
@@ -533,6 +503,8 @@ void enter_plain_child(PagerState& state) {
   state.next_activation_ns.store(0);
   // What other threads of the parent's were in the midst of.
   kept_pages_enter_child();
+  tables_unlock_in_child();
+  promise_unlock_in_child();
   state.mutators.store(0);
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) state.regions.sorted[i].load()->grow_lock.reset_in_child();
   standby_open(state, true);
@@ -571,15 +543,14 @@ int64_t take_over(PagerState& state) {
 
 // What the child has, where it differs from what the parent's prepare handler charged for it.
 void charge_difference(PagerState& state, int64_t resident) {
-  uint64_t tables = 0, committed = committed_pages(state);
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i)
-    tables += static_cast<uint64_t>(table_dram_pages(state, *state.regions.sorted[i].load()));
+  const uint64_t committed = committed_pages(state);
   if (resident > g_fork.charged)
     state.account.take_always(resident - g_fork.charged);
   else
     state.account.give_maybe_shared(g_fork.charged - resident);
   state.account.use_reserved(g_fork.fixed);
-  state.account.take_fixed(static_cast<int64_t>(tables));
+  tables_go_live(state);
+  promise_enter_child(state, g_fork.tables);
   // than it was when the fork was checked
   const int64_t more = static_cast<int64_t>(committed << state.page_shift) - g_fork.lun_bytes;
   if (more < 0)
@@ -677,10 +648,12 @@ int fork_handlers_install() {
 
 // Reserves what a child needs of the tree's account: several processes may fork at the same moment.
 static int reserve_for_child(PagerState& state, uint64_t pages) {
-  int64_t fixed = own_need(state, false, state.account.cap_pages()).pages();
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i)
-    fixed += table_dram_pages(state, *state.regions.sorted[i].load());
-  if (!state.account.reserve_fixed(fixed, kWorkRoom)) {
+  const int64_t fixed = own_need(state, false, state.account.cap_pages()).pages() + table_pages(),
+                tables = promise_pages();
+  const bool has_room =
+      state.account.promise_tables(tables, INT64_MIN) && state.account.reserve_fixed(fixed, kWorkRoom);
+  if (!has_room) {
+    (void)state.account.promise_tables(-tables, INT64_MIN);
     LUNAR_LOG_LIMITED(log_warning, 4,
                       "fork refused: the processes of this tree fill the DRAM budget with what each needs for itself; "
                       "give more (--dram)");
@@ -691,10 +664,12 @@ static int reserve_for_child(PagerState& state, uint64_t pages) {
     wait_for_sweep(state);  // dead members count until a sweep
     if (state.account.lun_take(bytes) < 0) {
       state.account.give_fixed(fixed);
+      (void)state.account.promise_tables(-tables, INT64_MIN);
       return -ENOSPC;
     }
   }
   t_checked.fixed = fixed;
+  t_checked.tables = tables;
   t_checked.lun_bytes = bytes;
   return 0;
 }
@@ -791,6 +766,7 @@ void pager_fork_failed() {
     if (!pager_active()) plain_uncharge_fork(state);  // else activation has
   }
   if (was.fixed != 0) state.account.give_fixed(was.fixed);
+  if (was.tables != 0) (void)state.account.promise_tables(-was.tables, INT64_MIN);
   if (lun_bytes != 0) state.account.lun_give(lun_bytes);
   if (was.member < 0) return;
   state.account.release_child(static_cast<unsigned>(was.member), was.ticket);

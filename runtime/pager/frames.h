@@ -23,8 +23,10 @@ namespace lunar {
 enum class FrameState : uint32_t { kFree, kCaptured, kWriting, kClean, kReleased, kAbandoned };
 
 struct Frame {
-  // the word of its page: one value, because the page may be moved (mremap) while others look
+  // The word of its page: one value, because the page may be moved (mremap) while others look. It may be that of
+  // another page by now (page_table.h); only the frame's own page is kInFrame with the frame's number.
   std::atomic<AtomicPageWord*> word{nullptr};
+  std::atomic<char*> address{nullptr};  // of the page, for who has it busy
   Slot slot{kNoSlot};
   uint8_t lun = 0;
   uint8_t slots_tried = 0;   // for the write that the evictor has in progress

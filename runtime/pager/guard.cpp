@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "pager/commit_charge.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/state.h"
@@ -13,12 +12,23 @@
 
 namespace lunar {
 
-PageWord take_any(Region& region, uint64_t page) {
-  AtomicPageWord& word = region.words[page];
+bool take_there(Region& region, uint64_t page, PageWord* was) {
   for (;;) {
-    PageWord seen = seize(region, page);
-    if (seized(seen) || seen.state() == PageState::kGone || page_lock(word, seen)) return seen;
+    *was = seize(region, page);
+    if (seized(*was) || was->state() == PageState::kGone || region.table.lock(page, *was)) return true;
+    if (region.table.find(page) == nullptr) return false;
   }
+}
+
+int take_all(PagerState& state, Region& region, uint64_t first, uint64_t end, PageWord* was) {
+  for (uint64_t p = first; p < end; ++p)
+    while (!take_there(region, p, &was[p - first])) {
+      if (table_reach(state, region, p, p + 1, 0) == 0) continue;
+      while (p-- > first)
+        if (was[p - first].state() != PageState::kGone) put_back(state, region, p, was[p - first]);
+      return -ENOMEM;
+    }
+  return 0;
 }
 
 PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord was, PageState next) {
@@ -33,14 +43,11 @@ PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord w
 
 int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, bool install) {
   PageWord was[kChunkPages];
-  bool done[kChunkPages];
+  bool done[kChunkPages], taken[kChunkPages] = {};
+  if (int rc = install ? take_all(state, region, first, end, was) : 0; rc < 0) return rc;
   int rc = 0;
-  if (install)
-    table_reach(state, region, first, end);
-  else if (rc = table_open(region, end); rc < 0)
-    return rc;
   for (uint64_t p = first; p < end; ++p) {
-    was[p - first] = take_any(region, p);
+    taken[p - first] = install || take_there(region, p, &was[p - first]);
     if (install && pinned_by_program(region, p)) rc = -EINVAL;
   }
   if (rc == 0) {
@@ -53,12 +60,13 @@ int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end,
   }
   for (uint64_t p = first; p < end; ++p) {
     PageWord w = was[p - first];
-    if (w.state() == PageState::kGone) continue;
+    if (!taken[p - first] || w.state() == PageState::kGone) continue;
     PageWord next = w;
     if (done[p - first] && install) next = empty_word(state, region, p, w, PageState::kGuard);
     if (done[p - first] && !install && w.state() == PageState::kGuard) next = w.with_state(PageState::kEmpty);
     put_back(state, region, p, next);
   }
+  if (!install) table_retire(state, region, first, end);
   return rc;
 }
 
@@ -71,8 +79,7 @@ void pager_unpin_all() {
     int64_t cleared = 0;
     for (uint64_t p = 0, next; p < end; p = next) {
       next = p + kChunkPages < end ? p + kChunkPages : end;
-      if (region->chunk_used[p / kChunkPages].load(std::memory_order_acquire) != 0)
-        cleared += program_pins(state, *region, p, next, false);
+      if (region->table.uses(p, next)) cleared += program_pins(state, *region, p, next, false);
     }
     state.pinned_pages.fetch_sub(cleared);
   }

@@ -22,7 +22,8 @@ namespace {
 constexpr uint64_t kAtOnce = 64;
 
 bool in_use(const Region& region, uint64_t chunk) {
-  return region.chunk_used[chunk].load(std::memory_order_acquire) != 0;
+  const uint64_t end = (chunk + 1) * kChunkPages;
+  return region.table.uses(chunk * kChunkPages, end < region.pages ? end : region.pages);
 }
 
 // The end of the chunk of a page, at most `end`.
@@ -33,7 +34,7 @@ uint64_t chunk_end(uint64_t page, uint64_t end) {
 
 // A page that is held has gone with its place.
 void forget_held(PagerState& state, Region& region, uint64_t page, PageWord was) {
-  AtomicPageWord& word = region.words[page];
+  AtomicPageWord& word = region.table.at(page);
   if (was.state() == PageState::kGone) {
     word.compare_exchange_strong(was, was.with_state(PageState::kEmpty).with_slot(kNoSlot));
     return;
@@ -43,9 +44,12 @@ void forget_held(PagerState& state, Region& region, uint64_t page, PageWord was)
 }
 
 void forget_pages(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  for (uint64_t p = first; p < end; ++p)
-    if (region.words[p].load(std::memory_order_acquire).state() != PageState::kEmpty)
-      forget_held(state, region, p, take_any(region, p));
+  const TableScope scope;
+  PageWord was;
+  for (uint64_t p = region.table.next_used(first, end); p < end; p = region.table.next_used(p + 1, end))
+    if (region.table.peek(p).state() != PageState::kEmpty && take_there(region, p, &was))
+      forget_held(state, region, p, was);
+  table_retire(state, region, first, end);
 }
 
 // Also of a range of which most has no page table in use.
@@ -56,18 +60,15 @@ void forget_range(PagerState& state, Region& region, uint64_t first, uint64_t en
   }
 }
 
-// All of them are on the LUN no more: taken. Else none is.
-bool take_present(PagerState& state, Region& region, uint64_t first, uint64_t end, PageWord* was) {
+// 0: none of them is on the LUN any more, and they are taken. Else none is: -EAGAIN, or -ENOMEM.
+int take_present(PagerState& state, Region& region, uint64_t first, uint64_t end, PageWord* was) {
+  if (int rc = take_all(state, region, first, end, was); rc < 0) return rc;
   bool all = true;
-  uint64_t p = first;
-  for (; p < end && all; ++p) {
-    PageWord seen = was[p - first] = take_any(region, p);
-    all = seen.state() != PageState::kEvicted && seen.state() != PageState::kInFrame;
-  }
-  if (all) return true;
-  while (p-- > first)
+  for (uint64_t p = first; p < end; ++p)
+    all &= was[p - first].state() != PageState::kEvicted && was[p - first].state() != PageState::kInFrame;
+  for (uint64_t p = first; p < end && !all; ++p)
     if (was[p - first].state() != PageState::kGone) put_back(state, region, p, was[p - first]);
-  return false;
+  return all ? 0 : -EAGAIN;
 }
 
 // From now on forks leave it alone.
@@ -86,7 +87,9 @@ int hand_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t 
     int rc = pager_prefetch(&range, 1);
     if (rc < 0 && rc != -EIO && rc != -EFAULT) return rc;  // a poisoned page stays one
     MutatorScope scope(state);
-    if (!take_present(state, region, first, end, was)) continue;
+    rc = take_present(state, region, first, end, was);
+    if (rc == -EAGAIN) continue;
+    if (rc < 0) return rc;
     rc = end_watch(state, address, range.bytes);
     for (uint64_t p = first; p < end; ++p) {
       const PageWord w = was[p - first];
@@ -95,6 +98,7 @@ int hand_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t 
       else if (w.state() != PageState::kGone)
         put_back(state, region, p, w);
     }
+    if (rc == 0) table_retire(state, region, first, end);
     return rc;
   }
 }
@@ -112,50 +116,41 @@ int map_in_place(char* at, size_t bytes, const OtherMap& map) {
   return sys::map(at, bytes, map.prot, map.flags | MAP_FIXED, map.fd, map.offset, &out);
 }
 
-// The words of a range, as far as its page table is in use, kBusy until release: a thread that faults in between waits
-// and then finds the new map.
+// The words that a range has, kBusy until release: a thread that faults in between waits and then finds the new map.
 class HeldPages {
  public:
   HeldPages(Region& region, uint64_t first, uint64_t end) : region_(region), first_(first), end_(end) {
-    held_ = static_cast<bool*>(map_private(chunks(), ForkPolicy::kDontFork));
-    if (held_ == nullptr) return;
-    visit([this](uint64_t from, uint64_t to, bool* held) {
-      if (!(*held = in_use(region_, from / kChunkPages))) return;
-      for (uint64_t p = from; p < to; ++p) (void)take_any(region_, p);
-    });
+    held_ = static_cast<bool*>(map_private(leaves(), ForkPolicy::kDontFork));
+    PageWord was;
+    for (uint64_t p = region.table.next_used(first, end); held_ != nullptr && p < end;
+         p = region.table.next_used(p + 1, end))
+      if (take_there(region, p, &was)) held(p) = true;
   }
   ~HeldPages() {
-    if (held_ != nullptr) unmap_private(held_, chunks());
+    if (held_ != nullptr) unmap_private(held_, leaves());
   }
   HeldPages(const HeldPages&) = delete;
   HeldPages& operator=(const HeldPages&) = delete;
   bool ready() const { return held_ != nullptr; }
 
   void release(PagerState& state, bool gone) {
-    visit([&](uint64_t from, uint64_t to, const bool* held) {
-      if (!*held) {
-        if (gone && in_use(region_, from / kChunkPages)) forget_pages(state, region_, from, to);  // used meanwhile
-        return;
+    for (uint64_t p = region_.table.next_used(first_, end_); p < end_; p = region_.table.next_used(p + 1, end_)) {
+      if (!held(p)) {
+        if (gone) forget_pages(state, region_, p, p + 1);  // used meanwhile
+        continue;
       }
-      for (uint64_t p = from; p < to; ++p) {
-        const PageWord now = region_.words[p].load(std::memory_order_relaxed), was = now.with_state(now.settled());
-        if (gone)
-          forget_held(state, region_, p, was);
-        else if (was.state() != PageState::kGone)
-          put_back(state, region_, p, was);
-      }
-    });
+      const PageWord now = region_.table.peek(p), was = now.with_state(now.settled());
+      if (gone)
+        forget_held(state, region_, p, was);
+      else if (was.state() != PageState::kGone)
+        put_back(state, region_, p, was);
+    }
+    table_retire(state, region_, first_, end_);
   }
 
  private:
-  uint64_t chunks() const { return (end_ - 1) / kChunkPages - first_ / kChunkPages + 1; }
-  template <class Visit>
-  void visit(Visit one) {
-    for (uint64_t p = first_, next; p < end_; p = next) {
-      next = chunk_end(p, end_);
-      one(p, next, held_ + (p / kChunkPages - first_ / kChunkPages));
-    }
-  }
+  uint64_t leaves() const { return (end_ - 1) / kLeafPages - first_ / kLeafPages + 1; }
+  bool& held(uint64_t page) { return held_[page / kLeafPages - first_ / kLeafPages]; }
 
   Region& region_;
   uint64_t first_, end_;
@@ -254,7 +249,8 @@ int region_hand_over(Region* region, size_t offset, size_t bytes, bool committed
       },
       [&] {
         if (!descriptors_in_place(state)) return -ENOMEM;
-        if (committed) table_reach(state, *region, offset >> state.page_shift, end);
+        if (committed)
+          if (int rc = table_reach_waiting(state, *region, offset >> state.page_shift, end); rc < 0) return rc;
         for (uint64_t p = offset >> state.page_shift, next; p < end; p = next) {
           if (state.foreign.reserve() < 0) return -ENOMEM;
           const bool used = in_use(*region, p / kChunkPages);

@@ -302,6 +302,7 @@ unsigned Handler::take_mailbox() {
 }
 
 void Handler::answer(const sys::UffdMessage& message) {
+  const TableScope scope;
   void* address = reinterpret_cast<void*>(message.address);
   if (message.thread_id != 0 && message.thread_id == state_.evictor_tid.load(std::memory_order_relaxed)) {
     answer_evictor(message);
@@ -338,7 +339,6 @@ Ahead Handler::ahead_of(const Region& region, PageIndex page, int thread_id, boo
 
 // A page that is not there: a row for each state of its word. A row that finds that the word has changed looks again.
 void Handler::answer_missing(Region& region, PageIndex page, const sys::UffdMessage& message) {
-  AtomicPageWord& word = region.words[page.value];
   Demand demand{1, kHeatFault, true};
   Ahead ahead;
   bool looked = false, first_touch = false;
@@ -351,7 +351,7 @@ void Handler::answer_missing(Region& region, PageIndex page, const sys::UffdMess
   };
   Begun begun;
   while (begun.outcome == Outcome::kChanged) {
-    PageWord seen = word.load(std::memory_order_acquire);
+    const PageWord seen = region.table.peek(page.value);
     switch (seen.state()) {
       case PageState::kEmpty:
         look_ahead(true);
@@ -372,7 +372,7 @@ void Handler::answer_missing(Region& region, PageIndex page, const sys::UffdMess
       case PageState::kResident:
         return check_resident(region, page);
       case PageState::kGuard:
-        if (page_lock(word, seen) && check_guard(region, page, seen)) return;
+        if (region.table.lock(page.value, seen) && check_guard(region, page, seen)) return;
         break;
       case PageState::kPoisoned:
         return mark_lost(region, page, seen, message);
@@ -400,7 +400,7 @@ bool Handler::check_guard(Region& region, PageIndex page, PageWord was) {
   sys::PageFacts facts{};
   const bool known = pagemap_ >= 0 && sys::page_facts(pagemap_, &address, 1, &facts) == 0;
   const bool marked = known && facts.present;
-  if (page_unlock(region.words[page.value], marked ? was : was.with_state(PageState::kEmpty)) || marked)
+  if (page_unlock(region.table.at(page.value), marked ? was : was.with_state(PageState::kEmpty)) || marked)
     (void)sys::uffd_wake(state_.uffd, region.address_of(page), state_.page_size);
   return marked;
 }
@@ -412,7 +412,7 @@ void Handler::read_ahead(Region& region, PageIndex page, const Ahead& ahead, uns
   for (unsigned covered = taken; covered < ahead.window;) {
     const uint64_t next = step == 0 ? page.value + covered : page.value + static_cast<uint64_t>(step) * covered;
     if (next >= region.pages) break;
-    const PageWord there = region.words[next].load(std::memory_order_acquire);
+    const PageWord there = region.table.peek(next);
     if (there.state() == PageState::kEmpty) break;
     Begun begun;
     if (there.state() == PageState::kEvicted)
@@ -440,8 +440,7 @@ void Handler::answer_outside(const sys::UffdMessage& message) {
 // A write to a page that a fork has left shared. While a fork goes on, nothing is let through that would then be shared
 // unprotected, but for the forking thread itself, and for a thread whose lock it may be waiting for.
 void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message) {
-  if (region.words[page.value].load(std::memory_order_acquire).state() == PageState::kGone)
-    return answer_outside(message);
+  if (region.table.peek(page.value).state() == PageState::kGone) return answer_outside(message);
   bool force = false;
   if (state_.forking.load(std::memory_order_seq_cst)) {
     force = message.thread_id == state_.forking_tid.load(std::memory_order_relaxed) ||
@@ -470,7 +469,6 @@ void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMe
 // A lost page that is not marked yet: it was moved, or marking it was refused before.
 void Handler::mark_lost(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message) {
   void* address = region.address_of(page);
-  AtomicPageWord& word = region.words[page.value];
   const auto must_wait_for_fork = [&] {
     return !state_.features.poison && state_.forking.load(std::memory_order_seq_cst);
   };
@@ -483,7 +481,8 @@ void Handler::mark_lost(Region& region, PageIndex page, PageWord seen, const sys
     park(message);
     return;
   }
-  if (page_lock(word, seen)) {
+  if (region.table.lock(page.value, seen)) {
+    AtomicPageWord& word = region.table.at(page.value);
     const int rc = lost_page_mark(state_, region, page);
     if (rc == -EINPROGRESS) {
       (void)page_unlock(word, seen);
@@ -534,9 +533,9 @@ void Handler::answer_evictor(const sys::UffdMessage& message) {
 void Handler::check_resident(Region& region, PageIndex page) {
   counters().duplicates.add();
   void* address = region.address_of(page);
-  AtomicPageWord& word = region.words[page.value];
-  PageWord seen = word.load(std::memory_order_acquire);
-  if (seen.state() == PageState::kResident && page_lock(word, seen)) {
+  const PageWord seen = region.table.peek(page.value);
+  if (seen.state() == PageState::kResident && region.table.lock(page.value, seen)) {
+    AtomicPageWord& word = region.table.at(page.value);
     const int64_t rc = install_pages(state_, address, zero_run(), state_.page_size);
     if (rc > 0 && test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
     // If there were none, it stays charged, and resident: with zeros, of which its slot is no copy.

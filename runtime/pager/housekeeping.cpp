@@ -25,7 +25,7 @@ namespace {
 
 constexpr uint64_t kStatsPeriodNs = 1000000000, kStatsBusyPeriodNs = 100000000;  // of the stats file
 constexpr int64_t kUnsureNs = 50000000;    // while there is a child whose end would not wake us
-constexpr int64_t kUnsettledNs = 2000000;  // while a member ends
+constexpr int64_t kUnsettledNs = 2000000;  // while a member ends, or leaves of page tables wait for the end of scopes
 constexpr int64_t kSweepWaitNs = 200000000;
 constexpr unsigned kThreadLooks = 200;  // the last thread is still on its way out when its descriptors are closed
 constexpr int64_t kThreadLookNs = 5000000;
@@ -90,7 +90,7 @@ Swept sweep(PagerState& state) {
 }
 
 // Sleeps until there is work or a timeout (a child that cannot be waited for, a program that may be ending).
-void wait_for_work(PagerState& state, Swept swept, bool told, bool ending) {
+void wait_for_work(PagerState& state, Swept swept, bool told, bool trimming, bool ending) {
   sys::FutexWait words[sys::kFutexWaitMax];
   bool unsure = false;
   words[0] = {&state.housekeeping_word, kHousekeepingRuns};
@@ -99,6 +99,7 @@ void wait_for_work(PagerState& state, Swept swept, bool told, bool ending) {
   int64_t again = kUnsureNs;  // where the children's words cannot be waited for
   if (unsure || swept == Swept::kNot) timeout = kUnsureNs;
   if (swept == Swept::kUnsettled) timeout = again = kUnsettledNs;
+  if (trimming) timeout = again = kUnsettledNs;
   if (ending) timeout = again = kThreadLookNs;
   if (!told) timeout = again = kTellAgainNs;
   const int rc = sys::futex_wait_any(words, n, timeout);
@@ -154,6 +155,7 @@ void stats_file_run(void*) {
 
 void housekeeping_run(PagerState& state) {
   unsigned looks = 0;  // for threads of a program that may have ended
+  bool trimming = false;
   for (;;) {
     const uint32_t asked = state.housekeeping_word.fetch_and(kHousekeepingRuns, std::memory_order_seq_cst);
     if ((asked & kHousekeepingRuns) == 0) say_who_ended(state);
@@ -163,12 +165,13 @@ void housekeeping_run(PagerState& state) {
     answer_table_request(state);
     if ((asked & kHousekeepingWake) != 0) wake_all_waiters(state);
     const bool told = unmaps_settle(state);
+    trimming = (trimming || (asked & kHousekeepingTables) != 0) && !table_trim(state);
     const Swept swept = sweep(state);
     if ((asked & kHousekeepingGrow) != 0) {
       grow_ahead(state);
       hand_over_room(state, true);
     }
-    wait_for_work(state, swept, told, looks != 0);
+    wait_for_work(state, swept, told, trimming, looks != 0);
   }
 }
 

@@ -54,6 +54,20 @@ constinit KeptPages g_kept;
 constinit const void* g_left_open[kKeptMax];
 constinit unsigned g_left_open_count = 0;
 
+// Returns 1 if the page was pinned. A page that has no word is not.
+int clear_pin(const Region& region, PageIndex page) {
+  const TableScope scope;
+  AtomicPageWord* word = region.table.find(page.value);
+  return word != nullptr && word->load(std::memory_order_acquire).pinned() ? page_clear_pinned(*word) : 0;
+}
+
+// Returns 1 if it was pinned before, otherwise 0, or -EAGAIN: it has no word.
+int set_pin(const Region& region, PageIndex page) {
+  const TableScope scope;
+  AtomicPageWord* word = region.table.find(page.value);
+  return word != nullptr ? page_set_pinned(*word) : -EAGAIN;
+}
+
 // pre: the lock.
 void unpin_kept(PagerState& state, Kept& gone) {
   Kept* next = nullptr;
@@ -61,8 +75,7 @@ void unpin_kept(PagerState& state, Kept& gone) {
     if (gone.pinned && &other != &gone && other.thread_id != 0 && other.page == gone.page) next = &other;
   Region* region = gone.pinned && next == nullptr ? region_find(gone.page) : nullptr;
   if (next != nullptr) next->pinned = true;
-  if (region != nullptr)
-    state.pinned_pages.fetch_sub(page_clear_pinned(region->words[region->page_of(gone.page).value]));
+  if (region != nullptr) state.pinned_pages.fetch_sub(clear_pin(*region, region->page_of(gone.page)));
   gone = {};  // last: in a child that is forked in between no pin is without an entry
 }
 
@@ -96,35 +109,41 @@ Kept* entry_of(const void* page, int thread_id, For use) {
   return nullptr;
 }
 
-// Enters a page, and sets its pin. False: there is no room for one more until told.
-bool pin(PagerState& state, Region& region, PageIndex page, int thread_id, For use) {
-  AtomicPageWord& word = region.words[page.value];
+// Enters a page, and sets its pin. -ENOSPC: there is no room for one more until told; -EAGAIN: the page has no word.
+int pin(PagerState& state, Region& region, PageIndex page, int thread_id, For use) {
   const void* address = region.address_of(page);
   sys::Locked<sys::SpinLock> lock(g_kept.lock);
   if (Kept* held = use == For::kNewThread ? nullptr : entry_of(address, thread_id, use); held != nullptr) {
+    const bool pinned = word_of(region, page).pinned();
+    const int was = pinned ? 1 : set_pin(region, page);
+    if (was < 0) return was;
     ++held->holders;
-    if (word.load(std::memory_order_acquire).pinned()) return true;
+    if (pinned) return 0;
     held->pinned = true;  // the page was unmapped since, and its pin with it
-    state.pinned_pages.fetch_add(1 - page_set_pinned(word));
-    return true;
+    state.pinned_pages.fetch_add(1 - was);
+    return 0;
   }
-  if (thread_id == kUntilTold && g_kept.until_told == kUntilToldMax) return false;
+  if (thread_id == kUntilTold && g_kept.until_told == kUntilToldMax) return -ENOSPC;
   Kept* entry = free_entry(state);  // before the pin: a gone thread that had this page takes its own pin along
-  if (thread_id == kUntilTold && entry == nullptr) return false;
-  const bool ours = !word.load(std::memory_order_acquire).pinned();
+  if (thread_id == kUntilTold && entry == nullptr) return -ENOSPC;
+  const bool ours = !word_of(region, page).pinned();
   // first: in a child that is forked in between no pin is without an entry
   if (entry != nullptr) *entry = {thread_id, address, ours, false, use, 1};
+  const int was = set_pin(region, page);
+  if (was < 0) {
+    if (entry != nullptr) *entry = {};
+    return was;
+  }
   if (thread_id == kUntilTold) ++g_kept.until_told;
-  state.pinned_pages.fetch_add(1 - page_set_pinned(word));
-  return true;
+  state.pinned_pages.fetch_add(1 - was);
+  return 0;
 }
 
 // Waits until the page is resident.
-void touch_pinned(Region& region, PageIndex page) {
-  AtomicPageWord& word = region.words[page.value];
+void touch_pinned(const Region& region, PageIndex page) {
   while (pager_active()) {
     (void)*static_cast<const volatile char*>(region.address_of(page));
-    const PageState now = word.load(std::memory_order_acquire).state();
+    const PageState now = word_of(region, page).state();
     if (now != PageState::kBusy && now != PageState::kInFrame && now != PageState::kEvicted && now != PageState::kEmpty)
       break;
     sys::yield_cpu();  // an eviction had the page busy when the pin came
@@ -151,26 +170,30 @@ void hand_over_pins(PagerState& state, const Region& region, uint64_t first, uin
 
 int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t end, bool set) {
   int64_t were_pinned = 0;
-  if (set) table_reach(state, region, first, end);
+  const uint64_t begin = first;
   for (uint64_t next; first < end; first = next) {
     next = first + kChunkPages < end ? first + kChunkPages : end;
+    if (set && table_reach_waiting(state, region, first, next) < 0) {
+      const int64_t set_here = static_cast<int64_t>(first - begin) - were_pinned;
+      state.pinned_pages.fetch_add(set_here - program_pins(state, region, begin, first, false));
+      return -ENOMEM;
+    }
     sys::ScopedSignalBlock signals;
     sys::Locked<sys::SpinLock> lock(g_kept.lock);
     uint64_t kept[kChunkPages / 64] = {};
     hand_over_pins(state, region, first, next, !set, kept);
     for (uint64_t p = first; p < next; ++p) {
-      if (set)
-        were_pinned += page_set_pinned(region.words[p]);
-      else if ((kept[(p - first) / 64] >> (p - first) % 64 & 1) == 0 &&
-               region.words[p].load(std::memory_order_relaxed).pinned())
-        were_pinned += page_clear_pinned(region.words[p]);
+      const bool is_kept = (kept[(p - first) / 64] >> (p - first) % 64 & 1) != 0;
+      const int was = set ? set_pin(region, PageIndex(p)) : is_kept ? 0 : clear_pin(region, PageIndex(p));
+      if (was < 0) next = p;  // a neighbour's pages have just become empty: from here on again
+      if (was > 0) were_pinned += was;
     }
   }
   return were_pinned;
 }
 
 bool pinned_by_program(Region& region, uint64_t page) {
-  if (!region.words[page].load(std::memory_order_acquire).pinned()) return false;
+  if (!word_of(region, PageIndex(page)).pinned()) return false;
   const void* address = region.address_of(PageIndex(page));
   sys::ScopedSignalBlock signals;
   sys::Locked<sys::SpinLock> lock(g_kept.lock);
@@ -188,7 +211,15 @@ static void keep(PagerState& state, const void* address, size_t bytes, int threa
        p < region->pages && region->address_of(PageIndex(p)) < static_cast<const char*>(address) + bytes; ++p) {
     if (p >= region->table_pages.load()) continue;
     void* page = region->address_of(PageIndex(p));
-    if (!pin(state, *region, PageIndex(p), thread_id, use)) continue;
+    if (state.foreign.overlaps(page, state.page_size)) continue;  // the kernel's, and stays
+    int rc;
+    while ((rc = pin(state, *region, PageIndex(p), thread_id, use)) == -EAGAIN) {
+      if (pager_active())
+        touch_pinned(*region, PageIndex(p));
+      else if (table_reach(state, *region, p, p + 1, 0) < 0)
+        return;
+    }
+    if (rc < 0) continue;
     touch_pinned(*region, PageIndex(p));
     // In the list first: a fork from now on leaves it open; one that has read the list may close it yet. (What is
     // read-only the kernel will not write to.)

@@ -40,16 +40,24 @@ unsigned lun_of(PagerState& state, PageWord seen) {
 }
 
 // The word and its LUN, together and at rest.
-PageWord settled(PagerState& state, AtomicPageWord& word, unsigned* lun) {
+PageWord settled(PagerState& state, const Region& region, uint64_t page, unsigned* lun) {
   for (unsigned spins = 0;; ++spins) {
-    PageWord seen = word.load(std::memory_order_acquire);
+    const TableScope scope;
+    const PageWord seen = region.table.peek(page);
     if (seen.state() != PageState::kBusy) {
       *lun = lun_of(state, seen);
       std::atomic_thread_fence(std::memory_order_acquire);
-      if (word.load(std::memory_order_acquire).raw == seen.raw) return seen;
+      if (region.table.peek(page).raw == seen.raw) return seen;
     }
     spins < 100 ? sys::cpu_relax() : sys::sleep_ns(20000);
   }
+}
+
+// False: the word is not `seen` any more.
+bool lose_slot(const Region& region, uint64_t page, PageWord seen) {
+  const TableScope scope;
+  AtomicPageWord* word = region.table.find(page);
+  return word != nullptr && word->compare_exchange_strong(seen, seen.with_slot(kNoSlot));
 }
 
 template <class F>
@@ -58,7 +66,7 @@ int for_chunks(PagerState& state, F visit) {
     Region* region = state.regions.sorted[r].load();
     const uint64_t end = region->table_pages.load();
     for (uint64_t at = 0; at < end; at += kChunkPages) {
-      if (region->chunk_used[at / kChunkPages].load(std::memory_order_relaxed) == 0) continue;
+      if (!region->table.uses(at, end - at < kChunkPages ? end : at + kChunkPages)) continue;
       if (int rc = visit(*region, at, end - at < kChunkPages ? end : at + kChunkPages); rc < 0) return rc;
     }
   }
@@ -69,7 +77,7 @@ void count_pages(PagerState& state, uint64_t (&pages)[kLunIds + 1]) {
   (void)for_chunks(state, [&](Region& region, uint64_t first, uint64_t end) {
     for (uint64_t p = first; p < end; ++p) {
       unsigned lun;
-      (void)settled(state, region.words[p], &lun);
+      (void)settled(state, region, p, &lun);
       ++pages[lun];
     }
     return 0;
@@ -83,11 +91,9 @@ int take_off(PagerState& state, Region& region, uint64_t first, uint64_t end, un
     for (uint64_t p = first; p < end;) {
       uint64_t next = p;
       for (unsigned on = lun; next < end; ++next) {
-        PageWord seen = settled(state, region.words[next], &on);
+        PageWord seen = settled(state, region, next, &on);
         if (on != lun) break;
-        if (seen.state() == PageState::kResident &&
-            region.words[next].compare_exchange_strong(seen, seen.with_slot(kNoSlot)))
-          break;
+        if (seen.state() == PageState::kResident && lose_slot(region, next, seen)) break;
       }
       if (next == p) {
         ++p;
@@ -111,7 +117,7 @@ void read_ahead_of(PagerState& state, Region& region, uint64_t first, uint64_t e
   unsigned count = 0;
   for (uint64_t p = first; p < end; ++p) {
     unsigned on = kNoLun;
-    const PageWord seen = settled(state, region.words[p], &on);
+    const PageWord seen = settled(state, region, p, &on);
     if (on != lun || seen.state() != PageState::kEvicted) continue;
     char* at = region.address_of(PageIndex(p));
     const bool follows =

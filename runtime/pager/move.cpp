@@ -19,7 +19,6 @@
 #include <initializer_list>
 
 #include "base/error.h"
-#include "pager/commit_charge.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/lost_page.h"
@@ -75,6 +74,17 @@ int move_plain(char* to, char* from, size_t bytes, const Move& how) {
   return rc;
 }
 
+// Words for the guard pages that are to come there: a process that is not active takes no DRAM for them.
+int reach_guards(PagerState& state, const PageRange& to, const PageRange& from) {
+  for (uint64_t p = from.first; p < from.end && from.region->has_guards.load(std::memory_order_acquire); ++p) {
+    p = from.region->table.next_used(p, from.end);
+    const uint64_t target = to.first + (p - from.first);
+    if (p < from.end && from.region->table.peek(p).state() == PageState::kGuard)
+      if (int rc = table_reach(state, *to.region, target, target + 1, 0); rc < 0) return rc;
+  }
+  return 0;
+}
+
 // The kernel's markers have gone along.
 void move_guard_words(const PageRange& to, const PageRange& from) {
   Region &target = *to.region, &source = *from.region;
@@ -82,12 +92,11 @@ void move_guard_words(const PageRange& to, const PageRange& from) {
   if (!some && !target.has_guards.load(std::memory_order_acquire)) return;
   if (some) target.has_guards.store(true, std::memory_order_release);
   for (uint64_t i = 0; i < from.end - from.first; ++i) {
-    AtomicPageWord &here = source.words[from.first + i], &there = target.words[to.first + i];
-    const PageWord was = here.load(), before = there.load();
+    const PageWord was = source.table.peek(from.first + i), before = target.table.peek(to.first + i);
     const bool guard = was.state() == PageState::kGuard;
     if (guard || before.state() == PageState::kGuard)
-      there.store(before.with_state(guard ? PageState::kGuard : PageState::kEmpty));
-    if (guard) here.store(was.with_state(PageState::kEmpty));
+      target.table.at(to.first + i).store(before.with_state(guard ? PageState::kGuard : PageState::kEmpty));
+    if (guard) source.table.at(from.first + i).store(was.with_state(PageState::kEmpty));
   }
 }
 
@@ -135,20 +144,24 @@ struct Run {
 
 bool is_there(PageWord word) { return word.state() == PageState::kResident || word.state() == PageState::kPoisoned; }
 
-// Both in the order of addresses, the order of all code that takes several.
-void take_run(Run& run) {
-  const bool target_first = run.target_at(0) < run.source_at(0);
-  for (const bool target : {target_first, !target_first})
-    for (unsigned i = 0; i < run.count; ++i)
-      if (target)
-        run.there[i] = take_any(run.to, run.target + i);
-      else
-        run.was[i] = take_any(run.from, run.source + i);
-}
-
 void put_back_words(PagerState& state, Region& region, uint64_t first, const PageWord* words, unsigned count) {
   for (unsigned i = 0; i < count; ++i)
     if (words[i].state() != PageState::kGone) put_back(state, region, first + i, words[i]);
+}
+
+// Both in the order of addresses, the order of all code that takes several. 0, or -ENOMEM: none is taken.
+int take_run(PagerState& state, Run& run) {
+  const bool target_first = run.target_at(0) < run.source_at(0);
+  const auto take = [&](bool target) {
+    return target ? take_all(state, run.to, run.target, run.target + run.count, run.there)
+                  : take_all(state, run.from, run.source, run.source + run.count, run.was);
+  };
+  int rc = take(target_first);
+  if (rc < 0) return rc;
+  rc = take(!target_first);
+  if (rc < 0 && target_first) put_back_words(state, run.to, run.target, run.there, run.count);
+  if (rc < 0 && !target_first) put_back_words(state, run.from, run.source, run.was, run.count);
+  return rc;
 }
 
 // Drops what is there: all of it, or an error and it may be a part.
@@ -172,7 +185,7 @@ int clear_target(PagerState& state, Run& run, const Move& how) {
   if (int rc = drop_there(state, run.to, run.target, run.there, run.count); rc < 0) return rc;
   for (unsigned i = 0; i < run.count; ++i) {
     PageWord& there = run.there[i];
-    AtomicPageWord& word = run.to.words[run.target + i];
+    AtomicPageWord& word = run.to.table.at(run.target + i);
     if (there.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
     if (there.state() == PageState::kGuard) (void)sys::advise(run.target_at(i), state.page_size, MADV_GUARD_REMOVE);
     if (there.state() == PageState::kPoisoned) lost_page_clear(state, run.to, PageIndex(run.target + i));
@@ -269,7 +282,8 @@ PageWord moved_word(PagerState& state, Run& run, unsigned i) {
       // no fork goes on during a mutation
       return resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch(state));
     case PageState::kInFrame:
-      state.frames.at(was.index()).word.store(&run.to.words[to.value], std::memory_order_release);
+      state.frames.at(was.index()).word.store(&run.to.table.at(to.value), std::memory_order_release);
+      state.frames.at(was.index()).address.store(run.to.address_of(to), std::memory_order_release);
       return was;
     case PageState::kPoisoned:  // the new place is marked at its first fault
       lost_page_clear(state, run.from, from);
@@ -285,7 +299,7 @@ PageWord moved_word(PagerState& state, Run& run, unsigned i) {
 void move_word(PagerState& state, Run& run, unsigned i) {
   const PageWord was = run.was[i];
   const uint64_t s = run.source + i, d = run.target + i;
-  if (seized(was)) run.to.hashes[d] = run.from.hashes[s];
+  if (seized(was)) run.to.table.hash(d) = run.from.table.hash(s);
   const PageWord moved = moved_word(state, run, i);
   if (seized(was) && was.charged()) {
     run.from.committed_pages.fetch_sub(1, std::memory_order_relaxed);
@@ -293,8 +307,8 @@ void move_word(PagerState& state, Run& run, unsigned i) {
   }
   // A lock goes along: on the new place before the old one is unlocked, so that no eviction comes between.
   if (pinned_by_program(run.from, s)) {
-    state.pinned_pages.fetch_add(1 - page_set_pinned(run.to.words[d]));
-    state.pinned_pages.fetch_sub(page_clear_pinned(run.from.words[s]));
+    state.pinned_pages.fetch_add(1 - page_set_pinned(run.to.table.at(d)));
+    state.pinned_pages.fetch_sub(page_clear_pinned(run.from.table.at(s)));
   }
   put_back(state, run.to, d, moved);
   if (was.state() != PageState::kGone)
@@ -302,10 +316,10 @@ void move_word(PagerState& state, Run& run, unsigned i) {
 }
 
 int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadable) {
+  if (int rc = table_reach_waiting(state, run.to, run.target, run.target + run.count); rc < 0) return rc;
+  if (int rc = table_reach_waiting(state, run.from, run.source, run.source + run.count); rc < 0) return rc;
   MutatorScope scope(state);
-  table_reach(state, run.to, run.target, run.target + run.count);
-  if (int rc = table_open(run.from, run.source + run.count); rc < 0) return rc;
-  take_run(run);
+  if (int rc = take_run(state, run); rc < 0) return rc;
   if (int rc = clear_target(state, run, how); rc < 0) {
     put_back_words(state, run.to, run.target, run.there, run.count);
     put_back_words(state, run.from, run.source, run.was, run.count);
@@ -331,7 +345,7 @@ int move_runs(PagerState& state, const PageRange& to, const PageRange& from, con
   while (*done < count) {
     const uint64_t source = from.first + *done, target = to.first + *done,
                    chunk_left = kChunkPages - source % kChunkPages;
-    const bool used = from.region->chunk_used[source / kChunkPages].load(std::memory_order_acquire) != 0;
+    const bool used = from.region->table.uses(source - source % kChunkPages, source + chunk_left);
     uint64_t n = used && chunk_left > kRunPages ? kRunPages : chunk_left;
     if (n > count - *done) n = count - *done;
     Run run{*to.region, *from.region, target, source, static_cast<unsigned>(n)};
@@ -358,7 +372,8 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
   if (!pager_active()) {
     sys::Locked<sys::Mutex> lock(state.activation_lock);
     if (!pager_active()) {
-      rc = move_plain(static_cast<char*>(dst), static_cast<char*>(src), bytes, how);
+      rc = reach_guards(state, to, from);
+      if (rc == 0) rc = move_plain(static_cast<char*>(dst), static_cast<char*>(src), bytes, how);
       if (rc == 0) move_guard_words(to, from);
       return rc;
     }
@@ -366,6 +381,11 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
   if (!descriptors_in_place(state)) return -ENOMEM;
   uint64_t done = 0;
   rc = move_runs(state, to, from, how, &done);
+  if (rc == 0) {
+    MutatorScope scope(state);
+    table_retire(state, *from.region, from.first, from.end);
+    table_retire(state, *to.region, to.first, to.end);
+  }
   if (rc == 0 || done == 0) return rc;
   const PageRange old{from.region, from.first, from.first + done}, now{to.region, to.first, to.first + done};
   uint64_t back = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The view of pages that the rest of Lunar has: whether a touch would wait, and noting that a page is in use. An answer
-// may be out of date at once.
+// may be out of date at once, and be that of another page once this one is given up (page_table.h).
 // Threading: any thread, even if the page's region ends meanwhile; nothing here waits or allocates.
 #pragma once
 #include <cstddef>
@@ -41,7 +41,10 @@ class PageView {
   }
 
  private:
-  PageWord look() const { return word_->load(std::memory_order_relaxed); }
+  PageWord look() const {
+    const PageWord seen = word_->load(std::memory_order_relaxed);
+    return seen.retired() ? PageWord{} : seen;
+  }
   void warm(unsigned heat) const {
     PageWord seen = look();
     if (seen.heat() >= heat || seen.state() != PageState::kResident) return;
@@ -55,16 +58,20 @@ class PageView {
 struct PageSpan {
   char* begin = nullptr;  // of the first page
   uint64_t count = 0;
-  AtomicPageWord* words = nullptr;
-  PageView at(uint64_t i) const { return PageView(words + i); }
+  const Region* region = nullptr;
+  uint64_t first = 0;
+  PageView at(uint64_t i) const {
+    static constinit AtomicPageWord empty;  // of all pages that have no word
+    AtomicPageWord* word = region->table.find(first + i);
+    return PageView(word != nullptr ? word : &empty);
+  }
 
   static PageSpan of(const void* address, size_t bytes) {
     const Region* region = region_find(address);
     if (region == nullptr) return {};
     const uint64_t page = page_bytes(), start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base);
     const uint64_t first = start / page, last = (start + bytes - 1) / page;
-    return {region->base + first * page, (last < region->pages ? last + 1 : region->pages) - first,
-            region->words + first};
+    return {region->base + first * page, (last < region->pages ? last + 1 : region->pages) - first, region, first};
   }
 };
 

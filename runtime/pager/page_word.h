@@ -36,6 +36,8 @@
 // the kernel's mapping; the page is no longer managed. kGuard: a guard page (MADV_GUARD_INSTALL): the kernel's marker
 // is in its place, touching it raises SIGSEGV, and a copy into it would erase the marker.
 #pragma once
+#include <errno.h>
+
 #include <atomic>
 #include <cstdint>
 
@@ -71,6 +73,14 @@ struct PageWord {
     return {(raw & ~(kStateMask | (7u << kPreviousShift) | kWaiter)) | static_cast<uint64_t>(PageState::kBusy) |
             (static_cast<uint64_t>(state()) << kPreviousShift)};
   }
+  // Of a leaf that leaves the table (page_table.h): busy until it has left (kLeaving), then nothing locks or pins it,
+  // and the page is looked up again (kRetired).
+  static constexpr uint64_t kLeaving = static_cast<uint64_t>(PageState::kBusy) * (1 + (1 << kPreviousShift));
+  static constexpr uint64_t kRetired = kLeaving | uint64_t{1} << kIndexShift;
+  constexpr bool leaving() const { return state() == PageState::kBusy && previous() == PageState::kBusy; }
+  constexpr bool retired() const { return leaving() && index() != 0; }
+  // Nothing is known of the page but that it is empty.
+  constexpr bool blank() const { return state() == PageState::kEmpty && !pinned() && !waiter(); }
   constexpr PageWord with_waiter() const { return {raw | kWaiter}; }
   constexpr PageWord with_heat(unsigned h) const {
     return {(raw & ~(kHeatMax << kHeatShift)) | (static_cast<uint64_t>(h > kHeatMax ? kHeatMax : h) << kHeatShift)};
@@ -118,10 +128,13 @@ inline bool page_unlock(AtomicPageWord& word, PageWord next) {
   return old.waiter();
 }
 
-// The pin bit may be changed at any time and in any state. Returns 1 if it was set before, otherwise 0.
+// The pin bit may be changed at any time and in any state. Returns 1 if it was set before, otherwise 0. -EAGAIN: the
+// page's leaf is leaving the table; reach and look it up again.
 inline int page_set_pinned(AtomicPageWord& word) {
   PageWord old = word.load(std::memory_order_relaxed);
-  while (!word.compare_exchange_weak(old, {old.raw | PageWord::kPinned}, std::memory_order_acq_rel)) {}
+  do {
+    if (old.leaving()) return -EAGAIN;
+  } while (!word.compare_exchange_weak(old, {old.raw | PageWord::kPinned}, std::memory_order_acq_rel));
   return old.pinned();
 }
 inline int page_clear_pinned(AtomicPageWord& word) {

@@ -18,6 +18,7 @@
 #include "pager/pager.h"
 #include "pager/program_end.h"
 #include "pager/state.h"
+#include "pager/table_promise.h"
 #include "pager/unmapped.h"
 #include "stats/export.h"
 #include "superpipe/signature.h"
@@ -413,6 +414,8 @@ static int activate_locked(PagerState& state, ErrorText* why) {
   }
   // So far the charge covered all committed memory; from now on it covers present pages. (Both together are below the
   // cap: plain_limit.)
+  tables_go_live(state);
+  promise_go_live(state);
   state.account.give(plain - found);
   state.plain_forks = 0;  // their handlers find an active process
   state.plain_fork_pages = 0;

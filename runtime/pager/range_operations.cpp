@@ -17,6 +17,7 @@
 #include "pager/resolver.h"
 #include "pager/seize.h"
 #include "pager/state.h"
+#include "pager/table_promise.h"
 #include "pager/unmapped.h"
 #include "pager/wipe.h"
 #include "sys/arena.h"
@@ -148,7 +149,8 @@ struct Pass {
 
 // A row for each state of the page's word. 0 or the page's error; *begun stays as it is where nothing is to be begun.
 int begin_page(Resolver& r, Region& region, PageIndex page, Want want, const Demand& demand, Begun* begun) {
-  const PageWord seen = region.words[page.value].load(std::memory_order_acquire);
+  const TableScope scope;
+  const PageWord seen = region.table.peek(page.value);
   switch (seen.state()) {
     case PageState::kEmpty:
       if (want == Want::kTouch) *begun = r.zero_fill(region, page, demand);
@@ -282,7 +284,7 @@ int bring_in_ranges(PagerState& state, const lunar_range* ranges, size_t count, 
 
 PageWord wait_while_busy(const Region& region, uint64_t page) {
   for (unsigned spins = 0;; ++spins) {
-    const PageWord seen = region.words[page].load(std::memory_order_acquire);
+    const PageWord seen = region.table.peek(page);
     if (seen.state() != PageState::kBusy) return seen;
     spins < 100 ? sys::cpu_relax() : spins < 200 ? sys::yield_cpu() : sys::sleep_ns(10000);
   }
@@ -291,7 +293,7 @@ PageWord wait_while_busy(const Region& region, uint64_t page) {
 PageWord seize(Region& region, uint64_t page) {
   for (;;) {
     PageWord seen = wait_while_busy(region, page);
-    if (!seized(seen) || page_lock(region.words[page], seen)) return seen;
+    if (!seized(seen) || region.table.lock(page, seen)) return seen;
   }
 }
 
@@ -308,7 +310,8 @@ void drop_content(PagerState& state, PageWord was) {
 }
 
 void put_back(PagerState& state, Region& region, uint64_t page, PageWord next) {
-  if (page_unlock(region.words[page], next)) wake_waiters(state, region.address_of(PageIndex(page)), state.page_size);
+  if (page_unlock(region.table.at(page), next))
+    wake_waiters(state, region.address_of(PageIndex(page)), state.page_size);
 }
 
 namespace {
@@ -375,7 +378,7 @@ int discard_piece(PagerState& state, Region& region, uint64_t first, uint64_t en
   int64_t resident = 0, maybe_shared = 0;
   for (uint64_t p = first; p < end; ++p) {
     PageWord w = was[p - first];
-    if (what == Discard::kMapping && w.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(region.words[p]));
+    if (what == Discard::kMapping && w.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(region.table.at(p)));
     if (!seized(w)) continue;
     if (stays[p - first]) {
       put_back(state, region, p, w);
@@ -390,6 +393,7 @@ int discard_piece(PagerState& state, Region& region, uint64_t first, uint64_t en
     uncharge_touched(state, region, w);
     put_back(state, region, p, w.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false));
   }
+  table_retire(state, region, first, end);
   state.account.give(resident);
   state.account.give_maybe_shared(maybe_shared);
   return rc;
@@ -447,7 +451,8 @@ int guard_range(PagerState& state, const PageRange& range, bool install, bool wa
   for (uint64_t p = range.first; p < range.end;) {
     uint64_t next = (p / kChunkPages + 1) * kChunkPages;
     if (next > range.end) next = range.end;
-    int rc = 0;
+    int rc = install ? table_reach_waiting(state, *range.region, p, next) : 0;
+    if (rc < 0) return rc;
     bool before_activation = false;
     if (!pager_active()) {
       sys::Locked<sys::Mutex> lock(state.activation_lock);
@@ -486,14 +491,10 @@ int discard(PagerState& state, void* address, size_t bytes, Discard what, bool w
   uint64_t limit = range.region->table_pages.load(std::memory_order_acquire);
   if (range.end > limit) range.end = limit;
   for (uint64_t p = range.first; p < range.end;) {
-    const bool used = range.region->chunk_used[p / kChunkPages].load(std::memory_order_acquire) != 0;
-    const uint64_t step = used ? kDiscardPages : kChunkPages;
-    uint64_t next = (p / step + 1) * step;
+    p = range.region->table.next_used(p, range.end);
+    if (p == range.end) break;
+    uint64_t next = (p / kDiscardPages + 1) * kDiscardPages;
     if (next > range.end) next = range.end;
-    if (!used) {
-      p = next;
-      continue;
-    }
     MutatorScope scope(state, wait);
     if (!scope.entered()) return -EAGAIN;
     int one = discard_piece(state, *range.region, p, next, what);
@@ -548,12 +549,13 @@ int pager_advise(const void* address, size_t bytes, lunar_advice advice) {
     return n < 0 ? static_cast<int>(n) : 0;
   }
   unsigned heat = advice == LUNAR_HOT ? kHeatHot : advice == LUNAR_SEQUENTIAL ? kHeatReadAhead : kHeatFault;
-  for (uint64_t p = range.first; p < range.end; ++p) {
-    AtomicPageWord& word = range.region->words[p];
+  const sys::ScopedSignalBlock signals;
+  const TableScope scope;
+  range.region->table.for_words(range.first, range.end, [heat](uint64_t, AtomicPageWord& word) {
     PageWord seen = word.load(std::memory_order_relaxed);
     if (seen.state() == PageState::kResident)
       word.compare_exchange_strong(seen, seen.with_heat(heat), std::memory_order_relaxed);
-  }
+  });
   return 0;
 }
 
@@ -580,15 +582,20 @@ int pager_pin(const void* address, size_t bytes) {
   // What is pinned already counts once.
   const int64_t pages = static_cast<int64_t>(range.end - range.first);
   int64_t more = 0;
-  for (uint64_t p = range.first; p < range.end; ++p)
-    more += !range.region->words[p].load(std::memory_order_acquire).pinned();
-  if (state.pinned_pages.fetch_add(more) + more > state.account.cap_pages() / 2) {
+  for (uint64_t p = range.first; p < range.end; ++p) more += !word_of(*range.region, PageIndex(p)).pinned();
+  // Nor may the program's tables, which may come to take what they are promised, leave it without room.
+  const int64_t cap = state.account.cap_pages(), beside = cap - state.account.fixed_total() - kTableRoom;
+  if (const int64_t pinned = state.pinned_pages.fetch_add(more) + more; pinned > cap / 2 || pinned > beside) {
     state.pinned_pages.fetch_sub(more);
     return -ENOMEM;
   }
   // Mark first, then bring in: an evictor that does not have the page busy yet will not take it any more. Other threads
   // may have pinned and unpinned some meanwhile.
   const int64_t were_pinned = program_pins(state, *range.region, range.first, range.end, true);
+  if (were_pinned < 0) {
+    state.pinned_pages.fetch_sub(more);
+    return -ENOMEM;
+  }
   state.pinned_pages.fetch_add(pages - were_pinned - more);
   for (;;) {
     rc = pager_touch(address, bytes);
@@ -598,7 +605,7 @@ int pager_pin(const void* address, size_t bytes) {
     }
     bool all = true;
     for (uint64_t p = range.first; p < range.end && all; ++p)
-      all = range.region->words[p].load(std::memory_order_acquire).state() == PageState::kResident;
+      all = word_of(*range.region, PageIndex(p)).state() == PageState::kResident;
     if (all) return 0;
   }
 }
@@ -629,6 +636,8 @@ int64_t pager_evict(const void* address, size_t bytes) {
   // when they are released: once more, for those.
   bool left = false;
   for (uint64_t p = range.first; p < range.end; ++p) {
+    const sys::ScopedSignalBlock signals;
+    const TableScope scope;
     const PageWord word = wait_while_busy(*range.region, p);
     left |= word.state() == PageState::kResident && !word.pinned();
   }
@@ -666,7 +675,7 @@ void pager_note_unbuffered() {
 
 int pager_page_state(const void* address) {
   Region* region = region_find(address);
-  return region == nullptr ? -1 : static_cast<int>(region->words[region->page_of(address).value].load().state());
+  return region == nullptr ? -1 : static_cast<int>(word_of(*region, region->page_of(address)).state());
 }
 
 }  // namespace lunar

@@ -112,7 +112,7 @@ class MovedReads {
       auto* content = static_cast<char*>(parts_[i].iov_base);
       const Page& one = pages_[i];
       const bool is_read =
-          page_hash(content) == region_.hashes[one.page] || read_slot(state_, region_, one.page, one.was, content);
+          page_hash(content) == region_.table.hash(one.page) || read_slot(state_, region_, one.page, one.was, content);
       bring_read(state_, to_, one.page, is_read ? content : nullptr, over_tiered_);
       release_held(state_, region_, one.page, one.was, PageState::kEmpty);
     }
@@ -221,10 +221,9 @@ void bring_for_evictor(PagerState& state) {
     (void)change_moved(state, to, page,
                        [&](char* p) { return sys::uffd_protect(state.uffd, p, state.page_size, false); });
   } else if (region != nullptr) {
-    table_reach(state, *region, page, page + 1);
-    AtomicPageWord& word = region->words[page];
-    const PageWord was = word.load(std::memory_order_acquire);
-    const bool busy = was.state() == PageState::kBusy || !page_lock(word, was);
+    if (table_reach(state, *region, page, page + 1, 0) < 0) return;  // looked at again
+    const PageWord was = region->table.peek(page);
+    const bool busy = was.state() == PageState::kBusy || !region->table.lock(page, was);
     if (busy && was.settled() != PageState::kResident) return;  // looked at again
     g_notes.evictor_at.store(0);  // it may wait for another one as soon as this one is there
     busy ? bring(state, to, page, zero_run(), false) : bring_held(state, *region, page, to, was);
@@ -247,6 +246,10 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
   if (!reads.ready())
     fatal("tiered memory was moved by a raw mremap and there is no memory to bring its evicted pages along");
   for (uint64_t page = note.first; page < limit; ++page) {
+    if (const uint64_t next = region.table.next_used(page, limit); next != page) {
+      if (over_tiered) drop_stale(state, to, page, next);
+      if ((page = next) == limit) break;
+    }
     const PageWord was = hold_page(state, region, page, false, [&] { reads.finish(); });
     if (!seized(was)) {  // guard markers went along
       if (over_tiered && was.state() == PageState::kEmpty) drop_stale(state, to, page, page + 1);
@@ -262,9 +265,10 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
   }
   reads.finish();
   // Those that were brought for the evictor. With MREMAP_DONTUNMAP the place is the region's still.
-  for (uint64_t page = note.first, end = region.table_pages.load(); page < note.end && page < end; ++page)
-    if (region.words[page].load(std::memory_order_acquire).state() == PageState::kGone)
-      release_page(state, region, page, PageState::kEmpty);
+  for (uint64_t page = region.table.next_used(note.first, note.end); page < note.end;
+       page = region.table.next_used(page + 1, note.end))
+    if (region.table.peek(page).state() == PageState::kGone) release_page(state, region, page, PageState::kEmpty);
+  table_retire(state, region, note.first, note.end);
   // From then on a move of it is no event. One that comes just before leaves it watched where it goes: what it has not
   // there is zeros. No event is read meanwhile: a thread that unmaps the place waits for that, and nothing else has it
   // yet.

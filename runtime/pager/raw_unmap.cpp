@@ -13,14 +13,15 @@
 
 namespace lunar {
 
+// pre: the page has a word, and keeps it: only this thread takes pages of it away from the tier.
 static PageWord hold_any(PagerState& state, Region& region, uint64_t page) {
   return hold_page(state, region, page, true, [] {});
 }
 
 void release_held(PagerState& state, Region& region, uint64_t page, PageWord was, PageState next) {
-  AtomicPageWord& word = region.words[page];
+  AtomicPageWord* word = region.table.find(page);  // a page that is gone need not be held
   if (was.state() == PageState::kGone) {
-    word.compare_exchange_strong(was, was.with_state(next).with_slot(kNoSlot));
+    if (word != nullptr) word->compare_exchange_strong(was, was.with_state(next).with_slot(kNoSlot));
     return;
   }
   if (was.state() == PageState::kResident) {
@@ -29,7 +30,7 @@ void release_held(PagerState& state, Region& region, uint64_t page, PageWord was
   }
   if (seized(was)) drop_content(state, was);
   uncharge_touched(state, region, was);
-  if (was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
+  if (was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(*word));
   put_back(state, region, page, was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false));
 }
 
@@ -38,14 +39,9 @@ void release_page(PagerState& state, Region& region, uint64_t page, PageState ne
 }
 
 static void release_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, PageState next) {
-  const uint64_t limit = region.table_pages.load(std::memory_order_acquire);
-  for (uint64_t page = first; page < end && page < limit; ++page) {
-    if (page % kChunkPages == 0 && region.chunk_used[page / kChunkPages].load(std::memory_order_acquire) == 0) {
-      page += kChunkPages - 1;
-      continue;
-    }
+  for (uint64_t page = region.table.next_used(first, end); page < end; page = region.table.next_used(page + 1, end))
     release_page(state, region, page, next);
-  }
+  table_retire(state, region, first, end);
 }
 
 // Takes the place back, as far as no other map has it. pre: its pages are released. (Else a read that was under way
@@ -54,7 +50,12 @@ static void take_place(PagerState& state, Region& region, uint64_t first, uint64
   claim_place(region, first, end, [&](uint64_t from, uint64_t to, int rc) {
     if (rc == 0 && watch_fresh_range(state, region.address_of(PageIndex(from)), (to - from) << state.page_shift) == 0)
       return;
-    table_reach(state, region, from, to);  // the words tell what the maps' owner will be told
+    // the words tell what the maps' owner will be told
+    if (table_reach_waiting(state, region, from, to) < 0)
+      fatal(
+          "a raw call has mapped over tiered memory at %p, and the page tables that this takes do not fit into the "
+          "DRAM budget; give a larger --dram",
+          static_cast<void*>(region.address_of(PageIndex(from))));
     release_pages(state, region, from, to, PageState::kGone);
   });
 }

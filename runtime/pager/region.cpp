@@ -19,6 +19,7 @@
 #include "pager/handler.h"
 #include "pager/pager.h"
 #include "pager/state.h"
+#include "pager/table_promise.h"
 #include "pager/unmapped.h"
 #include "pager/wipe.h"
 #include "sys/arena.h"
@@ -78,14 +79,10 @@ bool RegionTable::overlaps(const void* address, uint64_t bytes) const {
   return false;
 }
 
-Region* RegionTable::find_word(const AtomicPageWord* word, PageIndex* page) const {
-  for (uint32_t i = 0; i < count.load(std::memory_order_acquire); ++i) {
-    Region* region = sorted[i].load(std::memory_order_acquire);
-    if (region == nullptr || word < region->words || word >= region->words + region->pages) continue;
-    *page = PageIndex(static_cast<uint64_t>(word - region->words));
-    return region;
-  }
-  return nullptr;
+PageWord word_of(const Region& region, PageIndex page) {
+  const sys::ScopedSignalBlock signals;
+  const TableScope scope;
+  return region.table.peek(page.value);
 }
 
 static int register_range(const PagerState& state, const Region& region, char* from, uint64_t bytes) {
@@ -94,7 +91,7 @@ static int register_range(const PagerState& state, const Region& region, char* f
   if (rc != -EINVAL || (!of_maps && counters().poisoned == 0)) return rc;
   // A file or shared memory that a raw call has put there, or the stand-in for a lost page (lost_page.h).
   if (bytes == sys::page_bytes())
-    return of_maps || region.words[region.page_of(from).value].load().settled() == PageState::kPoisoned ? 0 : rc;
+    return of_maps || word_of(region, region.page_of(from)).settled() == PageState::kPoisoned ? 0 : rc;
   uint64_t half = round_up(bytes / 2, sys::page_bytes());
   rc = register_range(state, region, from, half);
   return rc < 0 ? rc : register_range(state, region, from + half, bytes - half);
@@ -166,7 +163,7 @@ static int reserve_apart(const PagerState& state, size_t bytes, void** out) {
 // and the kernel counts maps (vm.max_map_count).
 static uint64_t chunk_count(const Region& region) { return (region.pages + kChunkPages - 1) / kChunkPages; }
 static size_t arrays_bytes(const Region& region) {
-  return chunk_count(region) * (2 * sizeof(int32_t) + 2 * sizeof(uint8_t)) + region.pattern_count() * sizeof(Access);
+  return chunk_count(region) * (2 * sizeof(int32_t) + sizeof(uint8_t)) + region.pattern_count() * sizeof(Access);
 }
 
 static bool map_arrays(Region& region) {
@@ -179,15 +176,13 @@ static bool map_arrays(Region& region) {
   };
   take(region.chunk_resident, chunks);
   take(region.chunk_committed, chunks);
-  take(region.chunk_used, chunks);
   take(region.chunk_large, chunks);
   take(region.patterns, region.pattern_count());
   return true;
 }
 
-static void unmap_tables(const Region& region) {
-  if (region.words != nullptr) unmap_private(region.words, region.pages * sizeof(PageWord));
-  if (region.hashes != nullptr) unmap_private(region.hashes, region.pages * sizeof(uint64_t));
+static void unmap_tables(Region& region) {
+  region.table.unmap();
   if (region.chunk_resident != nullptr) unmap_private(region.chunk_resident, arrays_bytes(region));
 }
 
@@ -204,7 +199,7 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   if (rc < 0) return rc;
   region->base = static_cast<char*>(base);
   (void)sys::advise(base, bytes, MADV_UNMERGEABLE);  // see Evictor::forbid_merging
-  rc = tables_map(*region) && map_arrays(*region) ? 0 : -ENOMEM;
+  rc = region->table.map(region->pages) && map_arrays(*region) ? 0 : -ENOMEM;
   {
     sys::Locked<sys::Mutex> lock(state.activation_lock);
     if (rc == 0 && state.active.load()) rc = watch_fresh_range(state, base, bytes);
@@ -241,12 +236,12 @@ int region_destroy(Region* region) {
   if (pager_active()) state.evictor->pause();
   state.regions.remove(region);
   if (pager_active()) {
-    state.account.give_fixed(table_dram_pages(state, *region));
     state.evictor->resume();
     for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_round();
   }
   unmap_region(state, *region);
   unmaps_forget(state, region);
+  table_retire_all(state, *region);
   unmap_tables(*region);
   return 0;  // the Region object itself stays in the arena: a late look-up may still read it
 }
@@ -292,6 +287,15 @@ void pager_say_refused() {
   auto& state = pager_state();
   const uint64_t bytes = state.refused_bytes.exchange(0, std::memory_order_relaxed);
   if (bytes == 0) return;
+  if (state.refused_by_tables.load(std::memory_order_relaxed)) {
+    LUNAR_LOG_LIMITED(log_warning, 1,
+                      "allocation refused: the page tables that %s more may take do not fit into the DRAM budget of %s "
+                      "(%s are promised to what this process has); give a larger --dram",
+                      format_size(bytes).text,
+                      format_size(static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift).text,
+                      format_size(static_cast<uint64_t>(promise_pages()) << state.page_shift).text);
+    return;
+  }
   const SpaceBound bound = space_bound(state, bytes);
   const int64_t cap = state.account.lun_cap(), promised = cap - state.account.lun_free();
   char reason[256];
@@ -314,16 +318,12 @@ void pager_say_refused() {
 int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   auto& state = pager_state();
   if ((offset | bytes) % state.page_size != 0 || offset + bytes > region_size(region)) return -EINVAL;
-  uint64_t pages = bytes >> state.page_shift;
-  if (table_open(*region, (offset + bytes) >> state.page_shift) < 0) {
-    pager_say_limited(bytes);
-    return -ENOMEM;
-  }
+  const uint64_t pages = bytes >> state.page_shift, first = offset >> state.page_shift, end = first + pages;
+  table_note_committed(*region, end);
   bool passed = false;
   if (!pager_active()) {
     CommitLock lock(state);
     passed = lock.passed();
-    const uint64_t first = offset >> state.page_shift, end = first + pages;
     if (lock.plain() && plain_commit(state, *region, first, end) == 0) {
       if (make_usable(state, region, offset, bytes, protection) < 0) {
         plain_uncommit(state, *region, first, end);
@@ -331,7 +331,6 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
         return -ENOMEM;
       }
       region->committed_pages.fetch_add(pages);
-      table_reach(state, *region, first, end);
       return 0;
     }
   }
@@ -341,7 +340,14 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
     pager_say_limited(bytes);
     return -ENOMEM;
   }
+  if (promise_commit(state, *region, first, end) < 0) {
+    state.refused_by_tables.store(true, std::memory_order_relaxed);
+    state.refused_bytes.store(bytes, std::memory_order_relaxed);
+    return -ENOMEM;
+  }
+  state.refused_by_tables.store(false, std::memory_order_relaxed);
   if (const int rc = space_charge(state, pages, true); rc < 0) {
+    promise_uncommit(state, *region, first, end);
     if (rc != -EFBIG) state.refused_bytes.store(bytes, std::memory_order_relaxed);  // that has been said
     return -ENOMEM;
   }
@@ -349,6 +355,7 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   const bool has_space = checked_forks_charge(state, pages);
   if (!has_space || make_usable(state, region, offset, bytes, protection) < 0) {
     region->committed_pages.fetch_sub(pages);
+    promise_uncommit(state, *region, first, end);
     space_uncharge(state, pages);
     if (has_space)
       pager_say_limited(bytes);
@@ -357,7 +364,6 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
     return -ENOMEM;
   }
   if (state.refused_bytes.load(std::memory_order_relaxed) != 0) state.refused_bytes.store(0, std::memory_order_relaxed);
-  table_reach(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
   return 0;
 }
 
@@ -366,25 +372,18 @@ void region_forget(Region* region, size_t offset, size_t bytes) {
   uint64_t pages = bytes >> state.page_shift, first = offset >> state.page_shift;
   region->committed_pages.fetch_sub(pages);
   CommitLock lock(state);  // not across activation
-  if (lock.plain())
-    plain_uncommit(state, *region, first, first + pages);
-  else
-    space_uncharge(state, pages);
+  if (lock.plain()) return plain_uncommit(state, *region, first, first + pages);
+  promise_uncommit(state, *region, first, first + pages);
+  space_uncharge(state, pages);
 }
 
 int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   const uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
-  if (int rc = table_open(*region, end); rc < 0) {
-    pager_say_limited(bytes);
-    return rc;
-  }
+  table_note_committed(*region, end);
   if (!pager_active()) {
     CommitLock lock(state);
-    if (lock.passed() || (lock.plain() && plain_commit(state, *region, first, end) == 0)) {
-      table_reach(state, *region, first, end);
-      return 0;
-    }
+    if (lock.passed() || (lock.plain() && plain_commit(state, *region, first, end) == 0)) return 0;
   }
   ErrorText why;
   if (const int rc = pager_activate(&why); rc < 0) return rc;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Region: a virtual range that the pager owns, with its page table (one word and one hash per page).
+// Region: a virtual range that the pager owns, with its page table (page_table.h).
 //
 //   base ── pages × page_bytes of address space (PROT_NONE until used, MAP_NORESERVE; once the process is active no new
 //           huge pages, and MADV_DONTFORK except within fork(): a child made by a raw call faults instead of reading
 //           zeros). On a chunk's boundary; a chunk is as large as a huge page
-//   words, hashes ── lazily touched private mappings, inherited by fork (the child serves itself from them). Readable
-//           everywhere; if the kernel counts commits, writable as far as table_open has been called
+//   table ── a word and a hash for each page in use, inherited by fork (the child serves itself from them)
 //   chunk_resident ── resident pages per 512, so that the clock hand skips cold chunks
 //
 // The registry is a sorted array read under a sequence counter: lookups take no lock.
@@ -17,6 +16,7 @@
 #include <cstdint>
 
 #include "base/units.h"
+#include "pager/page_table.h"
 #include "pager/page_word.h"
 #include "sys/mem.h"
 #include "sys/thread.h"
@@ -37,16 +37,13 @@ struct Region {
   uint64_t pages = 0;
   unsigned flags = 0;
   bool counted_by_kernel = false;  // the kernel counts its writable part against a limit (commit_charge.h)
-  AtomicPageWord* words = nullptr;
-  uint64_t* hashes = nullptr;
+  PageTable table;
   std::atomic<int32_t>* chunk_resident = nullptr;
-  std::atomic<uint64_t> open_pages{0};         // pages whose words and hashes are writable (commit_charge.h)
-  std::atomic<uint64_t> usable_pages{0};       // made read/write so far, from the start (grows only)
-  std::atomic<uint64_t> table_pages{0};        // one past the last page ever used: scans of the table stop there
-  std::atomic<uint8_t>* chunk_used = nullptr;  // whether the budget counts its part of the tables
-  std::atomic<uint64_t> chunks_used{0};
-  std::atomic<int32_t>* chunk_committed = nullptr;  // pages committed, while the process is not active
-  std::atomic<uint8_t>* chunk_large = nullptr;      // may hold a huge page from before activation (activation.h)
+  std::atomic<uint64_t> usable_pages{0};  // made read/write so far, from the start (grows only)
+  std::atomic<uint64_t> table_pages{0};   // one past the last page ever committed or used: scans stop there
+  // pages committed; MAP_NORESERVE: while the process is not active
+  std::atomic<int32_t>* chunk_committed = nullptr;
+  std::atomic<uint8_t>* chunk_large = nullptr;  // may hold a huge page from before activation (activation.h)
   std::atomic<bool> huge{false};  // the program requested huge pages here, while the process was not active
   std::atomic<uint64_t> committed_pages{0};
   std::atomic<Access>* patterns = nullptr;  // one per kPatternPages
@@ -76,12 +73,12 @@ struct RegionTable {
 
   Region* find(const void* address) const;
   bool overlaps(const void* address, uint64_t bytes) const;  // any region
-  // The region and page of a page word. pre: no region can be removed meanwhile (the evictor is running). Searches all
-  // of them.
-  Region* find_word(const AtomicPageWord* word, PageIndex* page) const;
-  [[nodiscard]] int insert(Region* region);  // -EMFILE: it is full
+  [[nodiscard]] int insert(Region* region);                  // -EMFILE: it is full
   void remove(Region* region);
 };
+
+// What a page's word is now, wherever the caller is.
+PageWord word_of(const Region& region, PageIndex page);
 
 // Registers a region, or a part, in missing mode, around its foreign ranges. Around what a raw call has put into a map
 // (MAP_FIXED; regions of maps only) it does so by halving: a few calls for each such place.
@@ -91,15 +88,17 @@ struct RegionTable {
 template <class Visit>
 void for_taken(const Region& region, uint64_t first, uint64_t end, Visit visit) {
   const uint64_t limit = region.table_pages.load(std::memory_order_acquire);
-  const auto taken = [&](uint64_t page) {
-    return page < limit && region.words[page].load(std::memory_order_relaxed).state() == PageState::kGone;
-  };
-  for (uint64_t next; first < end; first = next) {
-    const bool is_taken = taken(first);
-    if (first >= limit)
-      next = end;
-    else
-      for (next = first + 1; next < end && next < limit && taken(next) == is_taken; ++next) {}
+  const auto taken = [&](uint64_t page) { return region.table.peek(page).state() == PageState::kGone; };
+  for (uint64_t next = end; first < end; first = next, next = end) {
+    bool is_taken = false;
+    if (first < limit) {
+      const sys::ScopedSignalBlock signals;
+      const TableScope scope;
+      const uint64_t stop = end < limit ? end : limit;
+      is_taken = taken(first);
+      for (next = first; next < stop && taken(next) == is_taken;)
+        next = is_taken ? next + 1 : region.table.next_used(next + 1, stop);
+    }
     visit(first, next, is_taken);
   }
 }
@@ -117,9 +116,5 @@ void claim_place(const Region& region, uint64_t first, uint64_t end, Visit visit
   claim_place(region, first, middle, visit);
   claim_place(region, middle, end, visit);
 }
-
-// Bytes of tables per page that the budget counts: word + hash.
-constexpr uint64_t kTableBytesPerPage = sizeof(PageWord) + sizeof(uint64_t);
-constexpr uint64_t kTableBytesPerChunk = kTableBytesPerPage * kChunkPages;
 
 }  // namespace lunar

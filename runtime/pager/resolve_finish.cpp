@@ -38,7 +38,7 @@ void Resolver::finish(unsigned op_index, int64_t result) {
     bad = op.count == 64 ? ~uint64_t{0} : (uint64_t{1} << op.count) - 1;
   } else if (!test_switches.no_hash_check) {
     for (unsigned i = 0; i < op.count; ++i)
-      if (page_hash(window_ + (op.window + i) * state_.page_size) != op.region->hashes[op.first + i])
+      if (page_hash(window_ + (op.window + i) * state_.page_size) != op.region->table.hash(op.first + i))
         bad |= uint64_t{1} << i;
   }
   const ReleasingScope releasing(releases_);
@@ -117,7 +117,7 @@ void Resolver::give_back(ReadOp& op, unsigned index, PageState next_state) {
   if (next_state != PageState::kEvicted) count_evicted(-1);
   // refused: at its next fault, by a handler
   if (next_state == PageState::kPoisoned) (void)lost_page_mark(state_, *op.region, page);
-  AtomicPageWord& word = op.region->words[page.value];
+  AtomicPageWord& word = op.region->table.at(page.value);
   bool waiter = page_unlock(word, word.load(std::memory_order_relaxed).with_state(next_state));
   if (waiter || op.fault || next_state == PageState::kPoisoned) wake_waiters(state_, address, state_.page_size);
 }
@@ -155,7 +155,7 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
 
 void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there, uint16_t epoch) {
   PageIndex page(op.first + index);
-  AtomicPageWord& word = op.region->words[page.value];
+  AtomicPageWord& word = op.region->table.at(page.value);
   count_resident(state_, *op.region, page, 1);
   PageWord busy = word.load(std::memory_order_relaxed);
   // where other content is already (inherited by fork), the slot is no copy of it

@@ -6,11 +6,11 @@
 #include <string.h>
 
 #include "base/test_switches.h"
-#include "pager/commit_charge.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
 #include "pager/pager.h"
 #include "pager/state.h"
+#include "pager/table_promise.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/numa.h"
@@ -23,13 +23,19 @@ constexpr int64_t kPollNs = 20000;        // how long one of several rings is wa
 constexpr int64_t kFullRingNs = 1000000;  // and one that does not take what is queued
 
 // Whether charging has failed for a while, in which the housekeeping thread has given back what dead members held.
-bool space_is_out() {
-  constexpr uint64_t kTryNs = 200000000;
-  static std::atomic<uint64_t> since{0}, last{0};
-  const uint64_t now = sys::now_ns();
-  if (now - last.exchange(now) > kTryNs) since.store(now);  // the first one, or the last was a while ago
-  return now - since.load() > kTryNs;
-}
+class OutSince {
+ public:
+  bool for_a_while() {
+    constexpr uint64_t kTryNs = 200000000;
+    const uint64_t now = sys::now_ns();
+    if (now - last_.exchange(now) > kTryNs) since_.store(now);  // the first one, or the last was a while ago
+    return now - since_.load() > kTryNs;
+  }
+
+ private:
+  std::atomic<uint64_t> since_{0}, last_{0};
+};
+constinit OutSince g_space_out, g_tables_out;
 
 // The error of a copy into a place that is not ours any more: unmapped or moved by a raw call. The page's state
 // stays until the kernel's event settles it (unmapped.h). Any other error (no memory just now, a descriptor that the
@@ -70,6 +76,10 @@ const char* zero_run() {
 
 int Resolver::open(const ResolverOptions& options) {
   window_pages_ = options.window_pages > 512 ? 512 : options.window_pages;
+  // Windows of many threads may not fill what promised page tables leave: then handlers bring the pages in.
+  constexpr int64_t kWindowRoom = kTableRoom / 2 + kReadRunMax;
+  const int64_t beside = state_.account.cap_pages() - state_.account.fixed_total();
+  if (!options.required && beside - window_pages_ < kWindowRoom) return -ENOMEM;
   if (options.required)
     state_.account.take_fixed(window_pages_);
   else if (!state_.account.take_fixed_within(window_pages_, kKeepFreePages))
@@ -164,8 +174,9 @@ void Resolver::window_give(unsigned first, unsigned pages) {
 }
 
 Begun Resolver::wait_for_owner(Region& region, PageIndex page, PageWord seen) {
-  AtomicPageWord& word = region.words[page.value];
-  if (seen.waiter() || word.compare_exchange_strong(seen, seen.with_waiter(), std::memory_order_acq_rel))
+  AtomicPageWord* word = region.table.find(page.value);
+  if (word == nullptr) return {Outcome::kChanged};
+  if (seen.waiter() || word->compare_exchange_strong(seen, seen.with_waiter(), std::memory_order_acq_rel))
     return {Outcome::kBusy};
   return {Outcome::kChanged};
 }
@@ -174,8 +185,8 @@ Begun Resolver::wait_for_owner(Region& region, PageIndex page, PageWord seen) {
 Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const Demand& demand) {
   Reservation room(state_.account);
   if (!room.take(1, demand.keep_free)) return {Outcome::kNoRoom};
-  AtomicPageWord& word = region.words[page.value];
-  if (!page_lock(word, seen)) return {Outcome::kChanged};
+  if (!region.table.lock(page.value, seen)) return {Outcome::kChanged};
+  AtomicPageWord& word = region.table.at(page.value);
   FramePool& frames = state_.frames;
   uint32_t id = seen.index();
   void* address = region.address_of(page);
@@ -216,7 +227,7 @@ unsigned Resolver::fill_run(const Region& region, PageIndex page, unsigned asked
   const uint64_t first = page.value < kZeroPages ? 0 : page.value - kZeroPages;
   unsigned used = 0, before = 0;
   for (uint64_t at = page.value; at > first; --at) {
-    if (region.words[at - 1].load(std::memory_order_relaxed).state() == PageState::kEmpty) continue;
+    if (region.table.peek(at - 1).state() == PageState::kEmpty) continue;
     ++used;
     if (before == page.value - at) ++before;
   }
@@ -226,22 +237,30 @@ unsigned Resolver::fill_run(const Region& region, PageIndex page, unsigned asked
 }
 
 // Locks empty pages from `page` on, at most `run`, and charges their space where touching is what charges it.
-unsigned Resolver::lock_empty(Region& region, PageIndex page, unsigned run) {
+unsigned Resolver::lock_empty(Region& region, PageIndex page, const Demand& demand, unsigned run) {
   const bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;
-  if (table_open(region, page.value + run) < 0) return 0;  // a raw mprotect has made it accessible
   for (unsigned locked = 0; locked < run; ++locked) {
-    AtomicPageWord& word = region.words[page.value + locked];
-    PageWord seen = word.load(std::memory_order_acquire);
+    const uint64_t at = page.value + locked;
+    if (const int rc = table_reach(state_, region, at, at + 1, demand.keep_free); rc < 0) {
+      if (rc == -ENOMEM && locked == 0 && g_tables_out.for_a_while())
+        fatal(
+            "the page tables take all that they may of the DRAM budget: there is no room for that of page %p%s; give "
+            "a larger --dram",
+            static_cast<void*>(region.address_of(page)),
+            on_touch ? ", of a map without reservation (MAP_NORESERVE)" : ", which was not committed");
+      return locked;
+    }
+    const PageWord seen = region.table.peek(at);
     if (seen.state() != PageState::kEmpty) return locked;
     if (int rc = on_touch ? space_charge(state_, 1, false) : 0; rc < 0) {
       // members may have died; more is reserved
       housekeeping_wake(state_, rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
-      if ((rc == -ENOMEM || state_.growth_refused.load()) && locked == 0 && space_is_out())
+      if ((rc == -ENOMEM || state_.growth_refused.load()) && locked == 0 && g_space_out.for_a_while())
         fatal("LUN space is used up: none is left for page %p of a map without reservation (MAP_NORESERVE); %s",
               static_cast<void*>(region.address_of(page)), space_remedy(state_, space_bound(state_, state_.page_size)));
       return locked;
     }
-    if (page_lock(word, seen)) continue;
+    if (region.table.lock(at, seen)) continue;
     if (on_touch) space_uncharge(state_, 1);
     return locked;
   }
@@ -250,7 +269,7 @@ unsigned Resolver::lock_empty(Region& region, PageIndex page, unsigned run) {
 
 // A locked page becomes empty again. Whether a thread waits for it.
 bool Resolver::leave_empty(Region& region, PageIndex page) {
-  AtomicPageWord& word = region.words[page.value];
+  AtomicPageWord& word = region.table.at(page.value);
   if ((region.flags & kRegionChargeOnTouch) != 0) space_uncharge(state_, 1);
   return page_unlock(word, word.load(std::memory_order_relaxed).with_state(PageState::kEmpty));
 }
@@ -258,7 +277,7 @@ bool Resolver::leave_empty(Region& region, PageIndex page) {
 // A locked page has been filled; `epoch` as of before. Whether a thread waits for it: the copy has woken those that met
 // it missing, but one may have met it write-protected since (a fork goes on).
 bool Resolver::settle_filled(Region& region, PageIndex page, uint16_t epoch) {
-  AtomicPageWord& word = region.words[page.value];
+  AtomicPageWord& word = region.table.at(page.value);
   const bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;
   count_resident(state_, region, page, 1);
   if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);
@@ -269,7 +288,6 @@ bool Resolver::settle_filled(Region& region, PageIndex page, uint16_t epoch) {
 // Fills locked pages with zeros and releases them. Returns how many; the others are empty again.
 unsigned Resolver::fill_locked(Region& region, PageIndex page, unsigned locked, Reservation& room) {
   if (test_switches.reach_delay_us != 0) sys::sleep_ns(test_switches.reach_delay_us * 1000);
-  table_reach(state_, region, page.value, page.value + locked);
   for (unsigned done = 0; done < locked;) {
     const PageIndex at(page.value + done);
     char* address = region.address_of(at);
@@ -318,11 +336,11 @@ Begun Resolver::zero_fill(Region& region, PageIndex page, const Demand& demand) 
   Reservation room(state_.account);
   while (run > 1 && !room.take(run, demand.keep_free + state_.evictor->low_water() / 2)) run /= 2;
   const bool no_room = run <= 1 && !room.take(run = 1, demand.keep_free);
-  const unsigned locked = no_room ? 0 : lock_empty(region, page, run);
+  const unsigned locked = no_room ? 0 : lock_empty(region, page, demand, run);
   room.shrink(locked);
   const unsigned filled = locked == 0 ? 0 : fill_locked(region, page, locked, room);
   if (filled != 0) return {Outcome::kResident, filled};
-  const PageWord now = region.words[page.value].load(std::memory_order_acquire);
+  const PageWord now = region.table.peek(page.value);
   return {now.state() == PageState::kEmpty ? Outcome::kNoRoom : Outcome::kChanged};
 }
 
@@ -330,10 +348,9 @@ Begun Resolver::zero_fill(Region& region, PageIndex page, const Demand& demand) 
 unsigned Resolver::lock_run(Region& region, PageIndex page, PageWord first, unsigned run) {
   unsigned n = 1;
   for (; n < run; ++n) {
-    AtomicPageWord& word = region.words[page.value + n];
-    PageWord seen = word.load(std::memory_order_acquire);
+    const PageWord seen = region.table.peek(page.value + n);
     if (seen.state() != PageState::kEvicted || seen.lun() != first.lun() || seen.index() != first.index() + n) break;
-    if (!page_lock(word, seen)) break;
+    if (!region.table.lock(page.value + n, seen)) break;
   }
   return n;
 }
@@ -355,7 +372,7 @@ Begun Resolver::start_read(Region& region, PageIndex page, PageWord seen, const 
     window_give(window, 1);
     return {Outcome::kNoRoom};
   }
-  const unsigned locked = page_lock(region.words[page.value], seen) ? lock_run(region, page, seen, run) : 0;
+  const unsigned locked = region.table.lock(page.value, seen) ? lock_run(region, page, seen, run) : 0;
   room.keep(locked);
   if (locked < run) window_give(window + locked, run - locked);
   if (locked == 0) return {Outcome::kChanged};

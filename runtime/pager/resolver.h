@@ -133,7 +133,7 @@ class Resolver {
   int window_take(unsigned pages);
   void window_give(unsigned first, unsigned pages);
   unsigned lock_run(Region& region, PageIndex page, PageWord first, unsigned run);
-  unsigned lock_empty(Region& region, PageIndex page, unsigned run);
+  unsigned lock_empty(Region& region, PageIndex page, const Demand& demand, unsigned run);
   unsigned fill_locked(Region& region, PageIndex page, unsigned locked, Reservation& room);
   bool leave_empty(Region& region, PageIndex page);
   bool settle_filled(Region& region, PageIndex page, uint16_t epoch);

@@ -29,8 +29,10 @@ inline bool seized(PageWord was) {
   return was.state() != PageState::kEmpty && was.state() != PageState::kGone && was.state() != PageState::kGuard;
 }
 // The same, but also takes empty and guard pages (a neighbour's first touch fills in runs): only gone pages are not
-// locked.
-PageWord take_any(Region& region, uint64_t page);
+// locked. False: the page has no word.
+[[nodiscard]] bool take_there(Region& region, uint64_t page, PageWord* was);
+// The same for all of [first, end), which gets words. 0, or -ENOMEM: none is taken.
+[[nodiscard]] int take_all(PagerState& state, Region& region, uint64_t first, uint64_t end, PageWord* was);
 // Frees and uncharges all that the pager has of the page's content. Returns the word for put_back.
 PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord was, PageState next);
 // Releases a locked page, into `next`.

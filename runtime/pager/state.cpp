@@ -11,7 +11,6 @@
 #include <initializer_list>
 
 #include "base/error.h"
-#include "pager/commit_charge.h"
 #include "pager/descriptors.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
@@ -301,7 +300,10 @@ void lun_close_own(PagerState& state) {
 MutatorScope::MutatorScope(PagerState& state, bool wait) : state_(state) {
   for (;;) {
     state.mutators.fetch_add(1, std::memory_order_seq_cst);
-    if (!state.forking.load(std::memory_order_seq_cst)) return;
+    if (!state.forking.load(std::memory_order_seq_cst)) {
+      tables_.emplace();
+      return;
+    }
     state.mutators.fetch_sub(1, std::memory_order_seq_cst);
     if (!wait) {
       entered_ = false;
@@ -314,6 +316,7 @@ MutatorScope::MutatorScope(PagerState& state, bool wait) : state_(state) {
 }
 
 MutatorScope::~MutatorScope() {
+  tables_.reset();
   if (entered_) state_.mutators.fetch_sub(1, std::memory_order_release);
 }
 
@@ -343,31 +346,10 @@ bool read_slot(PagerState& state, const Region& region, uint64_t page, PageWord 
   const Command command{Op::kRead, state.luns[word.lun()].offset_of(word.slot()), &part, 1, 0, 0};
   for (int attempt = 0; attempt < 4; ++attempt) {
     if (state.devices[word.lun()]->transfer(command) == static_cast<int64_t>(state.page_size) &&
-        page_hash(into) == region.hashes[page])
+        page_hash(into) == region.table.hash(page))
       return true;
   }
   return false;
-}
-
-void table_reach(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  if (first >= end) return;
-  if (int rc = table_open(region, end); rc < 0)
-    fatal("there is no memory for page tables (%s); raise the limit (%s)", errno_name(rc), sys::memory_limit());
-  uint64_t now = region.table_pages.load(std::memory_order_relaxed);
-  while (now < end && !region.table_pages.compare_exchange_weak(now, end, std::memory_order_acq_rel)) {}
-  for (uint64_t chunk = first / kChunkPages; chunk <= (end - 1) / kChunkPages; ++chunk) {
-    if (region.chunk_used[chunk].load(std::memory_order_relaxed) != 0) continue;
-    if (region.chunk_used[chunk].exchange(1, std::memory_order_relaxed) != 0) continue;
-    uint64_t before = region.chunks_used.fetch_add(1, std::memory_order_relaxed);
-    int64_t cost = static_cast<int64_t>(((before + 1) * kTableBytesPerChunk >> state.page_shift) -
-                                        (before * kTableBytesPerChunk >> state.page_shift));
-    if (state.active.load(std::memory_order_acquire)) state.account.take_fixed(cost);
-  }
-}
-
-int64_t table_dram_pages(const PagerState& state, const Region& region) {
-  return static_cast<int64_t>(region.chunks_used.load(std::memory_order_relaxed) * kTableBytesPerChunk >>
-                              state.page_shift);
 }
 
 void count_resident(PagerState& state, Region& region, PageIndex page, int delta) {

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "config/options.h"
 #include "pager/account.h"
@@ -37,7 +38,8 @@ constexpr unsigned kHandlersMax = 64;
 constexpr uint32_t kHousekeepingRuns = 1, kHousekeepingSweep = 2, kHousekeepingGrow = 4, kHousekeepingUnmaps = 8,
                    kHousekeepingProgram = 16,  // its descriptor table has been closed
     kHousekeepingTable = 32,                   // TableRequest
-    kHousekeepingWake = 64;                    // all threads that wait for a page
+    kHousekeepingWake = 64,                    // all threads that wait for a page
+    kHousekeepingTables = 128;                 // table_trim
 
 struct PagerState {
   Options options;
@@ -50,6 +52,7 @@ struct PagerState {
   unsigned page_shift = 12;
   uint64_t dram_bytes = 0;
   uint64_t lun_bytes = 0;
+  int64_t plain_table_units = 0;  // table_promise.h, charged while the process is not active. Under activation_lock
   std::atomic<uint64_t> committed_before_activation{0};
   // Forks of a plain process between their check and their prepare handler, and the charge it already has for their
   // children. Under activation_lock.
@@ -129,7 +132,8 @@ struct PagerState {
   Handler* handlers[kHandlersMax] = {};
   // Apart from the handlers, which write to their own memory at each fault: all of these are read at each fault.
   std::atomic<int> handler_tids[kHandlersMax] = {};
-  std::atomic<uint64_t> refused_bytes{0};  // of the last commit that found no LUN space; 0: logged
+  std::atomic<uint64_t> refused_bytes{0};      // of the last commit that found no space; 0: logged
+  std::atomic<bool> refused_by_tables{false};  // its space was that of page tables, not of the LUN
   unsigned handler_count = 0;
   // threads that serve: a new thread may touch tiered memory before (libc reads the locale)
   std::atomic<uint32_t> handlers_running{0};
@@ -219,7 +223,7 @@ uint64_t deferred_slot_count();
 uint64_t deferred_slots_bytes(uint64_t slots);                // what it maps, once, for a LUN of that many slots
 void deferred_slots_forget();                                 // in the child
 // Sets or removes the program's own pins (mlock); pages kept for a thread (kept_pages.cpp) stay pinned. Returns how
-// many of them were pinned before, and may be unpinned. Any program thread.
+// many of them were pinned before, and may be unpinned; -ENOMEM: they cannot have words. Any program thread.
 int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t end, bool set);
 bool pinned_by_program(Region& region, uint64_t page);  // not only for a thread. Any program thread
 void kept_pages_enter_child();                          // kept_pages.cpp
@@ -253,6 +257,7 @@ class MutatorScope {
  private:
   PagerState& state_;
   sys::ScopedSignalBlock signals_;
+  std::optional<TableScope> tables_;  // once entered
   bool entered_ = true;
 };
 
@@ -264,10 +269,6 @@ uint64_t page_hash(const void* content);
 bool page_is_zero(const void* content);
 // Reads the content of an evicted page (word: as evicted), verified, by a blocking read. False: lost.
 [[nodiscard]] bool read_slot(PagerState& state, const Region& region, uint64_t page, PageWord word, char* into);
-
-// Counts the page table of [first, end), used from now on, against the budget, by chunks.
-void table_reach(PagerState& state, Region& region, uint64_t first, uint64_t end);
-int64_t table_dram_pages(const PagerState& state, const Region& region);  // what the tables cost now
 
 // Counts pages whose content is only in a frame or on the LUN. Called by code that moves a page in or out of these two
 // states.

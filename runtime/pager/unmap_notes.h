@@ -67,11 +67,12 @@ void bring_for_evictor(PagerState& state);
 // bring.
 template <class Meanwhile>
 PageWord hold_page(PagerState& state, Region& region, uint64_t page, bool any, Meanwhile meanwhile) {
-  AtomicPageWord& word = region.words[page];
   for (unsigned spins = 0;; ++spins) {
-    const PageWord seen = word.load(std::memory_order_acquire);
+    const PageWord seen = region.table.peek(page);
     const bool stays = any ? seen.state() == PageState::kGone : !seized(seen);
-    if (seen.state() != PageState::kBusy && (stays || page_lock(word, seen))) return seen;
+    if (seen.state() != PageState::kBusy && (stays || region.table.lock(page, seen))) return seen;
+    // its leaf is gone, and it is empty
+    if (any && region.table.find(page) == nullptr) return PageWord{}.with_state(PageState::kGone);
     if (seen.state() != PageState::kBusy) continue;
     meanwhile();
     bring_for_evictor(state);

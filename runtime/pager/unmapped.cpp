@@ -286,6 +286,7 @@ bool unmaps_settle(PagerState& state) {
         sys::sleep_ns(20000);
       }
       if (!take_note(&note)) break;
+      const TableScope scope;
       switch (note.kind) {
         case Note::Kind::kUnmapped:
           settle_unmapped(state, *note.region, note.first, note.end);

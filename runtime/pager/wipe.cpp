@@ -98,11 +98,11 @@ void wipe_in_child(PagerState& state) {
     for (char* at = g_list.ranges[i].begin; at < g_list.ranges[i].end; at += state.page_size) {
       Region* region = state.regions.find(at);
       if (region == nullptr) continue;
-      AtomicPageWord& word = region->words[region->page_of(at).value];
-      PageWord was = word.load(std::memory_order_relaxed);
+      AtomicPageWord* word = region->table.find(region->page_of(at).value);
+      PageWord was = word != nullptr ? word->load(std::memory_order_relaxed) : PageWord{};
       if (was.state() == PageState::kEmpty) continue;
-      word.store(PageWord{was.raw & PageWord::kPinned}.with_state(PageState::kEmpty).with_slot(kNoSlot),
-                 std::memory_order_relaxed);
+      word->store(PageWord{was.raw & PageWord::kPinned}.with_state(PageState::kEmpty).with_slot(kNoSlot),
+                  std::memory_order_relaxed);
     }
   }
 }

@@ -53,8 +53,8 @@ void first_touch_is_charged() {
     expect_of_child([&] {
       uint64_t there = 0, charged = 0;
       for (uint64_t p = 0; p < region->pages; ++p) {
-        there += region->words[p].load().state() == lunar::PageState::kResident;
-        charged += region->words[p].load().charged();
+        there += region->table.peek(p).state() == lunar::PageState::kResident;
+        charged += region->table.peek(p).charged();
       }
       const uint64_t committed = region->committed_pages.load();
       REQUIRE_THAT(charged == there && committed == there, "%llu pages are there, %llu are charged, %llu committed",
@@ -81,7 +81,7 @@ void pins_change() {
     expect_of_child([&] {
       const lunar::Region* region = lunar::region_find(base);
       uint64_t pinned = 0;
-      for (uint64_t p = 0; p < region->pages; ++p) pinned += region->words[p].load().pinned();
+      for (uint64_t p = 0; p < region->pages; ++p) pinned += region->table.peek(p).pinned();
       const auto counted = static_cast<uint64_t>(lunar::pager_state().pinned_pages.load());
       REQUIRE_THAT(counted == pinned, "%llu pages are pinned, %llu are counted", number(pinned), number(counted));
     });

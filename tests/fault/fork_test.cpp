@@ -673,8 +673,8 @@ void first_touches_beside_forks() {
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
-// The first touch of a chunk while the kernel copies: its words are in use in the child, and neither chunk_used nor
-// table_pages says so (test_reach_delay_us). The child touches the same pages, and must not wait forever.
+// The first touch of a chunk while the kernel copies: its words are in use in the child, as a busy page
+// (test_reach_delay_us). The child touches the same pages, and must not wait forever.
 void first_touch_of_a_chunk() {
   start("test_reach_delay_us=20000");
   constexpr uint64_t kChunks = 10;

@@ -515,7 +515,7 @@ void lose(char* page) {
   for (int i = 0; i < 100 && (evicted = lunar_evict(page, lunar_page_bytes())) == 0; ++i) usleep(10000);
   REQUIRE_THAT(evicted == 1 || lunar::pager_page_state(page) != static_cast<int>(lunar::PageState::kResident), "evict");
   lunar::Region* region = lunar::region_find(page);
-  region->hashes[region->page_of(page).value] ^= 1;
+  region->table.hash(region->page_of(page).value) ^= 1;
   // Out of its frame too, by evicting as much as there are frames.
   for (int i = 0; lunar::pager_page_state(page) != static_cast<int>(lunar::PageState::kEvicted) && i < 8; ++i) {
     static char* others = new_region(8 * kMega);

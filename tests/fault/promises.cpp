@@ -63,7 +63,7 @@ void frames() {
           auto& state = lunar::pager_state();
           const uint64_t frames = state.frames.window_bytes();
           const auto fixed = static_cast<uint64_t>(state.account.own_fixed()) * page;
-          const uint64_t tables = 2 * dram / page * lunar::kTableBytesPerPage;
+          const uint64_t tables = 2 * dram / page / lunar::kLeafPages * sizeof(lunar::Leaf);
           REQUIRE_THAT(frames > 0 && fixed >= frames + tables,
                        "%llu bytes are charged as fixed, but there are %llu of frames and %llu of tables",
                        static_cast<unsigned long long>(fixed), static_cast<unsigned long long>(frames),
@@ -160,7 +160,7 @@ void poisoned_line() {
         REQUIRE_THAT(lunar::pager_page_state(lost) == static_cast<int>(lunar::PageState::kEvicted),
                      "the page was not evicted");
         lunar::Region* region = lunar::region_find(lost);
-        region->hashes[region->page_of(lost).value] ^= 1;
+        region->table.hash(region->page_of(lost).value) ^= 1;
         struct sigaction action{};
         action.sa_sigaction = on_sigbus;
         action.sa_flags = SA_SIGINFO;

@@ -130,25 +130,6 @@ TEST_CASE("property: look-ups agree with a model") {
   }
 }
 
-TEST_CASE("a word is found in the region whose table it lies in") {
-  auto table = std::make_unique<RegionTable>();
-  std::vector<AtomicPageWord> words(30);
-  const auto one = region_at(0, 10), two = region_at(100, 20);
-  one->words = &words[20];  // tables lie in another order than the regions
-  two->words = &words[0];
-  REQUIRE(table->insert(one.get()) == 0);
-  REQUIRE(table->insert(two.get()) == 0);
-  PageIndex page{};
-  CHECK(table->find_word(&words[0], &page) == two.get());
-  CHECK(page == PageIndex(0));
-  CHECK(table->find_word(&words[19], &page) == two.get());
-  CHECK(page == PageIndex(19));
-  CHECK(table->find_word(&words[20], &page) == one.get());
-  CHECK(page == PageIndex(0));
-  AtomicPageWord stray;
-  CHECK(table->find_word(&stray, &page) == nullptr);
-}
-
 TEST_CASE("a look-up during writes finds what stays, and never what is elsewhere") {
   auto table = std::make_unique<RegionTable>();
   std::vector<std::unique_ptr<Region>> stay, come_and_go;

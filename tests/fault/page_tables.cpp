@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// What page tables cost the budget, and what happens when there is no room for more.
+//
+//   page_tables sparse      one page in each of 2,048 chunks of 2 MiB: at most 1 MiB of tables
+//   page_tables given_back  ever new addresses are touched and given up: the tables do not grow
+//   page_tables all_used    3 GiB in a budget of 16 MiB are written and read again (--long; else 512 MiB)
+//   page_tables refused     memory whose tables cannot fit is refused, with a line; the rest works
+//   page_tables forked      a child of sparse memory reads it, changes it, and gives it up
+//   page_tables reused      faults, discards, prefetches and evictions of neighbours in the same leaves: every page has
+//                           the content that it was given last
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lunar/lunar.h"
+#include "pager/state.h"
+#include "pager/table_promise.h"
+#include "tests/support/stderr_of.h"
+#include "tests/support/test_tier.h"
+
+namespace {
+
+using tier::kMega;
+
+constexpr uint64_t kChunk = 2 * kMega, kGiga = 1024 * kMega;
+constexpr uint64_t kKept = 256 * 1024;  // empty tables that stay until there are more of them
+
+char* new_region(uint64_t bytes) {
+  auto* base = static_cast<char*>(lunar_region_create(bytes));
+  REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
+  return base;
+}
+
+uint64_t table_bytes() { return static_cast<uint64_t>(lunar::table_pages()) * lunar_page_bytes(); }
+
+void sparse() {
+  constexpr uint64_t kChunks = 2048;
+  tier::start_tier(64 * kMega, kChunks * kChunk + kGiga);
+  char* base = new_region(kChunks * kChunk);
+  const uint64_t before = table_bytes(), page = lunar_page_bytes();
+  for (uint64_t i = 0; i < kChunks; ++i) tier::stamp_write(base + i * kChunk, page, i, 1);
+  REQUIRE_THAT(table_bytes() - before <= kMega, "the tables take %llu KiB",
+               static_cast<unsigned long long>((table_bytes() - before) / 1024));
+  for (uint64_t i = 0; i < kChunks; ++i)
+    REQUIRE_THAT(tier::stamp_holds(base + i * kChunk, page, i, 1), "page %llu", static_cast<unsigned long long>(i));
+  REQUIRE_THAT(tier::validate(), "page table");
+}
+
+void given_back() {
+  constexpr uint64_t kBytes = 4 * kGiga, kPart = 64 * kMega;
+  tier::start_tier(32 * kMega, kBytes + kGiga);
+  char* base = new_region(kBytes);
+  const uint64_t page = lunar_page_bytes();
+  uint64_t most = 0;
+  for (uint64_t at = 0; at < kBytes; at += kPart) {
+    for (uint64_t i = 0; i < kPart; i += 8 * page) tier::stamp_write(base + at + i, 8, at + i, 1);
+    REQUIRE_THAT(lunar_discard(base + at, kPart) == 0, "discard");
+    if (at >= kBytes / 4 && most == 0) most = table_bytes() + 512 * 1024;
+    REQUIRE_THAT(most == 0 || table_bytes() <= most, "the tables have grown to %llu KiB after %llu MiB",
+                 static_cast<unsigned long long>(table_bytes() / 1024), static_cast<unsigned long long>(at / kMega));
+  }
+  for (int i = 0; i < 500 && table_bytes() > kMega; ++i) usleep(10000);
+  REQUIRE_THAT(table_bytes() <= kMega, "the tables of nothing take %llu KiB",
+               static_cast<unsigned long long>(table_bytes() / 1024));
+  REQUIRE_THAT(base[0] == 0 && base[kBytes - 1] == 0, "what was given up is there");
+  REQUIRE_THAT(tier::validate(), "page table");
+}
+
+void all_used(uint64_t bytes, uint64_t dram) {
+  tier::start_tier(dram, bytes + kGiga);
+  char* base = new_region(bytes);
+  const uint64_t page = lunar_page_bytes();
+  for (const bool writes : {true, false})
+    for (uint64_t at = 0; at < bytes; at += page)
+      if (writes)
+        tier::stamp_write(base + at, 64, at, 1);
+      else
+        REQUIRE_THAT(tier::stamp_holds(base + at, 64, at, 1), "at %llu MiB",
+                     static_cast<unsigned long long>(at / kMega));
+  REQUIRE_THAT(tier::stats().dram_used_bytes <= dram, "above the budget");
+}
+
+void refused() {
+  int status = 0;
+  const std::string text = lunar_test::stderr_of(
+      [] {
+        tier::start_tier(16 * kMega, 8 * kGiga, nullptr, "log=warning");
+        char* first = new_region(64 * kMega);
+        REQUIRE_THAT(lunar_region_create(7 * kGiga) == nullptr && errno == ENOMEM, "7 GiB in a budget of 16 MiB");
+        const uint64_t page = lunar_page_bytes();
+        char* second = new_region(64 * kMega);  // nothing of the refused one is left
+        for (char* base : {first, second})
+          for (uint64_t at = 0; at < 64 * kMega; at += page) base[at] = 1;
+        std::vector<void*> more;
+        while (void* one = lunar_region_create(256 * kMega)) more.push_back(one);
+        REQUIRE_THAT(more.size() >= 10, "%zu times 256 MiB", more.size());
+        REQUIRE_THAT(lunar_region_destroy(more.back(), 256 * kMega) == 0, "destroy");
+        REQUIRE_THAT(lunar_region_create(256 * kMega) != nullptr, "what was given back cannot be had again");
+        for (uint64_t at = 0; at < 64 * kMega; at += page) static_cast<char*>(more[0])[at] = 1;
+      },
+      &status);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) _exit(77);
+  REQUIRE_THAT(status == 0, "ended with %x: %s", status, text.c_str());
+}
+
+void forked() {
+  constexpr uint64_t kChunks = 512;
+  tier::start_tier(32 * kMega, 5 * kGiga);
+  char* base = new_region(kChunks * kChunk);
+  const uint64_t page = lunar_page_bytes();
+  for (uint64_t i = 0; i < kChunks; ++i) tier::stamp_write(base + i * kChunk, page, i, 1);
+  (void)lunar_evict(base, kChunks / 2 * kChunk);
+  for (int generation = 0; generation < 2; ++generation) {
+    const pid_t child = fork();
+    REQUIRE_THAT(child >= 0, "fork: %s", strerror(errno));
+    if (child == 0) {
+      const uint64_t before = table_bytes();
+      for (uint64_t i = 0; i < kChunks; ++i)
+        REQUIRE_THAT(tier::stamp_holds(base + i * kChunk, page, i, 1), "in the child: page %llu",
+                     static_cast<unsigned long long>(i));
+      for (uint64_t i = 0; i < kChunks; ++i) tier::stamp_write(base + i * kChunk + kMega, page, i, 2);
+      for (uint64_t i = 0; i < kChunks; ++i)
+        REQUIRE_THAT(tier::stamp_holds(base + i * kChunk + kMega, page, i, 2), "of the child: page %llu",
+                     static_cast<unsigned long long>(i));
+      REQUIRE_THAT(lunar_discard(base, kChunks * kChunk) == 0, "discard");
+      for (int i = 0; i < 500 && table_bytes() > before + kKept; ++i) usleep(10000);
+      REQUIRE_THAT(table_bytes() <= before + kKept, "the child's tables");
+      REQUIRE_THAT(base[kMega] == 0, "what the child gave up is there");
+      REQUIRE_THAT(tier::validate(), "the child's page table");
+      _exit(0);
+    }
+    int status = 0;
+    REQUIRE_THAT(waitpid(child, &status, 0) == child && status == 0, "the child ended with %x", status);
+  }
+  for (uint64_t i = 0; i < kChunks; ++i)
+    REQUIRE_THAT(tier::stamp_holds(base + i * kChunk, page, i, 1), "page %llu", static_cast<unsigned long long>(i));
+  REQUIRE_THAT(tier::validate(), "page table");
+}
+
+// Pages are dealt out to the threads, so that the owners of a leaf's pages are several.
+void reused() {
+  constexpr unsigned kThreads = 4;
+  constexpr uint64_t kPages = 4096, kSteps = 12'000;
+  const uint64_t seed = tier::announce_seed();
+  tier::start_tier(16 * kMega, 128 * kMega);
+  const uint64_t page = lunar_page_bytes();
+  char* base = new_region(kPages * page);
+  std::vector<uint32_t> version(kPages);
+  const auto run = [&](unsigned self) {
+    tier::Random random(seed + self);
+    for (uint64_t step = 0; step < kSteps; ++step) {
+      const uint64_t group = random.below(kPages / 64) * 64, p = group + random.below(64 / kThreads) * kThreads + self;
+      char* at = base + p * page;
+      switch (random.below(6)) {
+        case 0:
+        case 1:
+          tier::stamp_write(at, page, p, ++version[p]);
+          break;
+        case 2:
+          for (uint64_t q = group + self; q < group + 64; q += kThreads) {
+            REQUIRE_THAT(lunar_discard(base + q * page, page) == 0, "discard");
+            version[q] = 0;
+          }
+          break;
+        case 3: {
+          const lunar_range range{base + group * page, 64 * page};
+          REQUIRE_THAT(lunar_prefetch(&range, 1) == 0, "prefetch");
+          break;
+        }
+        case 4:
+          if (random.one_in(16)) (void)lunar_evict(base + group * page, 64 * page);
+          break;
+        default:
+          if (version[p] == 0)
+            REQUIRE_THAT(*reinterpret_cast<volatile uint64_t*>(at) == 0, "page %llu is not empty",
+                         static_cast<unsigned long long>(p));
+          else
+            REQUIRE_THAT(tier::stamp_holds(at, page, p, version[p]), "page %llu has not version %u",
+                         static_cast<unsigned long long>(p), version[p]);
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < kThreads; ++i) threads.emplace_back(run, i);
+  for (auto& thread : threads) thread.join();
+  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE_THAT(lunar_discard(base, kPages * page) == 0, "discard");
+  REQUIRE_THAT(tier::validate(), "page table");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string name = argc > 1 ? argv[1] : "";
+  const bool is_long = argc > 2 && strcmp(argv[2], "--long") == 0;
+  if (name == "sparse")
+    sparse();
+  else if (name == "given_back")
+    given_back();
+  else if (name == "all_used")
+    all_used(is_long ? 3 * kGiga : 512 * kMega, 16 * kMega);
+  else if (name == "refused")
+    refused();
+  else if (name == "forked")
+    forked();
+  else if (name == "reused")
+    reused();
+  else
+    REQUIRE_THAT(false, "usage: page_tables sparse|given_back|all_used|refused|forked|reused");
+  return 0;
+}
