@@ -202,6 +202,12 @@ def check_run(prefix):
     return [] if loaded == {wanted} else [f"lunar run loaded {sorted(loaded) or 'nothing'}, not {wanted}"]
 
 
+def check_malloc(prefix):
+    """`lunar` uses libc's malloc. Linked with jemalloc it would wait forever before main under libfaketime."""
+    linked = run(["readelf", "-d", os.path.join(prefix, "bin/lunar")]).stdout
+    return [] if "NEEDED" in linked and "jemalloc" not in linked else ["lunar is linked with jemalloc"]
+
+
 def check_uninstalled(build, directory):
     """A program builds by the words of what meson offers for the build directory."""
     problems = []
@@ -243,6 +249,7 @@ def main():
         command = find(destination, "lunar") or os.path.join(destination, "usr/local/bin/lunar")
         prefix = os.path.dirname(os.path.dirname(command))
         problems = check_files(prefix) + check_compiles(destination, prefix) + check_run(prefix)
+        problems += check_malloc(prefix)
         problems += check_kv_hpp(destination, prefix) + check_uninstalled(build, destination) + check_heads(prefix)
         for name in IBMS:
             problems += check_ibms(destination, prefix, name)
