@@ -75,7 +75,7 @@ int Store::clean(uint64_t segment) {
     log_.set_damaged(segment);
     return -EBADMSG;
   }
-  log_.retire(segment, 1);
+  log_.retire_empty(segment);
   return 0;
 }
 

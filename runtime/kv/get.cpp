@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading: get, exists, random; see store.h.
+// Reading: get, exists; see store.h.
 //
 // Records in DRAM are found and copied under one epoch. Entries with records on the device are only noted there and
 // read after the epoch: the checksum tells whether it is still the record that the index led to. When it does not
@@ -17,7 +17,6 @@ namespace lunar::kv {
 namespace {
 
 constexpr unsigned kTries = 5;
-constexpr uint64_t kRandomMost = 4 * Bucket::kEntries;  // entries of one bucket's chain that random() chooses from
 
 uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
@@ -217,47 +216,6 @@ int64_t Store::copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes)
     if (const int status = log_.read_run(place, 0, buffer, n); status < 0) return status;
   }
   return static_cast<int64_t>(place.key_bytes);
-}
-
-// One of the keys of a bucket. -ENOENT: it has none.
-int64_t Store::random_of(const Index& index, const Index::Shape& shape, uint64_t bucket, uint64_t number, void* buffer,
-                         uint64_t bytes) {
-  Candidate cold;
-  {
-    Reading guard(epochs_);
-    Address found[kRandomMost];
-    const uint64_t count = smaller(index.collect(shape, bucket, found, kRandomMost), kRandomMost);
-    if (count == 0) return -ENOENT;
-    if (const Record* record = resident(found[number % count], &cold)) return copy_key(record, buffer, bytes);
-  }
-  return copy_cold_key(cold, buffer, bytes);
-}
-
-int64_t Store::random(void* buffer, uint64_t bytes) {
-  uint64_t number = randoms_.fetch_add(1, std::memory_order_relaxed);
-  number = XXH3_64bits(&number, sizeof number);
-  const unsigned shards = 1u << shard_bits_;
-  int64_t status = -ENOENT;
-  unsigned tries = 0;
-  Reading(epochs_).count();
-  // From a bucket taken by chance on, until one has an entry: around, to that bucket again.
-  for (unsigned i = 0; i <= shards; ++i) {
-    Shard& shard = shards_[(number + i) % shards];
-    const Index& index = shard.index;
-    if (index.entries() == 0) continue;
-    const Index::Shape shape = index.shape();
-    for (uint64_t at = i == 0 ? (number >> 8) % shape.buckets() : 0; at < shape.buckets(); ++at) {
-      int64_t one = random_of(index, shape, at, number >> 40, buffer, bytes);
-      if (one < 0 && one != -ENOENT) {
-        MutexLock lock(shard.lock);
-        one = random_of(index, shape, at, number >> 40, buffer, bytes);
-      }
-      if (one == -ENOENT) continue;
-      status = one;
-      if (status >= 0 || ++tries == kTries) return status;
-    }
-  }
-  return status;
 }
 
 }  // namespace lunar::kv

@@ -73,6 +73,12 @@ void Index::close() {
   spare_ = spares_ = looked_at_ = 0;
 }
 
+void Index::clear() {
+  for (uint64_t i = 0, buckets = shape().buckets(); i < buckets; ++i)
+    for (Cursor at(*this, primary_.at(i)); at; ++at) (*at).store(0, std::memory_order_seq_cst);
+  entries_.store(0, std::memory_order_relaxed);
+}
+
 void Index::pause() { sys::yield_cpu(); }
 
 int Index::resume(uint64_t buckets, uint64_t entries) {

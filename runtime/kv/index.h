@@ -82,6 +82,7 @@ class Index {
   // Starts with 2^bits buckets. 0 or -ENOMEM.
   [[nodiscard]] int open(unsigned bits, Budget* budget);
   void close();  // it may be opened again
+  void clear();  // takes all entries out; the shape stays. Pre: the lock
 
   void prefetch(uint64_t hash) const { __builtin_prefetch(&primary_.at(bucket_of(hash_bits(hash), shape()))); }
   // Calls match(Address) for the records that may have the key, until it returns true. Returns whether it did.

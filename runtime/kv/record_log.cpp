@@ -153,13 +153,14 @@ int Log::roll(Tail& tail, bool cleaning) {
   return 0;
 }
 
-// Pre: the tail's lock.
+// Pre: the mutex, the tails' lock.
 void Log::seal_locked(Tail& tail) {
   const uint64_t number = tail.segment;
   if (!tail.open) return;
   if (commits() && !finish_batch()) segments_[number].used.store(used_durable(number), std::memory_order_relaxed);
   segments_[number].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
   tail = {.used = segment_bytes()};
+  if (!state_bytes_ && is_empty(number)) retire_locked(number, epochs_->retire());
 }
 
 void Log::seal_tails() {
@@ -184,6 +185,7 @@ bool Log::take_one(bool cleaning, uint64_t* number) {
     if (device_ && !take_frame(cleaning, at)) return false;
     next_free_ = at + 1;
     free_.fetch_sub(1, std::memory_order_relaxed);
+    note_taken(at);
     *number = at;
     return true;
   }
@@ -259,6 +261,7 @@ int Log::take_run(uint64_t count, uint64_t* first) {
     segments_[i].pending.store(true, std::memory_order_relaxed);
     segments_[i].saved = commits();
     segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
+    note_taken(i);
   }
   segments_[*first].life.store(new_life(), std::memory_order_release);
   free_.fetch_sub(count, std::memory_order_relaxed);
@@ -286,18 +289,21 @@ LargePlace Log::run_of(uint32_t entry) const {
 void Log::retire(uint64_t first, uint64_t count) {
   const uint64_t epoch = epochs_->retire();
   MutexLock guard(mutex_);
-  for (uint64_t i = first; i < first + count; ++i) {
-    Segment& segment = segments_[i];
-    segment.state.store(SegmentState::kRetired, std::memory_order_release);
-    segment.retired = epoch;
-    segment.next_retired = 0;
-    if (last_retired_)
-      segments_[last_retired_ - 1].next_retired = i + 1;
-    else
-      first_retired_ = i + 1;
-    last_retired_ = i + 1;
-  }
-  retired_.fetch_add(count, std::memory_order_relaxed);
+  for (uint64_t i = first; i < first + count; ++i) retire_locked(i, epoch);
+}
+
+// Pre: the mutex.
+void Log::retire_locked(uint64_t number, uint64_t epoch) {
+  Segment& segment = segments_[number];
+  segment.state.store(SegmentState::kRetired, std::memory_order_release);
+  segment.retired = epoch;
+  segment.next_retired = 0;
+  if (last_retired_)
+    segments_[last_retired_ - 1].next_retired = number + 1;
+  else
+    first_retired_ = number + 1;
+  last_retired_ = number + 1;
+  retired_.fetch_add(1, std::memory_order_relaxed);
 }
 
 uint64_t Log::reclaim() {
@@ -342,7 +348,9 @@ void Log::give_back(uint64_t number) {
   if (state(number) == SegmentState::kState) --links_;
   segments_[number].saved = false;
   segments_[number].state.store(in_window ? SegmentState::kReserved : SegmentState::kFree, std::memory_order_release);
-  if (!in_window) free_.fetch_add(1, std::memory_order_relaxed);
+  if (in_window) return;
+  free_.fetch_add(1, std::memory_order_relaxed);
+  note_free(number);
 }
 
 // What the end of a segment had no room for is no dead space: cleaning would not gain it.
@@ -360,7 +368,8 @@ int Log::poor_victim(uint64_t* number) {
 
 void Log::set_damaged(uint64_t number) {
   MutexLock guard(mutex_);
-  segments_[number].state.store(SegmentState::kDamaged, std::memory_order_release);
+  if (state(number) == SegmentState::kSealed)  // else it has been emptied meanwhile
+    segments_[number].state.store(SegmentState::kDamaged, std::memory_order_release);
 }
 
 bool Log::retry_damaged() {
@@ -437,7 +446,9 @@ int Log::reserve_window(uint64_t count, uint64_t* first) {
   const uint64_t wanted = units / room + 1 + heads;
   if (outside < wanted + free_reserve() || outside + held_outside < wanted + reserve()) return -EAGAIN;
   for (uint64_t i = *first; i < *first + count; ++i) {
-    if (state(i) == SegmentState::kFree) segments_[i].state.store(SegmentState::kReserved, std::memory_order_release);
+    if (state(i) != SegmentState::kFree) continue;
+    segments_[i].state.store(SegmentState::kReserved, std::memory_order_release);
+    note_taken(i);
   }
   free_.fetch_sub(inside, std::memory_order_relaxed);
   window_ = *first;
@@ -477,6 +488,7 @@ void Log::release_window() {
     if (state(i) != SegmentState::kReserved) continue;
     segments_[i].state.store(SegmentState::kFree, std::memory_order_release);
     free_.fetch_add(1, std::memory_order_relaxed);
+    note_free(i);
   }
   window_count_ = 0;
   window_needs_.store(0, std::memory_order_relaxed);

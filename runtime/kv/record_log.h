@@ -88,6 +88,7 @@ struct Segment {
   // kLarge: Index::short_of the entry that leads to its record, in case the record is damaged later; 0: not known
   std::atomic<uint32_t> entry{0};
   bool saved = false;                  // the saved state, or the log after it, refers to it. Under the mutex
+  bool touched = false;                // in memory: its memory may be resident. Under the mutex
   bool retired_at_cut = false;         // was kRetired at the cut, so the state being saved does not refer to it
   media::SegmentEntry at_cut = {};     // its entry in that state. Used by the saving thread only
   std::atomic<char*> memory{nullptr};  // its memory in DRAM; nullptr: it is only on the device
@@ -136,9 +137,10 @@ class Log {
   }
   // Whether the record may be changed in place, until published(). Pre: the lock of its shard.
   bool begin_change(Address address);
-  void drop_live(Address address, uint64_t units) {
+  // Returns whether no record lives in its segment any more.
+  bool drop_live(Address address, uint64_t units) {
     of(address).live.fetch_sub(static_cast<uint32_t>(units), std::memory_order_relaxed);
-    of(address).records.fetch_sub(1, std::memory_order_relaxed);
+    return of(address).records.fetch_sub(1, std::memory_order_relaxed) == 1;
   }
   // The record at an address; nullptr: it is not in DRAM. It stays there while the caller is in the epoch in which it
   // got the address from the index, or between allocate or begin_change and published. Use Look in all other cases.
@@ -189,6 +191,9 @@ class Log {
   }
   bool pending(uint64_t number) const { return segments_[number].pending.load(std::memory_order_relaxed); }
   void retire(uint64_t first, uint64_t count);
+  // Retires a segment in which no record lives and none is being written; any other stays (empty_segments.cpp).
+  void retire_empty(uint64_t number);
+  void retire_all();  // whatever lives in them. Pre: the cleaning mutex, the locks of all shards; the index is empty
   bool are_of_runs(uint64_t first, uint64_t count) const;
   // Whether the run is at that place, and nothing else uses the segments. Pre: the lock of its shard.
   bool is_run(const LargePlace& place) const;
@@ -379,7 +384,7 @@ class Log {
   uint64_t segment_bytes() const { return uint64_t{1} << segment_bits_; }
   uint64_t segments() const { return count_; }
   uint64_t bytes() const { return count_ << segment_bits_; }
-  uint64_t bytes_in_use() const { return (count_ - free_.load(std::memory_order_relaxed)) << segment_bits_; }
+  uint64_t bytes_in_use() const;  // in segments that are neither free nor empty
   uint64_t ios() const { return ios_.load(std::memory_order_relaxed); }
 
  private:
@@ -463,6 +468,10 @@ class Log {
   int oldest_frame(uint64_t* frame);
   int write_out(uint64_t number);
   void give_back(uint64_t number);
+  void retire_locked(uint64_t number, uint64_t epoch);
+  bool is_empty(uint64_t number) const;
+  void note_taken(uint64_t number);
+  void note_free(uint64_t number);
   bool possible_size(const Record* record, uint64_t room) const;
   int read_record(Address address, uint64_t life, char* buffer);
   uint64_t guess_bytes(uint64_t at) const;
@@ -501,7 +510,7 @@ class Log {
   std::atomic<uint32_t> usual_bytes_{4096};             // usual size of a record that is read from the device
   std::atomic<uint64_t> ios_{0}, lives_{0};
 
-  alignas(64) sys::SpinLock tail_lock_;
+  alignas(64) mutable sys::SpinLock tail_lock_;
   Tail tails_[kTails];
   Tail& tail_ = tails_[0];  // with batches the only one
   unsigned tail_count_ = 1;
@@ -509,6 +518,7 @@ class Log {
   std::atomic<uint64_t> clock_{0};  // units that were set so far
   alignas(64) sys::Mutex mutex_;    // state changes
   std::atomic<uint64_t> free_{0}, retired_{0};
+  uint64_t touched_free_ = 0, touched_end_ = 0;  // in memory: free segments with memory; none lies from the latter on
   uint64_t links_ = 0;                                       // segments that are kState
   uint64_t next_free_ = 0, next_victim_ = 0, next_run_ = 0;  // where to look first
   uint64_t first_retired_ = 0, last_retired_ = 0;            // number + 1, oldest first

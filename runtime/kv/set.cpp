@@ -251,7 +251,7 @@ void Store::forget_record(Address address, uint64_t units) {
 // What an entry led to lives no more. Pre: it is gone or leads elsewhere.
 void Store::drop(const Found& found) {
   note_damage_replaced(found);
-  log_.drop_live(found.address, found.units);
+  if (log_.drop_live(found.address, found.units)) give_back_empty(log_.segment_of(found.address));
   if (found.run.count) log_.retire(found.run.first, found.run.count);
 }
 

@@ -123,6 +123,7 @@ int Store::start(const StoreOptions& options, ErrorText* why) {
 }
 
 void Store::close() {
+  if (random_) random_->close();
   root_.release();
   rebuilt_.close();
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].index.close();

@@ -143,14 +143,19 @@ class Store {
   // other: -EIO from then on. A writer that needs space to which the durable state still refers flushes by itself. 0
   // (also if contents is kScratch); -ENOSPC, -EIO and others: the durable state is the previous one, or this one.
   [[nodiscard]] int flush();
+  // Deletes all pairs at once, as one change: no call sees a part of them. -EOPNOTSUPP: a store that is kept.
+  [[nodiscard]] int clear();
+  bool is_kept() const { return kept_; }
   // Cleans as long as that frees segments, and flushes. For a persistent store. 0; -errno of the device, -EROFS.
   [[nodiscard]] int compact();
-  // An arbitrary key: returns its length and copies up to `bytes` of it. -ENOENT: there is none.
+  // A key: returns its length and copies up to `bytes` of it. Calls go through all keys, in the order of their hashes,
+  // as one walk does, and then begin again; a key that is gone meanwhile does not come. -ENOENT: there is none. -ENOMEM;
+  // -EIO, -EBADMSG: a key could not be read and was skipped.
   [[nodiscard]] int64_t random(void* buffer, uint64_t bytes);
 
   uint64_t count() const;                                        // keys
   uint64_t bytes_allocated() const { return log_.bytes(); }      // what the log can hold
-  uint64_t bytes_in_use() const { return log_.bytes_in_use(); }  //   of these, in segments in use
+  uint64_t bytes_in_use() const { return log_.bytes_in_use(); }  //   of these, in segments in which something lives
   uint64_t bytes_actual() const;                                 // of keys and values
   // number of get, exists, set, del, random and steps of walks so far
   uint64_t operations() const;
@@ -286,8 +291,6 @@ class Store {
   Record* resident(Address address, Candidate* cold) const;
   int64_t copy_key(const Record* record, void* buffer, uint64_t bytes) const;
   int64_t copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes);
-  int64_t random_of(const Index& index, const Index::Shape& shape, uint64_t bucket, uint64_t number, void* buffer,
-                    uint64_t bytes);
   int find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out);
   enum class Whose : uint8_t { kKeys, kAnothers, kUnknown };
   Whose whose_damaged(Shard& shard, uint64_t hash, Bytes key, Address address);
@@ -306,6 +309,7 @@ class Store {
   int publish(Shard& shard, uint64_t hash, Address address, const Found& found, uint64_t bytes);
   int end_change(bool took_room);
   void drop(const Found& found);
+  void give_back_empty(uint64_t segment);
   uint64_t units_of_notes(const Found& found) const;
   void note_replaced(Record* record, const Found& found);
   void forget_record(Address address, uint64_t units);
@@ -347,7 +351,9 @@ class Store {
   Log log_;
   Shard* shards_ = nullptr;
   unsigned shard_bits_ = 0;
-  std::atomic<uint64_t> randoms_{0};
+  sys::Mutex random_lock_;
+  class Walk* random_ = nullptr;  // where random() is; under its lock
+  std::atomic<uint64_t> clears_{0};
   std::atomic<uint64_t> cleaned_{0};
   std::atomic<uint64_t> images_{0}, images_freed_{0};  // images of shards that a save has yet to write; freed so far
   std::atomic<uint32_t> markers_{0};                   // markers of Index, one bit each: in use by a walk
@@ -392,13 +398,17 @@ class LogScan;
 // Threading: one thread at a time. Must not be used after the store was closed.
 class Walk {
  public:
-  [[nodiscard]] static int open(Store* store, Walk** out);  // 0, -ENOMEM
+  // kByIndex: in the order of the index, though each key on the device then costs a read.
+  enum class Order : uint8_t { kAny, kByIndex };
+  [[nodiscard]] static int open(Store* store, Walk** out, Order order = Order::kAny);  // 0, -ENOMEM
   void close();
   // Returns the whole length of the next key, and copies up to `bytes` of it. -ENOENT: there are no more. -ENOMEM: try
   // again. -EIO, -EBADMSG: a key could not be read and was skipped; the walk can continue.
   [[nodiscard]] int64_t next(void* buffer, uint64_t bytes);
   // Returns the length of the key that next() would return, without advancing; errors as for next().
   [[nodiscard]] int64_t peek();
+  // As next(), but never a key that is gone. Pre: kByIndex.
+  [[nodiscard]] int64_t next_of_present(void* buffer, uint64_t bytes);
 
  private:
   explicit Walk(Store* store) : store_(store) {}
@@ -409,6 +419,7 @@ class Walk {
   static int keep_room(char** memory, uint64_t* room, uint64_t wanted);
 
   Store* store_;
+  uint64_t clears_ = 0;  // of the store, when the keys were copied
   bool scan_begun_ = false;
   unsigned marker_ = Index::kNoMarker;  // its marks say what scan_ has returned
   LogScan* scan_ = nullptr;             // nullptr: not begun, or over

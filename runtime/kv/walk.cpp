@@ -22,10 +22,13 @@ constexpr uint64_t kRoomFirst = 4096, kRoomKept = kMiB;
 
 }  // namespace
 
-int Walk::open(Store* store, Walk** out) {
+int Walk::open(Store* store, Walk** out, Order order) {
   void* memory = map_private(sizeof(Walk), ForkPolicy::kInherit);
   *out = memory ? new (memory) Walk(store) : nullptr;
-  return memory ? 0 : -ENOMEM;
+  if (!memory) return -ENOMEM;
+  (*out)->scan_begun_ = order == Order::kByIndex;
+  (*out)->clears_ = store->clears_.load(std::memory_order_relaxed);
+  return 0;
 }
 
 unsigned Store::take_marker() {
@@ -150,6 +153,11 @@ int Walk::gather() {
 }
 
 int64_t Walk::peek() {
+  if (const uint64_t clears = store_->clears_.load(std::memory_order_relaxed); clears != clears_) {
+    scanned_ = nullptr;
+    keys_at_ = keys_used_ = 0;
+    clears_ = clears;
+  }
   if (!scanned_) scanned_ = next_of_scan();
   if (scanned_) return scanned_->key_bytes;
   while (keys_at_ == keys_used_ && unreadable_ == 0) {
@@ -192,6 +200,31 @@ int64_t Walk::next(void* buffer, uint64_t bytes) {
     keys_at_ += sizeof whole + round_up(whole, 8);
   Reading(store_->epochs_).count();
   return length;
+}
+
+int64_t Walk::next_of_present(void* buffer, uint64_t bytes) {
+  for (;;) {
+    const int64_t length = peek();
+    if (length < 0) return length;
+    const Bytes key{keys_ + keys_at_ + sizeof(uint64_t), static_cast<uint64_t>(length)};
+    keys_at_ += sizeof(uint64_t) + round_up(key.size, 8);
+    const int64_t found = store_->exists(key);
+    if (found >= 0 && key.size && bytes) memcpy(buffer, key.data, key.size < bytes ? key.size : bytes);
+    if (found != -ENOENT) return found < 0 ? found : length;
+  }
+}
+
+int64_t Store::random(void* buffer, uint64_t bytes) {
+  MutexLock guard(random_lock_);
+  for (unsigned ends = 0; ends < 2 && count() != 0;) {
+    if (!random_ && Walk::open(this, &random_, Walk::Order::kByIndex) < 0) return -ENOMEM;
+    const int64_t length = random_->next_of_present(buffer, bytes);
+    if (length != -ENOENT) return length;
+    random_->close();
+    random_ = nullptr;
+    ++ends;
+  }
+  return -ENOENT;
 }
 
 }  // namespace lunar::kv

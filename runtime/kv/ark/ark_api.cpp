@@ -50,15 +50,12 @@ bool is_sound(const Request& request) {
 }
 
 int now(ARK* ark, const Request& request, int64_t* res) {
-  if (!res) return EINVAL;
-  *res = -1;
-  if (!is_sound(request)) return EINVAL;
+  if (!res || !is_sound(request)) return EINVAL;
   const InUse in_use(ark, kArk);
   if (!in_use) return EINVAL;
   const int64_t result = in_use.store()->carry_out(request);
-  if (result < 0) return static_cast<int>(-result);
-  *res = result;
-  return 0;
+  *res = result < 0 ? -1 : result;
+  return result < 0 ? static_cast<int>(-result) : 0;
 }
 
 int later(ARK* ark, Request request, Callback callback, uint64_t tag) {
@@ -80,10 +77,9 @@ Request key_of(OpKind kind, uint64_t klen, const void* key) { return {kind, klen
 
 int create(const CreateOptions& options, ARK** ark) {
   if (!ark) return EINVAL;
-  *ark = nullptr;
   uint64_t handle = 0;
   const int status = create_store(options, &handle);
-  *ark = reinterpret_cast<ARK*>(handle);
+  if (status == 0) *ark = reinterpret_cast<ARK*>(handle);
   return status;
 }
 
@@ -107,7 +103,6 @@ ARK_API int ark_create(char* path, ARK** ark, uint64_t flags) {
 
 ARK_API int ark_create_verbose(char* path, ARK** ark, uint64_t size, uint64_t, uint64_t hcount, int nthreads,
                                int nqueue, int basyncs, uint64_t flags) {
-  if (nthreads <= 0 && ark) *ark = nullptr;
   if (nthreads <= 0) return EINVAL;
   return create({"ark_create_verbose", path, size, hcount, nthreads, nqueue, basyncs, flags}, ark);
 }
@@ -118,7 +113,7 @@ ARK_API int ark_connect_verbose(ARC** arc, ARK* ark, int nasync) {
   if (!arc) return EINVAL;
   uint64_t handle = 0;
   const int status = connect_store(ark, nasync, &handle);
-  *arc = reinterpret_cast<ARC*>(handle);
+  if (status == 0) *arc = reinterpret_cast<ARC*>(handle);
   return status;
 }
 
@@ -162,36 +157,27 @@ ARK_API int ark_exists_async_cb(ARK* ark, uint64_t klen, void* key, void (*cb)(i
 ARK_API ARI* ark_first(ARK* ark, uint64_t kbuflen, int64_t* klen, void* kbuf) {
   uint64_t handle = 0;
   int status = EINVAL;
-  if (klen) *klen = -1;
   if (klen && kbuf && kbuflen) {
     const InUse in_use(ark, kArk);
     if (in_use) status = first_key(in_use.store(), kbuflen, klen, kbuf, &handle);
-    if (status != 0) *klen = -1;
   }
   if (status != 0) errno = status;
   return reinterpret_cast<ARI*>(handle);
 }
 
 ARK_API int ark_next(ARI* iter, uint64_t kbuflen, int64_t* klen, void* kbuf) {
-  if (klen) *klen = -1;
   if (!klen || !kbuf || !kbuflen) return EINVAL;
   InUse in_use(iter, kIterator);
-  if (!in_use) return EINVAL;
-  const int status = next_key(in_use.keep(), kbuflen, klen, kbuf);
-  if (status != 0) *klen = -1;
-  return status;
+  return in_use ? next_key(in_use.keep(), kbuflen, klen, kbuf) : EINVAL;
 }
 
 ARK_API int ark_nextN(ARI* iter, uint64_t kbuflen, void* kbuf, int64_t* num_keys) {
-  if (num_keys) *num_keys = 0;
   if (!num_keys || !kbuf || !kbuflen) return EINVAL;
   InUse in_use(iter, kIterator);
-  if (!in_use) return EINVAL;
-  return next_keys(in_use.keep(), kbuflen, kbuf, num_keys);
+  return in_use ? next_keys(in_use.keep(), kbuflen, kbuf, num_keys) : EINVAL;
 }
 
 ARK_API int ark_random(ARK* ark, uint64_t kbuflen, uint64_t* klen, void* kbuf) {
-  if (klen) *klen = static_cast<uint64_t>(-1);
   if (!klen || !kbuf || !kbuflen) return EINVAL;
   const InUse in_use(ark, kArk);
   if (!in_use) return EINVAL;
@@ -217,7 +203,8 @@ ARK_API int ark_stats(ARK* ark, uint64_t* ops, uint64_t* ios) {
 
 ARK_API int ark_flush(ARK* ark) {
   const InUse in_use(ark, kArk);
-  return in_use ? -in_use.engine()->flush() : EINVAL;
+  if (!in_use) return EINVAL;
+  return -(in_use.engine()->is_kept() ? in_use.engine()->flush() : in_use.engine()->clear());
 }
 
 ARK_API pid_t ark_fork(ARK* ark) {

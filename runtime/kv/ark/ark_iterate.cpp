@@ -14,13 +14,10 @@ namespace lunar::ark {
 namespace {
 
 int step(Iterator* iterator, uint64_t room, int64_t* length, void* buffer) {
-  if (iterator->pending) {
-    const int status = iterator->pending;
-    iterator->pending = 0;
-    return status;
-  }
-  *length = iterator->walk->next(buffer, room);
-  return *length < 0 ? static_cast<int>(-*length) : 0;
+  const int64_t result = iterator->pending ? -iterator->pending : iterator->walk->next(buffer, room);
+  iterator->pending = 0;
+  *length = result < 0 ? -1 : result;
+  return result < 0 ? static_cast<int>(-result) : 0;
 }
 
 // A key that cannot be read is no reason not to begin: the next call tells of it.
@@ -76,6 +73,7 @@ void end_iterator(Iterator* iterator) {
 
 int first_key(ArkStore* store, uint64_t room, int64_t* length, void* buffer, uint64_t* handle) {
   *handle = 0;
+  *length = -1;
   void* memory = map_private(sizeof(Iterator), ForkPolicy::kInherit);
   if (!memory) return ENOMEM;
   auto* iterator = new (memory) Iterator;
@@ -112,6 +110,7 @@ int next_key(Iterator* iterator, uint64_t room, int64_t* length, void* buffer) {
 
 int next_keys(Iterator* iterator, uint64_t room, void* buffer, int64_t* count) {
   int status;
+  *count = 0;
   {
     const kv::MutexLock guard(iterator->lock);
     status = steps(iterator, room, static_cast<char*>(buffer), count);

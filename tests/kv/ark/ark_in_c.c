@@ -49,12 +49,17 @@ int main(void) {
     WANT((char*)BMP_KEYE((keye_t*)buffer) == buffer + 8 + (3 - klen));
     WANT(ark_next(ari, sizeof buffer, &klen, buffer) == ENOENT);
   }
-  WANT(ark_random(ark, sizeof buffer, &length, buffer) == 0);
+  WANT(ark_random(ark, sizeof buffer, &length, buffer) == 0 && (length == 0 || length == 3));
+  ops = length;
+  WANT(ark_random(ark, sizeof buffer, &length, buffer) == 0 && length == 3 - ops); /* the other one */
+  length = 7;
+  WANT(ark_random(ark, 0, &length, buffer) == EINVAL && length == 7);
   WANT(ark_allocated(ark, &size) == 0 && ark_inuse(ark, &size) == 0 && ark_actual(ark, &size) == 0 && size == 8);
   WANT(ark_count(ark, &count) == 0 && count == 2);
   WANT(ark_stats(ark, &ops, &ios) == 0 && ops > 5 && ios == 0);
   WANT(ark_del(ark, 3, key, &res) == 0 && res == 5);
   WANT(ark_flush(ark) == 0 && ark_fork_done(ark) == 0);
+  WANT(ark_count(ark, &count) == 0 && count == 0 && ark_inuse(ark, &size) == 0 && size == 0);
   WANT(ark_delete(ark) == 0);
   return failures != 0;
 }

@@ -20,32 +20,64 @@ char some[] = "12345";
 
 }  // namespace
 
-TEST_CASE("ark-edges: every call that fails leaves -1, no keys or no handle, also where an argument was refused") {
+TEST_CASE("ark-edges: a call with an argument that cannot be writes nothing") {
   Store store;
   ARK* ark = store.ark;
   REQUIRE(store.set("12345", "v") == 0);
-  for (ARK* bad : {static_cast<ARK*>(nullptr), ark}) {
-    void* none = bad ? nullptr : some;  // a bad handle, or a bad argument
-    int64_t res = 7, keys = 7;
-    CHECK((ark_set(bad, 5, none, 5, some, &res) == EINVAL && res == -1));
-    res = 7;
-    CHECK((ark_get(bad, 5, some, 5, none, 0, &res) == EINVAL && res == -1));
-    res = 7;
-    CHECK((ark_del(bad, 5, none, &res) == EINVAL && res == -1));
-    res = 7;
-    CHECK((ark_exists(bad, 5, none, &res) == EINVAL && res == -1));
-    uint64_t length = 7;
-    CHECK((ark_random(bad, 5, &length, none) == EINVAL && length == ~0ull));
-    res = 7;
-    CHECK((ark_first(bad, 5, &res, none) == nullptr && res == -1));
-    res = 7;
-    CHECK((ark_next(bad, 5, &res, none) == EINVAL && res == -1));
-    CHECK((ark_nextN(bad, 5, none, &keys) == EINVAL && keys == 0));
+  char key[8] = "first";
+  int64_t found = 0;
+  ARI* iterator = ark_first(ark, sizeof key, &found, key);
+  REQUIRE(iterator != nullptr);
+  for (const bool handle : {false, true}) {
+    ARK* bad = handle ? ark : nullptr;
+    ARI* walk = handle ? iterator : nullptr;
+    void* none = handle ? nullptr : some;  // a bad handle, or a bad argument
+    const uint64_t room = handle ? 0 : 5;
+    int64_t res = 7;
+    uint64_t size = 7, other = 7;
+    CHECK((ark_set(bad, 5, none, 5, some, &res) == EINVAL && res == 7));
+    CHECK((ark_set(bad, 5, some, 5, none, &res) == EINVAL && res == 7));
+    CHECK((ark_get(bad, 5, none, 5, some, 0, &res) == EINVAL && res == 7));
+    CHECK((ark_get(bad, 5, some, 5, none, 0, &res) == EINVAL && res == 7));
+    CHECK((ark_del(bad, 5, none, &res) == EINVAL && res == 7));
+    CHECK((ark_exists(bad, 5, none, &res) == EINVAL && res == 7));
+    CHECK((ark_random(bad, 5, &size, none) == EINVAL && size == 7));
+    CHECK((ark_random(bad, room, &size, none) == EINVAL && size == 7));
+    errno = 0;
+    CHECK((ark_first(bad, 5, &res, none) == nullptr && res == 7 && errno == EINVAL));
+    errno = 0;
+    CHECK((ark_first(bad, room, &res, none) == nullptr && res == 7 && errno == EINVAL));
+    CHECK((ark_next(walk, 5, &res, none) == EINVAL && res == 7));
+    CHECK((ark_next(walk, room, &res, none) == EINVAL && res == 7));
+    CHECK((ark_nextN(walk, 5, none, &res) == EINVAL && res == 7));
+    CHECK((ark_nextN(walk, room, none, &res) == EINVAL && res == 7));
+    if (!handle) {
+      CHECK((ark_count(bad, &res) == EINVAL && res == 7));
+      CHECK((ark_allocated(bad, &size) == EINVAL && size == 7));
+      CHECK((ark_inuse(bad, &size) == EINVAL && size == 7));
+      CHECK((ark_actual(bad, &size) == EINVAL && size == 7));
+    }
+    CHECK((ark_stats(bad, &size, handle ? nullptr : &other) == EINVAL && size == 7));
   }
   ARK* made = ark;
-  CHECK((ark_create_verbose(nullptr, &made, 0, 0, 0, 0, 0, 0, 0) == EINVAL && made == nullptr));
-  made = ark;
-  CHECK((ark_connect(&made, nullptr) == EINVAL && made == nullptr));
+  CHECK((ark_create_verbose(nullptr, &made, 0, 0, 0, 0, 0, 0, 0) == EINVAL && made == ark));
+  CHECK((ark_connect(&made, nullptr) == EINVAL && made == ark));
+  CHECK((ark_create_verbose(const_cast<char*>("/nowhere/at all"), &made, 0, 0, 0, 1, 0, 0, 0) == ENOENT && made == ark));
+  CHECK(ark_next(iterator, sizeof key, &found, key) == ENOENT);
+}
+
+TEST_CASE("ark-edges: a call that fails for another reason leaves -1, or no keys") {
+  const Store store;
+  int64_t res = 7;
+  CHECK((ark_get(store.ark, 5, some, 0, nullptr, 0, &res) == ENOENT && res == -1));
+  res = 7;
+  CHECK((ark_exists(store.ark, 5, some, &res) == ENOENT && res == -1));
+  res = 7;
+  CHECK((ark_del(store.ark, 5, some, &res) == ENOENT && res == -1));
+  res = 7;
+  CHECK((ark_first(store.ark, 5, &res, some) == nullptr && res == -1 && errno == ENOENT));
+  uint64_t length = 7;
+  CHECK((ark_random(store.ark, 5, &length, some) == ENOENT && length == ~0ull));
 }
 
 TEST_CASE("ark-edges: in a full store in memory a value is replaced by any shorter one") {

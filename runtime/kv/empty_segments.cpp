@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Segments in which no record lives: they are free again at once, without cleaning, and a store in memory gives their
+// memory back to the kernel.
+//
+//   last record deleted ──► retired ──► (readers have left) ──► free, touched ──► free, without memory
+//
+// A log in memory takes the first free segment, so what was touched is used again first; the rest of what is touched
+// and free goes back from the end of the log on, beyond a slack that keeps a store that overwrites from faults.
+// A store with durable sets leaves empty segments to cleaning: a delete has to be durable before its segment is reused.
+// Threading: as in store.h and record_log.h.
+#include <sys/mman.h>
+
+#include "kv/store.h"
+#include "sys/mem.h"
+
+namespace lunar::kv {
+namespace {
+
+constexpr uint64_t kSlackSegments = 8, kSlackShare = 8;  // of what is free and touched: so many, and of those in use
+constexpr unsigned kShedMost = 2;                        // segments that lose their memory for one that becomes free
+
+}  // namespace
+
+uint64_t Log::bytes_in_use() const {
+  uint64_t unused = free_.load(std::memory_order_relaxed) + retired_.load(std::memory_order_relaxed);
+  {
+    sys::Locked lock(tail_lock_);
+    for (const Tail& tail : tails_) unused += tail.open && records(tail.segment) == 0 ? 1 : 0;
+  }
+  return unused < count_ ? (count_ - unused) << segment_bits_ : 0;
+}
+
+// Pre: the mutex.
+bool Log::is_empty(uint64_t number) const {
+  const SegmentState now = state(number);
+  return (now == SegmentState::kSealed || now == SegmentState::kDamaged) && records(number) == 0 && !filling(number);
+}
+
+void Log::retire_empty(uint64_t number) {
+  const uint64_t epoch = epochs_->retire();
+  MutexLock guard(mutex_);
+  if (is_empty(number)) retire_locked(number, epoch);
+}
+
+void Log::retire_all() {
+  seal_tails();
+  const uint64_t epoch = epochs_->retire();
+  MutexLock guard(mutex_);
+  for (uint64_t i = 0; i < count_; ++i) {
+    const SegmentState now = state(i);
+    const bool records = now == SegmentState::kSealed || now == SegmentState::kDamaged;
+    if (!records && (now != SegmentState::kLarge || pending(i))) continue;
+    segments_[i].live.store(0, std::memory_order_relaxed);
+    segments_[i].records.store(0, std::memory_order_relaxed);
+    retire_locked(i, epoch);
+  }
+}
+
+// Pre of these: the mutex.
+void Log::note_taken(uint64_t number) {
+  if (segments_[number].touched) --touched_free_;
+  segments_[number].touched = true;
+}
+
+void Log::note_free(uint64_t number) {
+  if (device_) return;
+  ++touched_free_;
+  if (number < next_free_) next_free_ = number;
+  if (number >= touched_end_) touched_end_ = number + 1;
+  const uint64_t slack = kSlackSegments + (count_ - free_.load(std::memory_order_relaxed)) / kSlackShare;
+  for (unsigned shed = 0, seen = 0; shed < kShedMost && seen < kSeenMost && touched_free_ > slack; ++seen) {
+    Segment& last = segments_[--touched_end_];
+    if (!last.touched || last.state.load(std::memory_order_relaxed) != SegmentState::kFree) continue;
+    (void)sys::advise(last.memory.load(std::memory_order_relaxed), segment_bytes(), MADV_DONTNEED);
+    last.touched = false;
+    --touched_free_;
+    ++shed;
+  }
+}
+
+// While a state is saved the segments that it refers to stay: whoever saves has the mutex of cleaning.
+void Store::give_back_empty(uint64_t segment) {
+  if (log_.commits() || (log_.state(segment) == SegmentState::kOpen && !log_.any_retired())) return;
+  const bool locked = cleaning_.try_lock();
+  if (locked || !kept_) log_.retire_empty(segment);
+  if (!locked) return;
+  log_.reclaim();
+  cleaning_.unlock();
+}
+
+int Store::clear() {
+  if (kept_) return -EOPNOTSUPP;
+  MutexLock cleaning(cleaning_);
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].lock.lock();
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
+    shards_[i].index.clear();
+    shards_[i].pair_bytes.store(0, std::memory_order_relaxed);
+  }
+  clears_.fetch_add(1, std::memory_order_relaxed);
+  log_.retire_all();
+  full_at_ = 0;
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].lock.unlock();
+  log_.reclaim();
+  return 0;
+}
+
+}  // namespace lunar::kv

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// What programs for IBM's library, and its own tests, expect beyond results: keys by chance without repeats, a flush
+// that empties, sizes that fall, several stores on one LUN. The library is seen through its public header only.
+// Threading: one thread, but for the cases that say so.
+#include <lunar/kv.h>
+#include <stdlib.h>
+
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ark_support.h"
+#include "tests/catch.h"
+
+using namespace ark_test;
+
+namespace {
+
+std::string random_key(const Store& store) {
+  char key[64];
+  uint64_t length = 0;
+  const int rc = ark_random(store.ark, sizeof key, &length, key);
+  return rc == 0 ? std::string(key, length) : "(error " + std::to_string(rc) + ")";
+}
+
+int del(const Store& store, const std::string& key) {
+  int64_t res;
+  return ark_del(store.ark, key.size(), data_of(key), &res);
+}
+
+uint64_t told(const Store& store, int (*what)(ARK*, uint64_t*)) {
+  uint64_t bytes = ~0ull;
+  return what(store.ark, &bytes) == 0 ? bytes : ~0ull;
+}
+
+void fill(const Store& store, int keys, size_t bytes) {
+  int refused = 0;
+  const std::string value(bytes, 'v');
+  for (int i = 0; i < keys; ++i) refused += store.set(std::to_string(i), value) != 0;
+  REQUIRE(refused == 0);
+}
+
+uint64_t resident() {
+  unsigned long pages[2] = {0, 0};
+  FILE* file = fopen("/proc/self/statm", "r");
+  if (!file || fscanf(file, "%lu %lu", &pages[0], &pages[1]) != 2) pages[1] = 0;
+  if (file) fclose(file);
+  return uint64_t{pages[1]} * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
+TEST_CASE("ark-as-ibm: random gives each key once before it gives one again") {
+  setenv("LUNAR_KV_DRAM", "16m", 1);
+  for (const char* place : {"mem:64m", "sim:64m"}) {
+    INFO(place);
+    const Store store(place);
+    REQUIRE(store.status == 0);
+    constexpr int kKeys = 4931;
+    fill(store, kKeys, 1000);  // on a device most of it is cold
+    for (int round = 0; round < 2; ++round) {
+      std::set<std::string> seen;
+      for (int i = 0; i < kKeys; ++i) seen.insert(random_key(store));
+      CHECK(seen.size() == kKeys);
+    }
+  }
+  unsetenv("LUNAR_KV_DRAM");
+}
+
+TEST_CASE("ark-as-ibm: random gives no key that is gone, and one that alone is left again and again") {
+  const Store store;
+  constexpr int kKeys = 500;
+  fill(store, kKeys, 10);
+  CHECK(random_key(store) != "");  // from here on it is on its way
+  for (int i = 0; i < kKeys; ++i)
+    if (i != 17) REQUIRE(del(store, std::to_string(i)) == 0);
+  for (int i = 0; i < 10; ++i) CHECK(random_key(store) == "17");
+  REQUIRE(del(store, "17") == 0);
+  CHECK(random_key(store) == "(error " + std::to_string(ENOENT) + ")");
+}
+
+TEST_CASE("ark-as-ibm: threads that take random keys and delete them get each key once") {
+  const Store store;
+  constexpr int kKeys = 4000, kThreads = 4;
+  fill(store, kKeys, 10);
+  std::vector<std::thread> threads;
+  std::vector<int> taken(kThreads);
+  for (int t = 0; t < kThreads; ++t)
+    threads.emplace_back([&, t] {
+      char key[64];
+      uint64_t length = 0;
+      int64_t res;
+      while (ark_random(store.ark, sizeof key, &length, key) == 0)
+        taken[static_cast<size_t>(t)] += ark_del(store.ark, length, key, &res) == 0;
+    });
+  int all = 0;
+  for (std::thread& thread : threads) thread.join();
+  for (const int some : taken) all += some;
+  CHECK(all == kKeys);
+  CHECK(store.count() == 0);
+}
+
+TEST_CASE("ark-as-ibm: ark_flush empties a store that does not persist, and it fills again") {
+  setenv("LUNAR_KV_DRAM", "48m", 1);
+  for (const char* place : {"mem:64m", "sim:96m", "/var/tmp"}) {
+    INFO(place);
+    const Store store(place);
+    REQUIRE(store.status == 0);
+    for (int round = 0; round < 3; ++round) {
+      fill(store, 20'000, 1000);
+      REQUIRE(store.set("large", std::string(3 << 20, 'l')) == 0);
+      CHECK(store.get("17") == std::string(1000, 'v'));
+      char key[64];
+      int64_t length = 0;
+      ARI* iterator = ark_first(store.ark, sizeof key, &length, key);
+      CHECK(iterator != nullptr);
+      REQUIRE(ark_flush(store.ark) == 0);
+      CHECK(store.count() == 0);
+      CHECK(told(store, ark_inuse) == 0);
+      CHECK(told(store, ark_actual) == 0);
+      CHECK(store.get("17") == "(none)");
+      CHECK(store.get("large") == "(none)");
+      CHECK(random_key(store) == "(error " + std::to_string(ENOENT) + ")");
+      CHECK(ark_next(iterator, sizeof key, &length, key) == ENOENT);
+      CHECK(ark_next(iterator, sizeof key, &length, key) == EINVAL);
+      CHECK(ark_first(store.ark, sizeof key, &length, key) == nullptr);
+    }
+  }
+  unsetenv("LUNAR_KV_DRAM");
+}
+
+TEST_CASE("ark-as-ibm: ark_flush leaves what a store has that persists") {
+  setenv("LUNAR_KV_DRAM", "24m", 1);
+  const File file(64 << 20);
+  for (const uint64_t flags : {ARK_KV_PERSIST_STORE, ARK_KV_PERSIST_LOAD}) {
+    const Store store(file.path, 2, 0, 0, flags);
+    REQUIRE(store.status == 0);
+    fill(store, 1000, 100);
+    REQUIRE(ark_flush(store.ark) == 0);
+    CHECK(store.count() == 1000);
+  }
+  unsetenv("LUNAR_KV_DRAM");
+}
+
+TEST_CASE("ark-as-ibm: ark_flush may come at any time: threads go on, and a callback may call it") {
+  const Store store;
+  std::vector<std::thread> threads;
+  std::vector<int> wrong(4);
+  for (size_t t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 20'000; ++i) {
+        const std::string key = std::to_string(t) + "/" + std::to_string(i % 300), value = std::to_string(i);
+        wrong[t] += store.set(key, value) != 0;
+        const std::string found = store.get(key);
+        wrong[t] += found != value && found != "(none)" && found != "(error)";  // a flush may come between
+      }
+    });
+  int refused = 0;
+  for (int i = 0; i < 200; ++i) refused += ark_flush(store.ark) != 0;
+  for (std::thread& thread : threads) thread.join();
+  for (const int bad : wrong) CHECK(bad == 0);
+  CHECK(refused == 0);
+
+  static ARK* ark;
+  static int rc;
+  ark = store.ark;
+  rc = -1;
+  Finished done;
+  const auto callback = [](int errcode, uint64_t tag, int64_t res) {
+    rc = ark_flush(ark);
+    Finished::callback(errcode, tag, res);
+  };
+  REQUIRE(ark_exists_async_cb(store.ark, 1, data_of("k"), callback, done.tag()) == 0);
+  done.wait_for(1);
+  CHECK(rc == 0);
+}
+
+TEST_CASE("ark-as-ibm: what ark_inuse says falls as pairs are deleted, to nothing with the last") {
+  setenv("LUNAR_KV_DRAM", "96m", 1);
+  const File file(96 << 20);
+  for (const char* place : {"mem:64m", "sim:96m", file.path}) {
+    INFO(place);
+    const Store store(place, 4, 0, 0, 0);
+    REQUIRE(store.status == 0);
+    constexpr int kKeys = 10'000;
+    for (int round = 0; round < 2; ++round) {
+      fill(store, kKeys, 4000);
+      const uint64_t full = told(store, ark_inuse);
+      CHECK(full >= uint64_t{kKeys} * 4000);
+      for (int i = 0; i < kKeys / 2; ++i) REQUIRE(del(store, std::to_string(i)) == 0);
+      CHECK(told(store, ark_inuse) < full * 6 / 10);
+      for (int i = kKeys / 2; i < kKeys; ++i) REQUIRE(del(store, std::to_string(i)) == 0);
+      CHECK(told(store, ark_inuse) == 0);
+      CHECK(told(store, ark_actual) == 0);
+      CHECK(store.count() == 0);
+    }
+  }
+  unsetenv("LUNAR_KV_DRAM");
+}
+
+TEST_CASE("ark-as-ibm: a store in memory gives the memory of deleted pairs back, and what stays is whole") {
+  const Store store("mem:256m");
+  REQUIRE(store.status == 0);
+  constexpr int kKeys = 50'000;
+  const uint64_t before = resident();
+  fill(store, kKeys, 4000);
+  REQUIRE(store.set("large", std::string(20 << 20, 'l')) == 0);
+  const uint64_t full = resident();
+  CHECK(full > before + (200ull << 20));
+  for (int i = 0; i < kKeys; ++i)
+    if (i >= 1000) REQUIRE(del(store, std::to_string(i)) == 0);
+  REQUIRE(del(store, "large") == 0);
+  CHECK(resident() < full - (170ull << 20));
+  int wrong = 0;
+  for (int i = 0; i < 1000; ++i) wrong += store.get(std::to_string(i)) != std::string(4000, 'v');
+  CHECK(wrong == 0);
+  fill(store, kKeys, 4000);
+  CHECK(store.get("49999") == std::string(4000, 'v'));
+}
