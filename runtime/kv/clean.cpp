@@ -167,7 +167,9 @@ void Store::clean_early() {
     const Log::Frames frames = log_.frames();
     uint64_t segment;
     int status = frames == Log::Frames::kWanted ? log_.make_frame() : 0;
-    if (status == 0 && frames == Log::Frames::kReady && (status = log_.victim(&segment)) == 0) status = clean(segment);
+    const bool grown = status == 0 && grows_before_cleaning() && log_.grow(1) == 0;
+    if (!grown && status == 0 && frames == Log::Frames::kReady && (status = log_.victim(&segment)) == 0)
+      status = clean(segment);
     // One that is damaged is no victim any more: the next set takes another.
     if (status < 0 && status != -EBADMSG) ahead = Log::Ahead::kNothing;
   }
@@ -178,9 +180,11 @@ void Store::clean_early() {
 int Store::room_for_segment() {
   if (!log_.room_for_writers(1)) waits_for_room_.fetch_add(1, std::memory_order_relaxed);
   if (!lock_for_room([&] { return log_.has_room(); })) return 0;
-  const int status = room_for_segment_locked();
+  int status = grows_before_cleaning() ? log_.grow(1) : -ENOSPC;
+  if (status < 0) status = room_for_segment_locked();
+  if (status == -ENOSPC) status = log_.grow(1);
   cleaning_.unlock();
-  return status;
+  return status == -ENOSPC ? refuse_as_full() : status;
 }
 
 int Store::room_for_segment_locked() {
@@ -317,9 +321,14 @@ int Store::room_for_run(uint64_t count, uint64_t* first) {
   if (log_.take_run(count, first) == 0 || !lock_for_room([&] { return log_.take_run(count, first) == 0; })) return 0;
   log_.reclaim();
   int status = log_.take_run(count, first);
+  const auto take_grown = [&] {
+    return log_.grow(count + log_.reserve()) == 0 && log_.take_run(count, first) == 0 ? 0 : -ENOSPC;
+  };
+  if (status < 0 && grows_before_cleaning()) status = take_grown();
   if (status < 0) status = make_run(count, first);
+  if (status == -ENOSPC) status = take_grown();
   cleaning_.unlock();
-  return status;
+  return status == -ENOSPC ? refuse_as_full() : status;
 }
 
 }  // namespace lunar::kv

@@ -52,7 +52,6 @@ int Log::begin_commits(bool waits_for_company, uint64_t bytes_most) {
   for (const uint32_t next : next_) segments_[next - 1].state.store(SegmentState::kNext, std::memory_order_release);
   free_.fetch_sub(2, std::memory_order_relaxed);
   next_free_ = next_[1];
-  tail_count_ = 1;
   waits_for_company_ = waits_for_company;
   log_most_ = bytes_most;
   log_id_ = id | 1;

@@ -8,6 +8,7 @@
 // and free goes back from the end of the log on, beyond a slack that keeps a store that overwrites from faults.
 // A store with durable sets leaves empty segments to cleaning: a delete has to be durable before its segment is reused.
 // Threading: as in store.h and record_log.h.
+#include <errno.h>
 #include <sys/mman.h>
 
 #include "kv/store.h"

@@ -44,7 +44,7 @@ uint64_t Log::dram_least(const LogPlace& place) {
 
 // What of three quarters of the budget the buffers leave goes into frames, one of which is the cleaner's.
 int Log::open_frames(uint64_t limit, bool read_only) {
-  const FramePlan plan = plan_frames(limit, segment_bits_, count_);
+  const FramePlan plan = plan_frames(limit, segment_bits_, count_most_);
   if (plan.frames < kFramesMin + 1) return -ENOMEM;
   const uint64_t bytes = limit / 4 * 3, reading = plan.reading, own = plan.own, frames = plan.frames;
   const uint64_t marks_a_frame = segment_bytes() / kMarkBytes / 8;
@@ -52,7 +52,7 @@ int Log::open_frames(uint64_t limit, bool read_only) {
   block_count_ = plan.blocks;
   // Behind the tail DRAM does more in the read cache, but where there is enough for all of the log.
   const uint64_t share = bytes / kFramesShare / own;
-  frame_count_ = frames - 1 >= count_ ? count_ : share > kFramesMin ? share : kFramesMin;
+  frame_count_ = frames - 1 >= count_most_ ? count_most_ : share > kFramesMin ? share : kFramesMin;
   const uint64_t marks = (frame_count_ + 1) * marks_a_frame;
   const uint64_t table = round_up((frame_count_ + 1) * sizeof(Frame) + marks, kBlockBytes);
   frames_mapped_ = ((frame_count_ + 1) << segment_bits_) + reading + table;
@@ -362,7 +362,7 @@ void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t l
   segment.used.store(used, std::memory_order_relaxed);
   segment.entry.store(entry, std::memory_order_relaxed);
   segment.written.store(true, std::memory_order_relaxed);
-  segment.tail = tail_count_ - 1;
+  segment.tail = tail_count() - 1;
   segment.opened_at = bytes() / kUnitBytes;  // before the open by as much as the log holds
   segment.saved = true;
   segment.state.store(state, std::memory_order_release);

@@ -23,17 +23,22 @@ namespace {
 // all that is older, and for new keys.
 constexpr uint64_t kFirstShare = 128, kTimes = 8;
 
+constexpr uint64_t kTailsLeast = 128;  // segments: in a smaller log several tails would take too much of it
+
 constexpr uint64_t kStatesShare = 24;  // of the segments, at most, so that states cost less
 
 }  // namespace
 
+// Batches follow one another in one tail.
+unsigned Log::tail_count() const { return commits() || count_ < kTailsLeast ? 1 : kTails; }
+
 unsigned Log::tail_for(Address before) const {
-  if (before.value == 0) return tail_count_ - 1;
+  const unsigned last = tail_count() - 1;
+  if (before.value == 0) return last;
   const uint64_t set_at = segments_[segment_of(before)].set_at.load(std::memory_order_relaxed);
   const uint64_t age = clock_.load(std::memory_order_relaxed) - set_at;
   unsigned tail = 0;
-  for (uint64_t most = bytes() / kUnitBytes / kFirstShare; tail < tail_count_ - 1 && age >= most; most *= kTimes)
-    ++tail;
+  for (uint64_t most = bytes() / kUnitBytes / kFirstShare; tail < last && age >= most; most *= kTimes) ++tail;
   return tail;
 }
 

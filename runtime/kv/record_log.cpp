@@ -14,11 +14,6 @@
 #include "sys/mem.h"
 
 namespace lunar::kv {
-namespace {
-
-constexpr uint64_t kTailsLeast = 128;  // segments: in a smaller log several tails would take too much of it
-
-}  // namespace
 
 // Huge pages: a record found by chance costs a walk of the page tables else, as much as the copy of 4 KiB. All of it is
 // charged, so a huge page takes nothing that the budget does not know of.
@@ -31,8 +26,9 @@ char* Log::map_records(uint64_t bytes) {
 // On a device a frame is a segment, and several are wanted.
 unsigned Log::segment_bits_for(const LogPlace& place, uint64_t limit) {
   if (place.segment_bits) return place.segment_bits;
+  const uint64_t bytes = std::max(place.bytes, place.bytes_most / 16);
   const auto fits = [&](unsigned bits) {
-    return place.bytes >> bits >= 4 * kSegmentsMin && (!place.device || limit >> bits >= 4 * kFramesMin);
+    return bytes >> bits >= 4 * kSegmentsMin && (!place.device || limit >> bits >= 4 * kFramesMin);
   };
   unsigned bits = 16;
   while (uint64_t{1} << bits < kSegmentBytesMax && fits(bits + 1)) ++bits;
@@ -49,17 +45,18 @@ int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
   device_offset_ = place.offset;
   segment_bits_ = segment_bits_for(place, budget->limit());
   count_ = device ? bytes >> segment_bits_ : (bytes + segment_bytes() - 1) >> segment_bits_;
+  const uint64_t most = std::min(place.bytes_most >> segment_bits_, budget->limit() / kTablesShare / sizeof(Segment));
   if (count_ < kSegmentsMin) {
-    if (device) return -ENOSPC;
+    if (device && most < kSegmentsMin) return -ENOSPC;
     count_ = kSegmentsMin;
   }
-  if (!budget->take(count_ * sizeof(Segment))) return -ENOMEM;
-  segments_ = static_cast<Segment*>(map_private(count_ * sizeof(Segment), ForkPolicy::kInherit));
+  count_most_ = std::max<uint64_t>(count_, most);
+  if (!budget->take(count_most_ * sizeof(Segment))) return -ENOMEM;
+  segments_ = static_cast<Segment*>(map_private(count_most_ * sizeof(Segment), ForkPolicy::kInherit));
   if (!segments_) return -ENOMEM;
   for (uint64_t i = 0; i < count_; ++i) new (&segments_[i]) Segment;
   free_.store(count_, std::memory_order_relaxed);
   for (Tail& tail : tails_) tail.used = segment_bytes();
-  if (count_ >= kTailsLeast) tail_count_ = kTails;
   clock_.store(2 * bytes / kUnitBytes, std::memory_order_relaxed);  // what is restored was set long ago
   for (double& span : spans_) span = static_cast<double>(bytes) / kUnitBytes;
   if (device) return open_frames(budget->limit(), place.read_only);
@@ -75,7 +72,7 @@ void Log::close() {
   cache_.close();
   if (frames_memory_) unmap_private(frames_memory_, frames_mapped_);
   if (memory_) unmap_private(memory_, count_ << segment_bits_);
-  if (segments_) unmap_private(segments_, count_ * sizeof(Segment));
+  if (segments_) unmap_private(segments_, count_most_ * sizeof(Segment));
   memory_ = frames_memory_ = nullptr;
   segments_ = nullptr;
 }
@@ -123,8 +120,8 @@ int Log::allocate(uint64_t units, bool cleaning, Address before, Address* out, u
   Tail& wanted = tails_[tail_for(before)];
   for (int status = 0; status == 0; status = roll(wanted, cleaning))
     if (append(wanted, units, cleaning, before, out, padding)) return 0;
-  for (unsigned i = 0; i < tail_count_; ++i)
-    if (append(tails_[i], units, cleaning, before, out, padding)) return 0;
+  for (Tail& other : tails_)
+    if (append(other, units, cleaning, before, out, padding)) return 0;
   return -EAGAIN;
 }
 

@@ -104,6 +104,7 @@ struct Segment {
 struct LogPlace {
   uint64_t bytes = 0;
   Device* device = nullptr;  // nullptr: DRAM. Not owned
+  uint64_t bytes_most = 0;   // to which grow() may make it larger, on a device that reserve() enlarges. 0: never
   uint64_t offset = 0;       // of segment 0
   unsigned segment_bits = 0;
   bool read_only = false;
@@ -112,7 +113,7 @@ struct LogPlace {
 class Log {
  public:
   static constexpr uint64_t kReserve = 3, kAheadMost = 8, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
-  static constexpr uint64_t kPaddingShare = 50, kFramesShare = 16, kMarkBytes = 64;
+  static constexpr uint64_t kPaddingShare = 50, kFramesShare = 16, kTablesShare = 16, kMarkBytes = 64;
   static constexpr uint64_t kDelayMostNs = 1'000'000, kSeenMost = 16'384;
   static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB, kPartBytes = 64 * kKiB;
   static constexpr uint64_t kPartData =
@@ -380,6 +381,13 @@ class Log {
   Frames frames();
   [[nodiscard]] int make_frame();
   bool on_device() const { return device_ != nullptr; }
+  // Adds `segments` at least, by a quarter if there is space. 0; -ENOSPC: it is as large as it may be, or the device
+  // has no more (asked at most once a second); -errno. Pre: the cleaning mutex.
+  [[nodiscard]] int grow(uint64_t segments);
+  bool may_grow() const { return count_ < count_most_; }
+  // Adds exactly so many, of which the first `held` stay unused. Pre: segments_most(), and as for grow().
+  [[nodiscard]] int add_segments(uint64_t more, uint64_t held);
+  uint64_t segments_most() const { return count_most_; }
 
   uint64_t segment_bytes() const { return uint64_t{1} << segment_bits_; }
   uint64_t segments() const { return count_; }
@@ -413,6 +421,7 @@ class Log {
   int write_part(uint64_t number, uint64_t end);
   bool append(Tail& tail, uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding);
   // placement.cpp
+  unsigned tail_count() const;
   unsigned tail_for(Address before) const;
   void note_set(Segment& segment, Address before, uint64_t units);
   double worth(uint64_t number) const;
@@ -482,7 +491,8 @@ class Log {
   char* memory_ = nullptr;
   Segment* segments_ = nullptr;
   unsigned segment_bits_ = 0;
-  uint64_t count_ = 0;
+  std::atomic<uint64_t> count_{0};               // of segments; grows under the mutex
+  uint64_t count_most_ = 0, grow_again_at_ = 0;  // the latter: ns, under the cleaning mutex
   Budget* budget_ = nullptr;
   Epochs* epochs_ = nullptr;
 
@@ -512,14 +522,13 @@ class Log {
 
   alignas(64) mutable sys::SpinLock tail_lock_;
   Tail tails_[kTails];
-  Tail& tail_ = tails_[0];  // with batches the only one
-  unsigned tail_count_ = 1;
+  Tail& tail_ = tails_[0];          // with batches the only one
   double spans_[kTails] = {};       // in what time a segment of each tail dies, as clock_. Under the mutex
   std::atomic<uint64_t> clock_{0};  // units that were set so far
   alignas(64) sys::Mutex mutex_;    // state changes
   std::atomic<uint64_t> free_{0}, retired_{0};
   uint64_t touched_free_ = 0, touched_end_ = 0;  // in memory: free segments with memory; none lies from the latter on
-  uint64_t links_ = 0;                                       // segments that are kState
+  uint64_t links_ = 0;                           // segments that are kState
   uint64_t next_free_ = 0, next_victim_ = 0, next_run_ = 0;  // where to look first
   uint64_t first_retired_ = 0, last_retired_ = 0;            // number + 1, oldest first
   uint64_t window_ = 0, window_count_ = 0;                   // the reserved window; count 0: none

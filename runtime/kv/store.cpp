@@ -66,6 +66,7 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
   store->device_ = options.device;
   store->super_ = super;
   store->read_only_ = options.read_only;
+  store->full_said_.store(!options.says_when_full, std::memory_order_relaxed);
   store->salvage_ = options.salvage && options.read_only;
   store->shard_bits_ = bits;
   store->shards_ = reinterpret_cast<Shard*>(memory + head);
@@ -83,17 +84,22 @@ int Store::start(const StoreOptions& options, ErrorText* why) {
   // A program may close all that it does not know; files that it opens then must not get these numbers, and the writes.
   for (unsigned i = 0; device_ && i < device_->fd_count(); ++i) device_->reopen(i, sys::move_high(device_->fd(i)));
   const uint64_t around = options.contents == Contents::kScratch ? 0 : media::kHeadBytes + media::kTailBytes;
-  uint64_t bytes = options.log_bytes;
+  uint64_t bytes = options.log_bytes, most = 0;
   if (device_) {
     const uint64_t size = device_->size_bytes(), room = size > around ? size - around : 0;
     if (bytes == 0 || bytes > room) bytes = room;
     if (bytes > kLogBytesMax) bytes = kLogBytesMax;
+    most = options.log_bytes_most < room ? options.log_bytes_most : room;
   }
   if (kept) bytes = super_.segment_count << super_.segment_bits;
   const unsigned wanted_bits =
       options.segment_bytes ? static_cast<unsigned>(__builtin_ctzll(options.segment_bytes)) : 0;
-  const LogPlace place{bytes, device_, around ? media::kHeadBytes : 0, kept ? super_.segment_bits : wanted_bits,
-                       read_only_};
+  const LogPlace place{.bytes = bytes,
+                       .device = device_,
+                       .bytes_most = most,
+                       .offset = around ? media::kHeadBytes : 0,
+                       .segment_bits = kept ? super_.segment_bits : wanted_bits,
+                       .read_only = read_only_};
   budget_.open(options.dram_bytes || device_ ? options.dram_bytes : bytes + bytes / 3 + 2 * kMiB);
   unsigned bits = kept ? super_.index_bits : Index::kBitsMin;
   while (!kept && bits < Index::kBitsMax &&

@@ -47,11 +47,15 @@ struct StoreOptions {
   Contents contents = Contents::kScratch;
   // kGroup, kEach: not with kScratch. May differ with each open
   Durability durability = Durability::kFlush;
+  bool says_when_full = false;  // a line, once, that says what makes room
   // kGroup, kEach: a state is saved (as by flush()) when the log after the last one has grown to this size, so that an
   // open need not read more. 0: 1 GiB, or 8 times the state if that is more
   uint64_t replay_bytes_most = 0;
   // bytes for records, rounded to segments (at least 16). 0: the whole device. kKept: as when the store was created
   uint64_t log_bytes = kGiB;
+  // kScratch, on a device that reserve() enlarges: the log grows to this as it fills with live pairs. 0: it does not.
+  // kKept: only for a store that is opened for grow_place()
+  uint64_t log_bytes_most = 0;
   // of the log, a power of two from 64 KiB to 1 MiB; 0: chosen by the size of the log and the DRAM. kKept: as when the
   // store was created
   uint64_t segment_bytes = 0;
@@ -146,6 +150,10 @@ class Store {
   // Deletes all pairs at once, as one change: no call sees a part of them. -EOPNOTSUPP: a store that is kept.
   [[nodiscard]] int clear();
   bool is_kept() const { return kept_; }
+  // Makes a store that is kept take all of its place, which has become larger; it may only be closed afterwards. After a
+  // crash it is what it was, or larger. 0; -ENODATA: the place is no larger; -ENOMEM: that needs more DRAM; -EINVAL;
+  // -errno: it is as it was, or larger. Pre: opened with log_bytes_most, and durability kFlush.
+  [[nodiscard]] int grow_place();
   // Cleans as long as that frees segments, and flushes. For a persistent store. 0; -errno of the device, -EROFS.
   [[nodiscard]] int compact();
   // A key: returns its length and copies up to `bytes` of it. Calls go through all keys, in the order of their hashes,
@@ -323,6 +331,8 @@ class Store {
   bool lock_for_room(HasRoom has_room);
   void yield_to_writers() const;
   int room_for_segment();
+  bool grows_before_cleaning() const;
+  int refuse_as_full();
   int room_for_segment_locked();
   int room_for_run(uint64_t count, uint64_t* first);
   int clean(uint64_t segment);
@@ -341,7 +351,8 @@ class Store {
   LogEnd lost_;
   Rebuilt rebuilt_;                // salvage of a damaged state; otherwise empty
   uint64_t retry_damaged_at_ = 0;  // ns. Under the cleaning mutex
-  uint64_t full_at_ = 0;           // live bytes when saves or cleaning no longer helped. Under the cleaning mutex
+  std::atomic<bool> full_said_{true};
+  uint64_t full_at_ = 0;  // live bytes when saves or cleaning no longer helped. Under the cleaning mutex
   media::Superblock super_ = {};
   AtomicImage root_;
   unsigned root_bad_ = 0;         // slots that were invalid at the open: SlotReport::bad

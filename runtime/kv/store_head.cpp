@@ -111,6 +111,22 @@ int superblock_write(Device* device, const media::Superblock& super) {
   return status < 0 ? status : raw_io(device, Op::kWrite, media::kSecondSuperAt, block.get(), media::kBlockBytes);
 }
 
+int superblock_replace(Device* device, const media::Superblock& super) {
+  const Block block;
+  if (!block.get()) return -ENOMEM;
+  memcpy(block.get(), &super, sizeof super);
+  const int status = raw_write_durable(device, 0, block.get(), media::kBlockBytes);
+  return status < 0 ? status : raw_write_durable(device, media::kSecondSuperAt, block.get(), media::kBlockBytes);
+}
+
+int root_copy_to_front(Device* device, const media::Superblock& super, uint64_t slot) {
+  const Block block;
+  const uint64_t at = slot * media::kBlockBytes;
+  if (!block.get()) return -ENOMEM;
+  const int status = raw_io(device, Op::kRead, super.back_offset + at, block.get(), media::kBlockBytes);
+  return status < 0 ? status : raw_write_durable(device, media::kFrontRootsAt + at, block.get(), media::kBlockBytes);
+}
+
 ImageSpec root_spec(const media::Superblock& super) {
   ImageSpec spec;
   memcpy(spec.magic, media::kRootMagic, sizeof spec.magic);

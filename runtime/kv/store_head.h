@@ -26,6 +26,10 @@ enum class HeadDamage : uint8_t {
 
 void superblock_seal(media::Superblock* super);  // its magic, version and checksum
 [[nodiscard]] int superblock_write(Device* device, const media::Superblock& super);
+// The same over one that counts: durable one copy after the other, so that one of both is whole at any time.
+[[nodiscard]] int superblock_replace(Device* device, const media::Superblock& super);
+// Writes the front copy of the root in slot 0 or 1 as it is behind; durable.
+[[nodiscard]] int root_copy_to_front(Device* device, const media::Superblock& super, uint64_t slot);
 ImageSpec root_spec(const media::Superblock& super);
 
 }  // namespace lunar::kv

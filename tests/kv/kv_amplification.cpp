@@ -5,7 +5,7 @@
 // segment that is emptied, a log has 2.7 at 80%, 1.9 at 70%, 1.5 at 60% of uniform overwrites. Skewed ones have less
 // where what is overwritten soon lies apart. One thread waits for no room: it cleans ahead.
 //   kv_amplification [--turns N] [--segment-kib N] [--dram-mib N] [--log-mib N] [--value N]
-//     [--percent N [--kept 1] [--zipf 1]]: that one alone. LUNAR_SEED= replays.
+//     [--percent N [--kept 1] [--zipf 1] [--grows 1]]: that one alone. LUNAR_SEED= replays.
 // Threading: one thread.
 #include <algorithm>
 #include <cmath>
@@ -32,6 +32,7 @@ struct Goal {
   double most;  // 0: none
   Contents contents = Contents::kScratch;
   Draw draw = Draw::kUniform;
+  bool grows = false;  // it begins with 16 segments
 };
 
 struct CountingDevice : lunar_test::MemoryDevice {
@@ -69,14 +70,15 @@ double amplification(const Goal& goal, const Shape& shape) {
   CountingDevice device(memory.data(), memory.size());
   StoreOptions options;
   options.device = &device;
-  options.log_bytes = 0;
+  options.log_bytes = goal.grows ? 16 * shape.segment_bytes : 0;
+  options.log_bytes_most = goal.grows ? shape.log_bytes : 0;
   options.segment_bytes = shape.segment_bytes;
   options.dram_bytes = shape.dram_bytes;
   options.expected_keys = 1 << 16;
   options.contents = goal.contents;
   Store* store = open_store(options);
   const uint64_t record_bytes = sizeof(uint64_t) + shape.value_bytes + sizeof(Record);
-  const uint64_t count = store->bytes_allocated() / record_bytes * goal.percent / 100;
+  const uint64_t count = (goal.grows ? shape.log_bytes : store->bytes_allocated()) / record_bytes * goal.percent / 100;
   const Keys keys(count, goal.draw);
   Random random(tier::run_seed());
   std::string value;
@@ -114,15 +116,17 @@ int main(int argc, char** argv) {
                              {70, 2.8, Contents::kNew},
                              {80, 4.7, Contents::kNew},
                              {80, 1.65, Contents::kScratch, Draw::kZipf},
+                             {80, 1.75, Contents::kScratch, Draw::kZipf, true},
                              {80, 2.7, Contents::kNew, Draw::kZipf}};
   if (const uint64_t percent = number("--percent", 0))
     goals = {{percent, 0, number("--kept", 0) ? Contents::kNew : Contents::kScratch,
-              number("--zipf", 0) ? Draw::kZipf : Draw::kUniform}};
+              number("--zipf", 0) ? Draw::kZipf : Draw::kUniform, number("--grows", 0) != 0}};
   for (const Goal& goal : goals) {
     const double found = amplification(goal, shape);
-    printf("%s, %llu%% full, %s: %.2f bytes written a byte, at most %.2f\n",
-           goal.contents == Contents::kNew ? "kept" : "scratch", static_cast<unsigned long long>(goal.percent),
-           goal.draw == Draw::kZipf ? "zipf 0.99" : "uniform", found, goal.most);
+    printf("%s%s, %llu%% full, %s: %.2f bytes written a byte, at most %.2f\n",
+           goal.contents == Contents::kNew ? "kept" : "scratch", goal.grows ? ", grown" : "",
+           static_cast<unsigned long long>(goal.percent), goal.draw == Draw::kZipf ? "zipf 0.99" : "uniform", found,
+           goal.most);
     if (goal.most != 0 && found > goal.most) fail("too much is written");
   }
   return 0;

@@ -279,7 +279,7 @@ struct BareLog {
   Log log;
   explicit BareLog(uint64_t segments) {
     budget.open(UINT64_MAX);
-    REQUIRE(log.open({segments * 64 * kKiB, nullptr, 0, 16}, &budget, &epochs) == 0);
+    REQUIRE(log.open({.bytes = segments * 64 * kKiB, .segment_bits = 16}, &budget, &epochs) == 0);
   }
   ~BareLog() { log.close(); }
   // Fills so many segments with 15 records each, of which so many stay alive.

@@ -59,7 +59,8 @@ int load_pairs(const KvCommand& command, const std::string& from, LoadedPair& pa
     const std::string text = text_of(
         "%s: pair %llu of %s (%zu bytes): %s%s; %s", command.place.c_str(),
         static_cast<unsigned long long>(reader.pairs()), from.c_str(), pair.key.size() + pair.value.size(),
-        errno_text(status), status == -ENOSPC ? ": the store is full, or its index has no DRAM" : "", may_hold(*out));
+        errno_text(status), status == -ENOSPC ? ": the store is full (lunar kv grow), or its index has no DRAM" : "",
+        may_hold(*out));
     const int code = command.failed(status, text);
     return code == kKvRefused && reader.pairs() > 1 ? kKvFailed : code;
   }

@@ -7,7 +7,8 @@
 //   a=b[=c..]        a stripe over those; not where the whole is a URI or names a file
 //
 // LUNAR_KV_DRAM, LUNAR_KV_SIZE: kv/kept_place.h. A place that gives more and more is a file that the store makes or
-// that was empty, and a virtual LUN that was asked for; the default is ark_create_verbose's `size`, 1 GiB at least.
+// that was empty, and a virtual LUN that was asked for: the store begins with ark_create_verbose's `size` and grows, or
+// has LUNAR_KV_SIZE and does not.
 // lunar_kv_open() has a parameter for each, which counts before them.
 //   LUNAR_KV_DURABILITY  flush (default), group, each: when what is set with ARK_KV_PERSIST_STORE is durable
 // Threading: any, blocking. No variable counts in a setuid program (config/trust.h).
@@ -30,7 +31,9 @@ namespace lunar::ark {
 namespace {
 
 constexpr unsigned kDevicesMax = 8;
-constexpr uint64_t kSizeLeast = kGiB, kPathMax = 4096;
+constexpr uint64_t kSizeLeast = kGiB;      // in memory, and of a file that is made for a store that is kept
+constexpr uint64_t kSizeFirst = 1 * kMiB;  // of a store that grows
+constexpr uint64_t kPathMax = 4096;
 
 int durability_of(const CreateOptions& options, kv::Durability* out, ErrorText* why) {
   if (options.durability != 0) {
@@ -147,6 +150,7 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
   if (status == 0) status = durability_of(options, &durability, why);
   if (status < 0) return status;
   kv::StoreOptions store;
+  store.says_when_full = true;
   store.shards = shards_for(options.threads);
   store.expected_keys = options.hash_count ? options.hash_count : 1 << 20;
   const char* path = options.path ? options.path : "";
@@ -184,7 +188,8 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
     return status;
   }
   // Else all that the device has.
-  store.log_bytes = grows ? (wanted ? wanted : larger(options.size, kSizeLeast)) : 0;
+  store.log_bytes = !grows ? 0 : wanted ? wanted : larger(options.size, kSizeFirst);
+  store.log_bytes_most = grows && !wanted ? room : 0;
   return kv::Store::open(store, out, why);
 }
 

@@ -218,3 +218,77 @@ TEST_CASE("ark-as-ibm: a store in memory gives the memory of deleted pairs back,
   fill(store, kKeys, 4000);
   CHECK(store.get("49999") == std::string(4000, 'v'));
 }
+
+TEST_CASE("ark-as-ibm: stores on one LUN share it: each has what it asked for, and grows into what is free") {
+  setenv("LUNAR_KV_DRAM", "16m", 1);
+  const File lun(512 << 20);
+  const std::string value(4000, 'v');
+  struct Small {
+    ARK* ark = nullptr;
+    ~Small() { (void)ark_delete(ark); }
+  };
+  {
+    std::vector<Small> stores(6);
+    for (Small& one : stores) {
+      REQUIRE(ark_create_verbose(const_cast<char*>(lun.path), &one.ark, 40 << 20, 4096, 1000, 2, 0, 0,
+                                 ARK_KV_VIRTUAL_LUN) == 0);
+      uint64_t bytes = 0;
+      CHECK((ark_allocated(one.ark, &bytes) == 0 && bytes >= 40u << 20 && bytes < 80u << 20));
+    }
+    int64_t res;
+    const auto set = [&](ARK* ark, const std::string& key) {
+      return ark_set(ark, key.size(), data_of(key), value.size(), data_of(value), &res);
+    };
+    for (Small& one : stores)
+      for (int i = 0; i < 8000; ++i) REQUIRE(set(one.ark, std::to_string(i)) == 0);
+    int most = 8000;  // in the first, which takes all that is left
+    while (set(stores[0].ark, std::to_string(most)) == 0) ++most;
+    CHECK(most * uint64_t{4000} > 200u << 20);
+    for (int i = 0; i < 20'000; ++i) REQUIRE(set(stores[1].ark, std::to_string(i % 8000)) == 0);  // by cleaning
+    REQUIRE(ark_delete(stores[2].ark) == 0);
+    stores[2].ark = nullptr;
+    usleep(1'100'000);  // a LUN that was full is not asked again at once
+    for (int i = 8000; i < 16'000; ++i) REQUIRE(set(stores[1].ark, std::to_string(i)) == 0);
+    REQUIRE(ark_delete(stores[4].ark) == 0);
+    stores[4].ark = nullptr;
+    usleep(1'100'000);
+    const std::string large(20 << 20, 'l');
+    CHECK(ark_set(stores[3].ark, 5, data_of("large"), large.size(), data_of(large), &res) == 0);
+    std::string found(large.size(), '.');
+    CHECK(ark_get(stores[3].ark, 5, data_of("large"), found.size(), found.data(), 0, &res) == 0);
+    CHECK((found == large));
+    std::string one(4000, '.');
+    int wrong = 0;
+    for (int i = 0; i < most; ++i) {
+      const std::string key = std::to_string(i);
+      wrong += ark_get(stores[0].ark, key.size(), data_of(key), one.size(), one.data(), 0, &res) != 0 || one != value;
+    }
+    CHECK(wrong == 0);
+  }
+  std::vector<Small> many(20);  // of the size that the original begins with
+  for (Small& one : many) CHECK(ark_create(const_cast<char*>(lun.path), &one.ark, ARK_KV_VIRTUAL_LUN) == 0);
+  unsetenv("LUNAR_KV_DRAM");
+}
+
+TEST_CASE("ark-as-ibm: a store in a directory grows beyond its size, unless LUNAR_KV_SIZE limits it") {
+  setenv("LUNAR_KV_DRAM", "16m", 1);
+  {
+    const Store store("/var/tmp");
+    REQUIRE(store.status == 0);
+    const uint64_t first = told(store, ark_allocated);
+    CHECK(first < 64u << 20);
+    fill(store, 30'000, 4000);
+    CHECK(told(store, ark_allocated) > 120u << 20);
+    CHECK(store.get("29999") == std::string(4000, 'v'));
+    for (int i = 0; i < 5; ++i) fill(store, 20'000, 4000);
+    CHECK(told(store, ark_allocated) < 300u << 20);  // what is dead is cleaned
+  }
+  setenv("LUNAR_KV_SIZE", "32m", 1);
+  const Store store("/var/tmp");
+  CHECK(told(store, ark_allocated) == 32u << 20);
+  int rc = 0;
+  for (int i = 0; i < 20'000 && rc == 0; ++i) rc = store.set(std::to_string(i), std::string(4000, 'v'));
+  CHECK(rc == ENOSPC);
+  unsetenv("LUNAR_KV_SIZE");
+  unsetenv("LUNAR_KV_DRAM");
+}
