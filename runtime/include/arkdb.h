@@ -13,7 +13,9 @@
  *                            100 GiB
  *               EIO, EBADMSG and other errors of the device: a pair could not be read or written. Damaged data are
  *                            never returned
- *   lengths     Lengths are in bytes, from 0 on: a key and a value may be empty. *res and *klen are -1 if a call fails.
+ *   lengths     Lengths are in bytes, from 0 on: a key and a value may be empty.
+ *   results     With EINVAL nothing is stored through any pointer. If a call fails for another reason, *res and *klen
+ *               are -1, and a handle is not stored.
  *   handles     ARK, ARC and ARI are opaque: never dereference a pointer to one. No two handles of a process are equal.
  *   threads     Any thread may use any call at any time. Calls on the same iterator run one after the other. Operations
  *               on one key take effect one after the other. The calls are not async-signal-safe.
@@ -39,7 +41,7 @@ typedef uint64_t ARK; /* a store */
 typedef uint64_t ARI; /* an iterator over keys */
 
 /* ---- flags of ark_create; other bits have no meaning ---- */
-#define ARK_KV_VIRTUAL_LUN 0x1   /* a virtual LUN of the requested size on the device. In memory: `size` is no limit */
+#define ARK_KV_VIRTUAL_LUN 0x1   /* a virtual LUN on the device, of `size` at first. In memory: `size` is no limit */
 /* ark_flush() and ark_delete() make the content of the store durable: after any crash, all that the last successful
  * call wrote is there. The store is on a file, a device or a URI of one, which this process alone may use, and which
  * is blank or contains a store that persists. That store is overwritten. */
@@ -77,11 +79,12 @@ typedef struct
  *             or a URI: file:, nvme:, pmem:, capi:, sim:, mem:SIZE, stripe:, paths:. a=b[=c..]: a stripe over up to
  *             8 of these, if the whole string is neither a URI nor the name of a file. A file or device that
  *             contains data is refused, unless the data are left over from a temporary store
- *   ark       receives the handle; NULL on failure
+ *   ark       receives the handle; unchanged on failure
  *   size      bytes of pairs. In memory this is a limit (less than 1 GiB means 1 GiB; 0 means no limit but the DRAM
- *             budget). In a file that grows, and with ARK_KV_VIRTUAL_LUN, it is the space to take, at least 1 GiB
- *             (ENOSPC: there is less than `size`). In all other cases the whole device is used
- *   bsize     ignored
+ *             budget). In a file that grows, and with ARK_KV_VIRTUAL_LUN, it is the space to begin with, at least 16
+ *             segments of 64 KiB to 1 MiB (ENOSPC: there is less than `size`); the store takes more of the file system
+ *             or device as it fills. In all other cases the whole device is used
+ *   bsize     ignored: pairs are packed, not stored in blocks
  *   hcount    number of keys to expect, a hint: the index grows beyond it (0: 1 Mi)
  *   nthreads  threads for asynchronous calls, 1..256 (more: 256), each started when it is first needed
  *   nqueue    how many asynchronous calls may wait for one of these threads: 48..65536 (outside: the nearest; <= 0:
@@ -92,7 +95,7 @@ typedef struct
  *   LUNAR_KV_DRAM        the DRAM of a store, a hard limit (default: a quarter of the available memory). It does not
  *                        include 96 bytes for each of `basyncs`, the stacks of threads, and the keys that an
  *                        iterator holds
- *   LUNAR_KV_SIZE        overrides `size`
+ *   LUNAR_KV_SIZE        overrides `size`, and is a limit: the store does not grow beyond it
  *   LUNAR_KV_DURABILITY  with ARK_KV_PERSIST_STORE, when a change is durable. flush: with the next ark_flush or
  *                        ark_delete; group: when the call returns, threads share writes; each: the same, without
  *                        waiting for others
@@ -111,7 +114,7 @@ int ark_create_verbose(char *path, ARK **ark, uint64_t size, uint64_t bsize, uin
  * store. */
 int ark_delete(ARK *ark);
 
-/* Returns another handle to the store (NULL on failure), with its own limit of `nasync` asynchronous calls (<= 0,
+/* Returns another handle to the store, with its own limit of `nasync` asynchronous calls (<= 0,
  * and ark_connect: 8192). ENOMEM: also if 65536 handles are open. */
 int ark_connect_verbose(ARC **arc, ARK *ark, int nasync);
 int ark_connect(ARC **arc, ARK *ark);
@@ -166,19 +169,21 @@ int ark_next(ARI *iter, uint64_t kbuflen, int64_t *klen, void *kbuf);
 /* As many of the next keys as fit into kbuf, one keye_t after the other; *num_keys: how many. ENOSPC: not even the
  * next one fits (*num_keys is 0). ENOENT and others as for ark_next. */
 int ark_nextN(ARI *iter, uint64_t kbuflen, void *kbuf, int64_t *num_keys);
-/* An arbitrary key, truncated to kbuflen (> 0) bytes; *klen: its length. ENOENT: the store is empty. */
+/* A key, truncated to kbuflen (> 0) bytes; *klen: its length. Calls return each key once, in the order of the keys'
+ * hashes, and then begin again. ENOENT: the store is empty. EIO, EBADMSG: a key could not be read and was skipped. */
 int ark_random(ARK *ark, uint64_t kbuflen, uint64_t *klen, void *kbuf);
 
 /* ---- the store ---- */
 int ark_allocated(ARK *ark, uint64_t *size); /* bytes that the log of pairs can hold */
-int ark_inuse(ARK *ark, uint64_t *size);     /* of these, bytes in segments that are in use */
+int ark_inuse(ARK *ark, uint64_t *size);     /* of these, bytes in segments that hold pairs */
 int ark_actual(ARK *ark, uint64_t *size);    /* bytes of keys and values */
 int ark_count(ARK *ark, int64_t *count);     /* pairs */
 /* Operations so far (including steps of iterators); reads and writes of the device so far. */
 int ark_stats(ARK *ark, uint64_t *ops, uint64_t *ios);
 /* Makes the content of a store that persists durable: ARK_KV_PERSIST_LOAD finds it after any crash. Writers are not
  * blocked meanwhile. (A full store also does this by itself, to make room.) ENOSPC, EIO and others: the device holds
- * the content of the last successful flush, or the new one. For other stores the call returns 0. */
+ * the content of the last successful flush, or the new one.
+ * A store that does not persist is emptied: all pairs are deleted, as one change. */
 int ark_flush(ARK *ark);
 
 /* Forks the process when no call is in progress on the store (new ones wait meanwhile). The child has its own copy

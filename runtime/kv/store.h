@@ -150,14 +150,14 @@ class Store {
   // Deletes all pairs at once, as one change: no call sees a part of them. -EOPNOTSUPP: a store that is kept.
   [[nodiscard]] int clear();
   bool is_kept() const { return kept_; }
-  // Makes a store that is kept take all of its place, which has become larger; it may only be closed afterwards. After a
+  // Makes a store that is kept take all of its place, which has become larger; it may only be closed then. After a
   // crash it is what it was, or larger. 0; -ENODATA: the place is no larger; -ENOMEM: that needs more DRAM; -EINVAL;
   // -errno: it is as it was, or larger. Pre: opened with log_bytes_most, and durability kFlush.
   [[nodiscard]] int grow_place();
   // Cleans as long as that frees segments, and flushes. For a persistent store. 0; -errno of the device, -EROFS.
   [[nodiscard]] int compact();
   // A key: returns its length and copies up to `bytes` of it. Calls go through all keys, in the order of their hashes,
-  // as one walk does, and then begin again; a key that is gone meanwhile does not come. -ENOENT: there is none. -ENOMEM;
+  // as one walk does, and then begin again; a key that is gone by then does not come. -ENOENT: there is none. -ENOMEM;
   // -EIO, -EBADMSG: a key could not be read and was skipped.
   [[nodiscard]] int64_t random(void* buffer, uint64_t bytes);
 

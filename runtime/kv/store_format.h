@@ -4,8 +4,9 @@
 //   0            4 KiB    8 KiB           60 KiB       64 KiB                              back_offset
 //   │ Superblock │ root A │ root B │ ...  │ Superblock │ segment 0 │ segment 1 │ ...       │ root A │ root B │
 //
-// Superblock: the geometry, in two copies; written when the store is created, and never changed. Root: where the saved
-// state begins, an atomic image in two copies (lun/volume/atomic_image.h says why it survives any crash).
+// Superblock: the geometry, in two copies; written when the store is created, and changed only where it grows
+// (grow.cpp). Root: where the saved state begins, an atomic image in two copies (lun/volume/atomic_image.h says why it
+// survives any crash).
 //
 // The saved state is everything else: what each segment holds, and the index. It is in segments of the log that form a
 // chain. A link begins with a StateLink, and all but the last are full (link_room). The bytes of the links, one after

@@ -456,6 +456,14 @@ TEST_CASE("kv-hpp: counts, a random key, flush of a scratch store") {
   CHECK(stats->operations >= 4);
   CHECK(stats->device_ios == 0);
   CHECK(store.flush());
+  CHECK(*store.count() == 1);  // flush is no clear
+  REQUIRE(store.set("short", "12345"));
+  std::set<std::string> seen;
+  for (int i = 0; i < 4; ++i) seen.insert(*store.random_key());
+  CHECK(seen == std::set<std::string>{"short", key});
+  CHECK(store.clear());
+  CHECK(*store.count() == 0);
+  CHECK(store.random_key().error() == kv::not_found);
 }
 
 // ---- keys ----

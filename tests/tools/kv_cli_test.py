@@ -569,9 +569,24 @@ def test_compact(directory):
     check(again["gained_bytes"] == 0, f"compacted twice: {again}")
 
 
+def test_grow(directory):
+    pairs = {b"%d" % number: os.urandom(400) for number in range(6_000)}
+    place = make(directory, "grow.kv", pairs=pairs)
+    before = as_json("info", place)
+    refused(["grow", place], ["has all of its place", "--size"], place)
+    refused(["grow", place, "--size", "2m"], ["large already"], place)
+    told = as_json("grow", place, "--size", "48m")
+    check(os.stat(place).st_size == 48 * MIB and told["place_bytes"] > before["place_bytes"], f"{before} {told}")
+    check(pairs_of(place) == pairs and as_json("check", place)["verdict"] == "clean", "grow lost something")
+    os.truncate(place, 64 * MIB)   # as a device that was made larger
+    check(as_json("grow", place)["place_bytes"] > told["place_bytes"], "grow by what the place has gained")
+    done("set", place, "large", given=os.urandom(40 * MIB))
+    check(as_json("check", place)["verdict"] == "clean", "after it")
+
+
 def test_words(directory):
     place = os.path.join(directory, "absent")
-    for verb in ("info", "check", "dump", "scan", "compact", "load"):
+    for verb in ("info", "check", "dump", "scan", "grow", "compact", "load"):
         refused([verb, place], ["absent", "lunar kv create"], given=b"x")
         check(b"Usage" in done(verb, "--help") or b"PLACE" in done(verb, "--help"), f"{verb} --help")
     with open(place, "wb") as file:

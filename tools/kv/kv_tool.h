@@ -65,6 +65,7 @@ int kv_del(int argc, char** argv);
 int kv_scan(int argc, char** argv);
 int kv_load(int argc, char** argv);
 int kv_dump(int argc, char** argv);
+int kv_grow(int argc, char** argv);
 int kv_compact(int argc, char** argv);
 
 // All pairs of a store that was opened with kLook, in the order of the device.

@@ -22,6 +22,7 @@ const Subcommand kVerbs[] = {
     {"scan", "list the keys", kv_scan},
     {"load", "set all pairs of a stream; a blank place becomes a store", kv_load},
     {"dump", "write all pairs as a stream", kv_dump},
+    {"grow", "take the rest of a place that became larger, or make a file larger", kv_grow},
     {"compact", "free the space of replaced and deleted pairs", kv_compact},
 };
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar kv create and compact: what changes a store's place or the room that it takes there.
+// lunar kv create, grow and compact: what changes a store's place or the room that it takes there.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <errno.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "kv/inspect.h"
 #include "tools/kv/kv_tool.h"
@@ -91,6 +92,74 @@ int kv_create(int argc, char** argv) {
   store->info(&info);
   store->close();
   show_created(command, info);
+  return kKvDone;
+}
+
+// Of a regular file, beyond what it is. 0 or an exit code.
+static int enlarge_file(const KvCommand& command, uint64_t bytes) {
+  std::error_code error;
+  const auto now = std::filesystem::file_size(command.place, error);
+  if (error || !std::filesystem::is_regular_file(command.place))
+    return command.refuse("--size is for a store on a file; a device is made larger by its own means");
+  if (bytes <= now)
+    return command.refuse(text_of("--size: %s is %s large already", command.place.c_str(), size_text(now).c_str()));
+  std::filesystem::resize_file(command.place, bytes, error);
+  return error ? command.failed(-error.value(), text_of("%s: cannot be made %s large: %s", command.place.c_str(),
+                                                        size_text(bytes).c_str(), error.message().c_str()))
+               : 0;
+}
+
+int kv_grow(int argc, char** argv) {
+  KvCommand command("grow",
+                    "Makes a store take the rest of a device or file that became larger (lvextend, truncate), or, with "
+                    "--size, makes its file larger first. No pair is lost if it is interrupted.");
+  std::string size;
+  command.app().add_option("--size", size, "size of the file, such as 20g");
+  if (const auto code = command.parse(argc, argv)) return *code;
+  uint64_t bytes = 0;
+  int code = 0;
+  if (!command.size("--size", size, &bytes, &code)) return code;
+  kv::Store* store = nullptr;
+  if (bytes != 0) {  // what cannot be opened stays as it is
+    if (code = command.open(kv::Take::kLoad, &store); code != 0) return code;
+    store->close();
+    if (code = enlarge_file(command, round_down(bytes, kv::media::kBlockBytes)); code != 0) return code;
+  }
+  kv::StoreOptions options;
+  if ((code = command.dram(&options.dram_bytes)) != 0) return code;
+  options.log_bytes_most = UINT64_MAX;
+  kv::KeptPlace place;
+  place.path = command.place.c_str();
+  place.take = kv::Take::kLoad;
+  place.caller = "key/value store";
+  place.advice = ", not a key/value store; is the name right?";
+  options.log_bytes = 0;
+  ErrorText why;
+  if (const int status = kv::kept_store_open(place, &options, &store, &why); status < 0)
+    return command.failed_to_open(status, why);
+  const uint64_t before = store->bytes_allocated();
+  const int status = store->grow_place();
+  kv::StoreInfo info;
+  store->info(&info);
+  store->close();
+  if (status == -ENODATA)
+    return command.refuse(text_of("%s: the store has all of its place; make that larger first%s", command.place.c_str(),
+                                  bytes == 0 ? " (of a file: --size)" : " by at least a segment"));
+  if (status == -ENOMEM)
+    return command.refuse(
+        text_of("%s: a store of that size wants more DRAM; give a larger --dram", command.place.c_str()));
+  if (status < 0)
+    return command.failed(status,
+                          text_of("%s: stopped: %s; no pair is lost", command.place.c_str(), errno_text(status)));
+  if (command.json) {
+    JsonWriter json;
+    json.open('{').field("place", command.place).field("place_bytes", info.place_bytes);
+    json.field("segment_bytes", info.segment_bytes).field("segments", all_segments(info)).close('}');
+    print_json(json);
+  } else {
+    printf("%s: %s for pairs, before %s\n", printable(command.place).c_str(),
+           size_text(all_segments(info) * info.segment_bytes).c_str(), size_text(before).c_str());
+  }
   return kKvDone;
 }
 

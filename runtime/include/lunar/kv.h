@@ -36,7 +36,7 @@ typedef struct lunar_kv_options {
   uint64_t dram_bytes;    /* DRAM that the store may use, a hard limit. 0: LUNAR_KV_DRAM, otherwise a quarter of the
                              available memory */
   uint64_t size_bytes;    /* in memory, a limit for the pairs; otherwise the space to take of a file that grows or
-                             for a virtual LUN. 0: LUNAR_KV_SIZE, otherwise as for ark_create */
+                             for a virtual LUN, a limit too. 0: LUNAR_KV_SIZE, otherwise as for ark_create */
   uint64_t expected_keys; /* a hint. 0: 1 Mi */
   uint32_t threads;       /* for asynchronous calls, each started when it is first needed; 1..256. 0: 20 */
   uint32_t queue_depth;   /* asynchronous calls that may wait for one of these threads; 48..65536. 0: 400 */

@@ -35,6 +35,7 @@
 
 #include <lunar/kv.h>
 
+#include <atomic>
 #include <cerrno>
 #include <concepts>
 #include <coroutine>
@@ -450,19 +451,21 @@ class Store {
     raw.queue_depth = options.asyncs != 0 ? options.asyncs : 8192;  // so that `asyncs` alone is the limit
     ARK* ark = nullptr;
     if (const int status = lunar_kv_open(&raw, &ark); status != 0) return detail::error_of(status);
-    return Store(ark, options.value_bytes);
+    return Store(ark, options.value_bytes, (raw.flags & (ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD)) != 0);
   }
 
   // Closes the store, as close() does; errors are only reported by a line on standard error. If it runs on a thread of
   // the store itself (in a callback, or in a coroutine that was resumed there) it ends the program (std::terminate), as
   // the destructor of a std::thread that was not joined does.
   ~Store() { reset(); }
-  Store(Store&& other) noexcept : ark_(std::exchange(other.ark_, nullptr)), value_bytes_(other.value_bytes_) {}
+  Store(Store&& other) noexcept
+      : ark_(std::exchange(other.ark_, nullptr)), value_bytes_(other.value_bytes_), persists_(other.persists_) {}
   Store& operator=(Store&& other) noexcept {
     if (this == &other) return *this;
     reset();
     ark_ = std::exchange(other.ark_, nullptr);
     value_bytes_ = other.value_bytes_;
+    persists_ = other.persists_;
     return *this;
   }
 
@@ -548,10 +551,10 @@ class Store {
   // ---- the whole store ----
 
   Keys keys() const noexcept { return Keys(ark_); }
-  // An arbitrary key. ENOENT: the store is empty
+  // A key: each once, in the order of the keys' hashes, and then again. ENOENT: the store is empty
   Result<std::string> random_key() const noexcept {
     std::string key;
-    for (std::uint64_t room = 256;;) {
+    for (std::uint64_t room = key_room_.load(std::memory_order_relaxed);;) {
       if (!detail::resize(key, room)) return detail::error_of(ENOMEM);
       std::uint64_t length = 0;
       if (const int status = ark_random(ark_, room, &length, key.data()); status != 0) return detail::error_of(status);
@@ -559,7 +562,8 @@ class Store {
         detail::cut(key, length);
         return key;
       }
-      room = length;  // ark_random may return another key then
+      room = length;  // for the next key, and for this one in the next round
+      key_room_.store(room, std::memory_order_relaxed);
     }
   }
   Result<std::uint64_t> count() const noexcept {
@@ -576,11 +580,14 @@ class Store {
     return out;
   }
   // Makes the content of a store that persists durable: the next open finds it after any crash. Writers are not blocked
-  // meanwhile.
-  Result<void> flush() noexcept { return result_of(ark_flush(ark_)); }
+  // meanwhile. For other stores it does nothing.
+  Result<void> flush() noexcept { return ark_ != nullptr && !persists_ ? Result<void>() : result_of(ark_flush(ark_)); }
+  // Deletes all pairs, as one change. EOPNOTSUPP: the store persists
+  Result<void> clear() noexcept { return result_of(persists_ ? EOPNOTSUPP : ark_flush(ark_)); }
 
  private:
-  Store(ARK* ark, std::size_t value_bytes) noexcept : ark_(ark), value_bytes_(value_bytes) {}
+  Store(ARK* ark, std::size_t value_bytes, bool persists) noexcept
+      : ark_(ark), value_bytes_(value_bytes), persists_(persists) {}
 
   static std::uint64_t flags_of(Contents contents) noexcept {
     switch (contents) {
@@ -621,6 +628,8 @@ class Store {
 
   ARK* ark_ = nullptr;
   std::size_t value_bytes_ = 0;
+  bool persists_ = false;
+  mutable std::atomic<std::uint64_t> key_room_{256};
 };
 
 }  // namespace lunar::kv::inline v0

@@ -62,7 +62,8 @@ TEST_CASE("ark-edges: a call with an argument that cannot be writes nothing") {
   ARK* made = ark;
   CHECK((ark_create_verbose(nullptr, &made, 0, 0, 0, 0, 0, 0, 0) == EINVAL && made == ark));
   CHECK((ark_connect(&made, nullptr) == EINVAL && made == ark));
-  CHECK((ark_create_verbose(const_cast<char*>("/nowhere/at all"), &made, 0, 0, 0, 1, 0, 0, 0) == ENOENT && made == ark));
+  CHECK(
+      (ark_create_verbose(const_cast<char*>("/nowhere/at all"), &made, 0, 0, 0, 1, 0, 0, 0) == ENOENT && made == ark));
   CHECK(ark_next(iterator, sizeof key, &found, key) == ENOENT);
 }
 
