@@ -561,7 +561,24 @@ void charge_difference(PagerState& state, int64_t resident) {
           space_remedy(state, space_bound(state, static_cast<uint64_t>(more))));
 }
 
+// A foreign piece that the program keeps from its children (MADV_DONTFORK) leaves a hole. No map of the child's own may
+// come to lie there: the place is still the region's.
+void close_foreign_holes(PagerState& state) {
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
+    const Region& region = *state.regions.sorted[i].load();
+    char* end = region.base + (region.pages << state.page_shift);
+    for (char *at = region.base, *stop; at < end; at = stop) {
+      bool foreign = false;
+      stop = state.foreign.run(at, end, &foreign);
+      if (!foreign) continue;
+      const uint64_t first = region.page_of(at).value, count = static_cast<uint64_t>(stop - at) >> state.page_shift;
+      claim_place(region, first, first + count, [](uint64_t, uint64_t, int) {});
+    }
+  }
+}
+
 void child_locked(PagerState& state, bool of_libc, const void* here) {
+  close_foreign_holes(state);
   t_checked = {};
   sys::note_memory_owner();
   if (of_libc) sys::threads_unmap_parents(here);
