@@ -9,6 +9,7 @@
 //   cap_member spawns N KIB         starts N programs that hold KIB each, for a second; a program that gets none ends
 //   cap_member late MIB             forks, and takes and fills MIB in a fork handler of its own; parent and child
 //                                   rewrite it at the same time
+//   cap_member closing WORD...      closes all descriptors but three by a system call of its own, then is `cap_member WORD...`
 //   cap_member burst MIB            fills MIB, then doubles its heap at once, with two threads, as fast as it can
 //
 // Exit code 0: every page held what its process wrote.
@@ -25,6 +26,8 @@
 #include <unistd.h>
 
 #include <thread>
+
+#include "sys/kernel_call.h"
 
 namespace {
 
@@ -218,5 +221,9 @@ int main(int argc, char** argv) {
     return hold(number(2) * (1 << 20) / kPage, static_cast<int>(number(3)), static_cast<int>(number(4)), argv[5],
                 static_cast<unsigned>(number(6)));
   if (argc >= 2 && strcmp(argv[1], "nap") == 0) return usleep(100000);
+  if (argc >= 3 && strcmp(argv[1], "closing") == 0) {
+    (void)lunar::sys::kernel_call(SYS_close_range, {3, ~0u, 0, 0, 0, 0});
+    return execv(argv[0], argv + 1);
+  }
   return 64;
 }
