@@ -6,6 +6,7 @@
 //   page_tables all_used    3 GiB in a budget of 16 MiB are written and read again (--long; else 512 MiB)
 //   page_tables refused     memory whose tables cannot fit is refused, with a line; the rest works
 //   page_tables forked      a child of sparse memory reads it, changes it, and gives it up
+//   page_tables shrunk      a budget that the tables of committed memory may fill is refused
 //   page_tables reused      faults, discards, prefetches and evictions of neighbours in the same leaves: every page has
 //                           the content that it was given last
 #include <errno.h>
@@ -145,6 +146,20 @@ void forked() {
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
+void shrunk() {
+  constexpr uint64_t kBytes = 8 * kGiga;
+  tier::start_tier(64 * kMega, kBytes + kGiga);
+  char* base = new_region(kBytes);
+  const uint64_t leaf = lunar::kLeafPages * lunar_page_bytes();
+  REQUIRE_THAT(lunar_set_dram(16 * kMega) == -EBUSY, "a budget that cannot hold the page tables was taken");
+  REQUIRE_THAT(tier::stats().dram_budget_bytes == 64 * kMega, "the budget has changed");
+  REQUIRE_THAT(lunar_set_dram(48 * kMega) == 0, "a budget that holds the page tables was refused");
+  for (uint64_t at = 0; at < kBytes; at += leaf) base[at] = 1;  // all tables that there may be
+  REQUIRE_THAT(lunar_region_destroy(base, kBytes) == 0, "destroy");
+  for (int i = 0; i < 500 && lunar_set_dram(16 * kMega) != 0; ++i) usleep(10000);
+  REQUIRE_THAT(tier::stats().dram_budget_bytes == 16 * kMega, "what was given back is still promised");
+}
+
 // Pages are dealt out to the threads, so that the owners of a leaf's pages are several.
 void reused() {
   constexpr unsigned kThreads = 4;
@@ -211,9 +226,11 @@ int main(int argc, char** argv) {
     refused();
   else if (name == "forked")
     forked();
+  else if (name == "shrunk")
+    shrunk();
   else if (name == "reused")
     reused();
   else
-    REQUIRE_THAT(false, "usage: page_tables sparse|given_back|all_used|refused|forked|reused");
+    REQUIRE_THAT(false, "usage: page_tables sparse|given_back|all_used|refused|forked|shrunk|reused");
   return 0;
 }

@@ -65,8 +65,9 @@ LUNAR_API const char *lunar_error(void) LUNAR_NOEXCEPT;
 /* The size of a system page in bytes. May be called before lunar_init. */
 LUNAR_API size_t lunar_page_bytes(void) LUNAR_NOEXCEPT;
 /* Changes the DRAM budget at run time. To shrink it, pages are evicted; the call returns when the new cap holds.
- * -EINVAL: less or more than lunar_config.dram_bytes may be. -EBUSY: either more than half of `bytes` is pinned, and
- * the cap stays as it was; or the resident pages did not leave DRAM within a minute, and the new cap stays in force. */
+ * -EINVAL: less or more than lunar_config.dram_bytes may be. -EBUSY: either more than half of `bytes` is pinned, or
+ * the page tables promised to what this process tree has committed would not fit beside buffers and pins, and the cap
+ * stays as it was; or the resident pages did not leave DRAM within a minute, and the new cap stays in force. */
 LUNAR_API int lunar_set_dram(uint64_t bytes) LUNAR_NOEXCEPT;
 
 /* ---- allocation: as malloc(3), but of tiered memory -------------------------------------------------------------- */
