@@ -409,6 +409,7 @@ int64_t settle_words(PagerState& state) {
   uint8_t present[kChunkPages];
   state.luns_referred = 0;
   tables_enter_child(state);
+  promise_enter_child(state);
   wipe_in_child(state);
   for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
     Region* region = state.regions.sorted[r].load();
@@ -503,8 +504,8 @@ void enter_plain_child(PagerState& state) {
   state.next_activation_ns.store(0);
   // What other threads of the parent's were in the midst of.
   kept_pages_enter_child();
-  tables_unlock_in_child();
-  promise_unlock_in_child();
+  tables_enter_child(state);
+  promise_enter_child(state);
   state.mutators.store(0);
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) state.regions.sorted[i].load()->grow_lock.reset_in_child();
   standby_open(state, true);
@@ -550,7 +551,7 @@ void charge_difference(PagerState& state, int64_t resident) {
     state.account.give_maybe_shared(g_fork.charged - resident);
   state.account.use_reserved(g_fork.fixed);
   tables_go_live(state);
-  promise_enter_child(state, g_fork.tables);
+  promise_go_live(state, g_fork.tables);
   // than it was when the fork was checked
   const int64_t more = static_cast<int64_t>(committed << state.page_shift) - g_fork.lun_bytes;
   if (more < 0)

@@ -84,7 +84,6 @@ class LeafPool {
   bool trim(PagerState& state);
   void end_region(PagerState& state, Region& region);
   void enter_child(PagerState& state);
-  void unlock_in_child() { lock_.unlock(); }
   void go_live(PagerState& state);
   int64_t pages() const { return charged_blocks_ + charged_spans_; }
   int64_t loose_units() const { return loose_units_; }
@@ -545,6 +544,5 @@ int64_t table_pages() { return g_pool.pages(); }
 int64_t tables_loose_units() { return g_pool.loose_units(); }
 void tables_go_live(PagerState& state) { g_pool.go_live(state); }
 void tables_enter_child(PagerState& state) { g_pool.enter_child(state); }
-void tables_unlock_in_child() { g_pool.unlock_in_child(); }
 
 }  // namespace lunar

@@ -138,6 +138,5 @@ void tables_go_live(PagerState& state);  // the account counts them from now on
 // In a forked child, before its words are looked at: the pool as the directories say, and the regions' table_pages.
 // The account counts nothing yet (tables_go_live).
 void tables_enter_child(PagerState& state);
-void tables_unlock_in_child();  // of a process that is not active
 
 }  // namespace lunar

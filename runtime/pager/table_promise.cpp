@@ -81,15 +81,18 @@ bool promise_change(PagerState& state, int64_t units) {
 
 int64_t promise_pages() { return g_promise.pages; }
 
-void promise_go_live(PagerState& state) {
+void promise_go_live(PagerState& state, int64_t handed) {
   sys::Locked<sys::SpinLock> lock(g_promise.lock);
   g_promise.live = true;
+  g_promise.pages = handed;
   (void)apply(state, g_promise.units, false);
 }
 
 // What the parent's other threads were counting may be counted half.
-void promise_enter_child(PagerState& state, int64_t handed) {
+void promise_enter_child(PagerState& state) {
   g_promise.lock.unlock();
+  g_promise.live = false;
+  g_promise.pages = 0;
   int64_t units = 0;
   for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
     const Region& region = *state.regions.sorted[r].load();
@@ -101,11 +104,7 @@ void promise_enter_child(PagerState& state, int64_t handed) {
       if (region.table.span_of(at).committed.load() != 0) units += span_units();
   }
   g_promise.units = units + tables_loose_units();
-  g_promise.pages = handed;
-  (void)apply(state, g_promise.units, false);
 }
-
-void promise_unlock_in_child() { g_promise.lock.unlock(); }
 
 int promise_commit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   const sys::ScopedSignalBlock signals;

@@ -34,12 +34,11 @@ uint64_t chunk_size(const Region& region, uint64_t chunk);  // pages
 
 // Changes the process' promise. False: it does not fit (never if units <= 0, or before activation).
 [[nodiscard]] bool promise_change(PagerState& state, int64_t units);
-int64_t promise_pages();                  // of DRAM
-int64_t pages_for_units(int64_t units);   // the same of a promise of so many
-void promise_go_live(PagerState& state);  // activation: it counts in the account from now on
-// In a forked child of an active process: counted anew; `handed` pages of it are in the account.
-void promise_enter_child(PagerState& state, int64_t handed);
-void promise_unlock_in_child();  // of a process that is not active
+int64_t promise_pages();                 // of DRAM
+int64_t pages_for_units(int64_t units);  // the same of a promise of so many
+// It counts in the account from now on, where `handed` pages of it are already.
+void promise_go_live(PagerState& state, int64_t handed = 0);
+void promise_enter_child(PagerState& state);  // counted anew, after tables_enter_child; in the account nothing
 
 // What a commit of an active process needs: a promise for [first, end). 0 or -ENOMEM, with nothing changed.
 [[nodiscard]] int promise_commit(PagerState& state, Region& region, uint64_t first, uint64_t end);

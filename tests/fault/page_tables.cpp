@@ -6,6 +6,7 @@
 //   page_tables all_used    3 GiB in a budget of 16 MiB are written and read again (--long; else 512 MiB)
 //   page_tables refused     memory whose tables cannot fit is refused, with a line; the rest works
 //   page_tables forked      a child of sparse memory reads it, changes it, and gives it up
+//   page_tables forked_early  the same before activation, while another thread looks at the table
 //   page_tables shrunk      a budget that the tables of committed memory may fill is refused
 //   page_tables reused      faults, discards, prefetches and evictions of neighbours in the same leaves: every page has
 //                           the content that it was given last
@@ -40,7 +41,7 @@ char* new_region(uint64_t bytes) {
   return base;
 }
 
-uint64_t table_bytes() { return static_cast<uint64_t>(lunar::table_pages()) * lunar_page_bytes(); }
+uint64_t table_bytes() { return static_cast<uint64_t>(lunar::table_pages()) * lunar::page_bytes(); }
 
 void sparse() {
   constexpr uint64_t kChunks = 2048;
@@ -146,6 +147,46 @@ void forked() {
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
+void forked_early() {
+  lunar::Options options;
+  lunar::ErrorText why;
+  REQUIRE_THAT(lunar::options_load(&options, environ, &why) == 0, "options: %s", why.text);
+  options.dram = 16 * kMega;
+  options.size = 2 * kGiga;
+  if (lunar::pager_create(options, &why) < 0) tier::skip("userfaultfd", why.text);
+  std::atomic<bool> looks{false}, done{false};
+  std::thread looking([&] {
+    const lunar::sys::ScopedSignalBlock signals;
+    const lunar::TableScope scope;
+    looks.store(true);
+    while (!done.load()) usleep(1000);
+  });
+  while (!looks.load()) usleep(1000);
+  const pid_t child = fork();
+  REQUIRE_THAT(child >= 0, "fork: %s", strerror(errno));
+  if (child == 0) {
+    constexpr uint64_t kBytes = kGiga;
+    lunar::Region* region = nullptr;
+    REQUIRE_THAT(lunar::region_create(kBytes, lunar::kRegionStrict, &region) == 0 &&
+                     lunar::region_commit(region, 0, kBytes) == 0 && lunar::pager_active(),
+                 "region");
+    char* base = lunar::region_base(region);
+    const uint64_t leaf = lunar::kLeafPages * lunar::page_bytes();
+    for (uint64_t round = 0; round < 4; ++round) {
+      for (uint64_t at = 0; at < kBytes; at += leaf) base[at] = 1;
+      REQUIRE_THAT(lunar::pager_discard(base, kBytes, lunar::Discard::kContents) == 0, "discard");
+    }
+    for (int i = 0; i < 500 && table_bytes() > kMega; ++i) usleep(10000);
+    REQUIRE_THAT(table_bytes() <= kMega, "the child's tables of nothing take %llu KiB",
+                 static_cast<unsigned long long>(table_bytes() / 1024));
+    _exit(0);
+  }
+  int status = 0;
+  REQUIRE_THAT(waitpid(child, &status, 0) == child && status == 0, "the child ended with %x", status);
+  done.store(true);
+  looking.join();
+}
+
 void shrunk() {
   constexpr uint64_t kBytes = 8 * kGiga;
   tier::start_tier(64 * kMega, kBytes + kGiga);
@@ -226,11 +267,13 @@ int main(int argc, char** argv) {
     refused();
   else if (name == "forked")
     forked();
+  else if (name == "forked_early")
+    forked_early();
   else if (name == "shrunk")
     shrunk();
   else if (name == "reused")
     reused();
   else
-    REQUIRE_THAT(false, "usage: page_tables sparse|given_back|all_used|refused|forked|shrunk|reused");
+    REQUIRE_THAT(false, "usage: page_tables sparse|given_back|all_used|refused|forked|forked_early|shrunk|reused");
   return 0;
 }
