@@ -40,7 +40,10 @@ class LockedPages {
     for (uint64_t page = region.table.next_used(first, end); ready_ && page < end;
          page = region.table.next_used(page + 1, end)) {
       PageWord was;
-      if (!take_there(region, page, &was)) continue;
+      if (!take_there(region, page, &was)) {
+        page = last_of_leaf(page);  // it has been retired; all of a leaf is held, or nothing
+        continue;
+      }
       const uint64_t group = page / kLeafPages - first / kLeafPages;
       held_[group / 64] |= uint64_t{1} << group % 64;
       gone_ |= was.state() == PageState::kGone;

@@ -417,7 +417,8 @@ int64_t settle_words(PagerState& state) {
     uint64_t end = region->table_pages.load(), charged = 0;
     for (uint64_t at = 0; at < end; at += kChunkPages) {
       uint64_t n = end - at < kChunkPages ? end - at : kChunkPages;
-      if (!region->table.uses(at, at + n)) continue;
+      // libc may have touched a page that is committed and has no word
+      if (!region->table.uses(at, at + n) && region->chunk_committed[at / kChunkPages].load() == 0) continue;
       check_known(present_own(state.foreign, region->address_of(PageIndex(at)), n, present));
       int32_t in_chunk = 0;
       int64_t evicted = 0;

@@ -123,8 +123,12 @@ class HeldPages {
     held_ = static_cast<bool*>(map_private(leaves(), ForkPolicy::kDontFork));
     PageWord was;
     for (uint64_t p = region.table.next_used(first, end); held_ != nullptr && p < end;
-         p = region.table.next_used(p + 1, end))
-      if (take_there(region, p, &was)) held(p) = true;
+         p = region.table.next_used(p + 1, end)) {
+      if (take_there(region, p, &was))
+        held(p) = true;
+      else
+        p = last_of_leaf(p);  // it has been retired; all of a leaf is held, or nothing
+    }
   }
   ~HeldPages() {
     if (held_ != nullptr) unmap_private(held_, leaves());

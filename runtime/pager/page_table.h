@@ -36,6 +36,7 @@ struct Leaf {
   uint64_t hashes[kLeafPages];
 };
 static_assert(sizeof(Leaf) == 256);
+constexpr uint64_t last_of_leaf(uint64_t page) { return page | (kLeafPages - 1); }
 
 // While one lives, no leaf that this thread has looked up is used again for other pages. Any thread with signals
 // blocked; nests; may wait inside (leaves come back later then).
