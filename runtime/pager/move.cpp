@@ -137,10 +137,13 @@ struct Run {
   uint64_t target, source;
   unsigned count;
   PageWord there[kRunPages] = {}, was[kRunPages] = {};
+  unsigned contents = 0;  // that have been moved
 
   char* target_at(unsigned i) const { return to.address_of(PageIndex(target + i)); }
   char* source_at(unsigned i) const { return from.address_of(PageIndex(source + i)); }
 };
+
+bool charged_on_touch(const Region& region) { return (region.flags & kRegionChargeOnTouch) != 0; }
 
 bool is_there(PageWord word) { return word.state() == PageState::kResident || word.state() == PageState::kPoisoned; }
 
@@ -300,10 +303,12 @@ void move_word(PagerState& state, Run& run, unsigned i) {
   const PageWord was = run.was[i];
   const uint64_t s = run.source + i, d = run.target + i;
   if (seized(was)) run.to.table.hash(d) = run.from.table.hash(s);
-  const PageWord moved = moved_word(state, run, i);
-  if (seized(was) && was.charged()) {
-    run.from.committed_pages.fetch_sub(1, std::memory_order_relaxed);
-    run.to.committed_pages.fetch_add(1, std::memory_order_relaxed);
+  PageWord moved = moved_word(state, run, i);
+  if (seized(was)) {
+    ++run.contents;
+    if (charged_on_touch(run.from)) run.from.committed_pages.fetch_sub(1, std::memory_order_relaxed);
+    if (charged_on_touch(run.to)) run.to.committed_pages.fetch_add(1, std::memory_order_relaxed);
+    moved = moved.with_charged(charged_on_touch(run.to));
   }
   // A lock goes along: on the new place before the old one is unlocked, so that no eviction comes between.
   if (pinned_by_program(run.from, s)) {
@@ -330,6 +335,16 @@ int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadabl
   return 0;
 }
 
+// With the space of what is moved to a map of the other kind: one is charged as a whole, the other by page.
+int move_charged(PagerState& state, Run& run, const Move& how, Unreadable& unreadable) {
+  const bool by_page = charged_on_touch(run.to), was_by_page = charged_on_touch(run.from);
+  if (by_page == was_by_page) return move_run(state, run, how, unreadable);
+  if (by_page && space_charge(state, run.count, true) < 0) return -ENOMEM;
+  const int rc = move_run(state, run, how, unreadable);
+  space_uncharge(state, by_page ? run.count - run.contents : run.contents);
+  return rc;
+}
+
 // An untouched part of the source: the target reads as zeros.
 int move_nothing(char* target, size_t bytes, const Move& how) {
   if (!how.replaces) return 0;
@@ -350,7 +365,7 @@ int move_runs(PagerState& state, const PageRange& to, const PageRange& from, con
     if (n > count - *done) n = count - *done;
     Run run{*to.region, *from.region, target, source, static_cast<unsigned>(n)};
     const int rc =
-        used ? move_run(state, run, how, unreadable) : move_nothing(run.target_at(0), n << state.page_shift, how);
+        used ? move_charged(state, run, how, unreadable) : move_nothing(run.target_at(0), n << state.page_shift, how);
     if (rc < 0) return rc;
     *done += n;
   }

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "preload_faults.h"
+#include "tier_stats.h"
 
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP 4
@@ -326,6 +327,24 @@ void refused_half_way() {
   CHECK(holds(p, kBytes, 25) && munmap(p, kBytes) == 0);
 }
 
+// The space that is promised follows the contents, whether a map is charged as a whole or, with MAP_NORESERVE, by page.
+void charges() {
+  constexpr int kMoved = MREMAP_MAYMOVE | MREMAP_FIXED;
+  for (const int flags : {0, MAP_NORESERVE}) {
+    if (!g_early) push_out();
+    const auto before = tier_stats().committed_bytes;
+    auto* p = static_cast<char*>(mmap(nullptr, kBytes, kRw, kPrivate | flags, -1, 0));
+    auto* target = static_cast<char*>(mmap(nullptr, kBytes, PROT_NONE, kPrivate | (flags ^ MAP_NORESERVE), -1, 0));
+    CHECK(tiered(p) && tiered(target));
+    fill(p, kBytes, 31);
+    CHECK(mremap(p, kBytes, kBytes, kMoved, target) == target);
+    push_out();
+    CHECK(holds(target, kBytes, 31));
+    if (!g_early) CHECK(tier_stats().committed_bytes == before + kBytes);
+    CHECK(munmap(target, kBytes) == 0 && tier_stats().committed_bytes == before);
+  }
+}
+
 struct Section {
   const char* name;
   void (*run)();
@@ -341,6 +360,7 @@ constexpr Section kSections[] = {
     {"ended", ended_beside_a_writer},
     {"marks", marks},
     {"refused", refused_half_way},
+    {"charges", charges},
 };
 const Section* g_section;
 
