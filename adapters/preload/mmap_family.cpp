@@ -242,14 +242,36 @@ void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t o
   return MAP_FAILED;
 }
 
+// mremap of a file's or shared memory to a place that touches the tier (MREMAP_FIXED); without old bytes it is a second
+// view of what is shared. The place becomes the kernel's first, as for shmat. Private anonymous memory is not let in: it
+// would be outside of the budget.
+static int remap_over_tier(char* from, size_t old_bytes, size_t new_bytes, int flags, char* to, void** out) {
+  size_t bytes = 0;
+  sys::MappedRange map;
+  if (!touches_tier(to, new_bytes, &bytes) || sys::mapping_of(from, &map) < 0 || map.anonymous) return -ENOMEM;
+  const auto nothing = [](char*, size_t) { return 0; };
+  int rc = for_parts(to, bytes, [](char* at, size_t n) { return maps_leave(at, n, true); }, nothing);
+  if (rc < 0) return rc;
+  rc = sys::remap(from, old_bytes, new_bytes, flags, to, out);
+  if (rc < 0)
+    (void)for_parts(to, bytes, maps_unmap, nothing);
+  else if ((flags & MREMAP_DONTUNMAP) == 0 && old_bytes != 0)
+    maps_moved_away(from, round_up(old_bytes, sys::page_bytes()));
+  return rc;
+}
+
 void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted,
                     const void* caller) {
   void* out = nullptr;
   int rc;
-  if (ready() && area_of(old_address) != nullptr)
+  const bool ours = ready() && region_find(old_address) != nullptr;  // not what a program has put into an area
+  if (ready() && !ours && (flags & MREMAP_FIXED) != 0 && areas_overlap(wanted, new_bytes))
+    rc =
+        remap_over_tier(static_cast<char*>(old_address), old_bytes, new_bytes, flags, static_cast<char*>(wanted), &out);
+  else if (ready() && area_of(old_address) != nullptr)
     rc = maps_remap(static_cast<char*>(old_address), old_bytes, new_bytes, flags, static_cast<char*>(wanted), &out);
-  else if (ready() && (region_find(old_address) != nullptr || (wanted != nullptr && areas_overlap(wanted, new_bytes))))
-    rc = -ENOMEM;  // the heap's pages, or a plain map into the tier
+  else if (ours)
+    rc = -ENOMEM;  // the heap's pages
   else
     rc = remap_plain(old_address, old_bytes, new_bytes, flags, wanted, caller, &out);
   if (rc == 0) return out;

@@ -405,6 +405,11 @@ int foreign_left(Area* area, char* begin, char* end) {
   return rc;
 }
 
+void maps_moved_away(char* address, size_t bytes) {
+  MapsLock lock;
+  if (Area* area = area_of(address); area != nullptr) (void)foreign_left(area, address, address + bytes);
+}
+
 int maps_detach(const char* address) {
   MapsLock lock;
   if (const long rc = sys::kernel_call(SYS_shmdt, {reinterpret_cast<long>(address), 0, 0, 0, 0, 0}); rc < 0)

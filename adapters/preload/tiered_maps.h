@@ -50,6 +50,8 @@ bool maps_are_gone(size_t bytes);
 // Makes the range the kernel's, for a call of the program that maps something there: 1, and a placeholder is there. 0:
 // it has been the kernel's. replace: over what is mapped. -EINVAL: there is something, and it may not be replaced.
 [[nodiscard]] int maps_leave(char* address, size_t bytes, bool replace);
+// The kernel has moved what the program had put there to another place: the places are free.
+void maps_moved_away(char* address, size_t bytes);
 // shmdt of what is attached in an area.
 [[nodiscard]] int maps_detach(const char* address);
 [[nodiscard]] int maps_protect(char* address, size_t bytes, int prot, int key);  // key -1: not given (mprotect)

@@ -183,6 +183,33 @@ void moved() {
   }
 }
 
+// Second views of a file by mremap: of one inside the reservation, and of one that lies elsewhere and moves in.
+void second_views() {
+  for (int round = 0; round < 20; ++round) {
+    char* p = map(kBytes, PROT_NONE);
+    const int fd = memory_file(4 * kMiB);
+    put(p, 4 * kMiB, fd);
+    CHECK(mremap(p, 0, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) == p + 4 * kMiB);
+    p[5] = static_cast<char>(round + 1);
+    CHECK(p[4 * kMiB + 5] == round + 1 && !tiered(p) && !tiered(p + 4 * kMiB));
+    auto* from = static_cast<char*>(mmap(nullptr, 4 * kMiB, kRw, MAP_SHARED, fd, 0));
+    CHECK(from != MAP_FAILED && mremap(from, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p) == p);
+    CHECK(p[5] == round + 1 && faults(from));
+    put_plain(p, kBytes);
+    fill(p, kBytes, 31);
+    if (round % 8 == 0) push_out();
+    CHECK(holds(p, kBytes, 31));
+    put(p, 4 * kMiB, fd);
+    CHECK(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) == p + 4 * kMiB && faults(p));
+    put_plain(p, 4 * kMiB);
+    CHECK(all_zero(p, 4 * kMiB) && p[4 * kMiB + 5] == round + 1);
+    auto* plain = static_cast<char*>(mmap(nullptr, 8 * g_page, kRw, kPrivate, -1, 0));  // too small for the tier
+    errno = 0;
+    CHECK(mremap(plain, 8 * g_page, 8 * g_page, MREMAP_MAYMOVE | MREMAP_FIXED, p) == MAP_FAILED && errno == ENOMEM);
+    CHECK(munmap(p, kBytes) == 0 && munmap(plain, 8 * g_page) == 0 && close(fd) == 0);
+  }
+}
+
 void shared_segments() {
   const int id = shmget(IPC_PRIVATE, 2 * kMiB, IPC_CREAT | 0600);
   CHECK(id >= 0);
@@ -337,6 +364,7 @@ constexpr Section kSections[] = {
     {"halves", halves},
     {"refused", refused},
     {"moved", moved},
+    {"second-views", second_views},
     {"segments", shared_segments},
     {"neighbours", neighbours},
     {"raw", by_raw_calls},
