@@ -9,7 +9,8 @@
 //   cap_member spawns N KIB         starts N programs that hold KIB each, for a second; a program that gets none ends
 //   cap_member late MIB             forks, and takes and fills MIB in a fork handler of its own; parent and child
 //                                   rewrite it at the same time
-//   cap_member closing WORD...      closes all descriptors but three by a system call of its own, then is `cap_member WORD...`
+//   cap_member closing WORD...      closes all descriptors but three by a system call of its own, then is
+//                                   `cap_member WORD...`
 //   cap_member burst MIB            fills MIB, then doubles its heap at once, with two threads, as fast as it can
 //
 // Exit code 0: every page held what its process wrote.

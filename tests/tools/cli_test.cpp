@@ -454,7 +454,7 @@ TEST_CASE("a limit on memory or descriptors is named, and nothing crashes") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "no right to it");
   const std::vector<std::string> program = {
       "run", "--dram", "32m", "--", "/usr/bin/python3", "-c", "x = bytearray(100 << 20)"};
-  for (const char* data : {"4000", "8000", "10000", "11000", "25000", "40000"}) {
+  for (const char* data : {"4000", "8000", "10000", "11000", "25000", "33000"}) {
     const Ended ended =
         below_limits("ulimit -d " + std::string(data), {"run", "--dram", "32m", "--", "/bin/echo", "started"});
     INFO(data << ": " << ended.err);
