@@ -243,8 +243,8 @@ void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t o
 }
 
 // mremap of a file's or shared memory to a place that touches the tier (MREMAP_FIXED). Without old bytes it makes a
-// second view of what is shared. The place becomes the kernel's first, as for shmat. Private anonymous memory is not let
-// in: it would be outside of the budget.
+// second view of what is shared. The place becomes the kernel's first, as for shmat. Private anonymous memory is not
+// let in: it would be outside of the budget.
 static int remap_over_tier(char* from, size_t old_bytes, size_t new_bytes, int flags, char* to, void** out) {
   size_t bytes = 0;
   sys::MappedRange map;
