@@ -23,17 +23,10 @@ namespace lunar {
 namespace {
 
 constexpr unsigned kMessagesAtOnce = 16;
-constexpr unsigned kHotLoad = 5;             // messages and reads in hand that make a round a hot one
-constexpr unsigned kHotRounds = 16;          // hot rounds before helpers are called
-constexpr unsigned kCalmRounds = 256;        // rounds with next to nothing before a helper rests
-constexpr unsigned kLookEvery = 32;          // faults of one thread between looks at where it runs
-constexpr unsigned kDelayLookEvery = 16;     // faults between looks at how long it waited for its CPU
-constexpr uint64_t kStarvedNs = 20000;       // waited longer than this a fault: others want the CPU
-constexpr int64_t kStarvedMostNs = 2000000;  // and this much beyond it in all: they go on wanting it
-constexpr uint64_t kNoFollowMinNs = 50000000, kNoFollowMaxNs = 1000000000;
-// mean time between faults: follow below, leave above
-constexpr uint64_t kOftenGapNs = 300000, kRareGapNs = 1000000, kGapMaxNs = 16000000;
-constexpr unsigned kBusyRounds = 4;  // rounds with several messages before a handler stops following
+constexpr unsigned kHotLoad = 5;         // messages and reads in hand that make a round a hot one
+constexpr unsigned kHotRounds = 16;      // hot rounds before helpers are called
+constexpr unsigned kCalmRounds = 256;    // rounds with next to nothing before a helper rests
+constexpr unsigned kNodeLookEvery = 32;  // faults of a thread between looks at its node
 // parked faults are handed over; looked at anyway, as they may wait for something else
 constexpr int64_t kParkedWaitNs = 5000000;
 constexpr uint64_t kForkMaxNs = 50000000;      // a fork that takes longer waits for a thread that waits for us
@@ -43,7 +36,7 @@ constexpr uint64_t kForkStuckNs = 2000000000;
 constexpr unsigned kPassMax = 16;           // faults that may then pass the budget in kParkedWaitNs
 constexpr uint64_t kStuckNs = 10000000000;  // nothing parked could be answered for so long: a word in the log
 constexpr int64_t kPinnedMuch = 8;          // this part of the budget pinned is worth a word
-constexpr uint64_t kTagMessages = 0, kTagMailbox = 1, kTagRoom = 2, kTagProgram = 3;
+constexpr uint64_t kTagMessages = 0, kTagBell = 1, kTagProgram = 2;
 
 thread_local Handler* t_handler __attribute__((tls_model("initial-exec"))) = nullptr;
 
@@ -63,31 +56,13 @@ int Handler::open(unsigned index, unsigned window_pages, int node) {
   helper_ = index >= static_cast<unsigned>(sys::numa_nodes());
   calm_rounds_ = kCalmRounds;
   hot_rounds_ = 0;
-  mailbox_event_ = -1;
-  mailbox_count_ = 0;
-  watching_mailbox_ = false;
-  if (sys::numa_nodes() > 1) {
-    mailbox_event_ = sys::make_eventfd();
-    if (mailbox_event_ < 0) return mailbox_event_;
-    mailbox_event_ = sys::move_high(mailbox_event_);
-  }
-  if (parked_ == nullptr)
-    parked_ = static_cast<sys::UffdMessage*>(map_private(kParkedMax * sizeof(sys::UffdMessage), ForkPolicy::kInherit));
-  if (parked_ == nullptr) return -ENOMEM;
-  parked_count_ = 0;
+  if (const int rc = inbox_.open(); rc < 0) return rc;
   pagemap_ = -1;
-  room_event_ = -1;
+  bell_.store(-1);
   wants_room_.store(false);
-  watching_ = watching_room_ = retrying_ = stuck_said_ = lost_ = idle_class_ = false;
-  stuck_since_ = no_follow_until_ = no_follow_ns_ = 0;
-  starved_ns_ = 0;
-  gap_ns_ = kGapMaxNs;
-  busy_rounds_ = 0;
-  mailbox_lock_.unlock();  // a forked child's parent may have held it
+  watching_ = watching_bell_ = retrying_ = stuck_said_ = false;
+  stuck_since_ = 0;
   round_.store(0);
-  followed_tid_ = delay_tid_ = 0;
-  followed_cpu_ = -1;
-  late_count_ = 0;
   return resolver_.open({window_pages, true, sys::numa_nodes() > 1 ? node : -1});
 }
 
@@ -105,49 +80,47 @@ void Handler::run() {
   t_handler = this;
   if (!resolver_.attach_own()) fatal("handler: no command ring to the LUN");
   pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
-  room_event_ = sys::make_eventfd();  // in the service threads' table
-  if (room_event_ < 0) fatal("handler: no descriptor to be woken by (%s)", errno_name(room_event_));
-  if (mailbox_event_ >= 0) (void)sys::set_affinity_node(node_);
-  can_follow_ = state_.options.follow && !helper_ && sys::idle_policy_can_be_left();
+  const int bell = sys::make_eventfd();
+  if (bell < 0) fatal("handler: no descriptor to be woken by (%s)", errno_name(bell));
+  bell_.store(bell);  // with ring(): a message that was put before is seen below
+  const bool nodes = sys::numa_nodes() > 1;
+  if (nodes) (void)sys::set_affinity_node(node_);
+  follower_.start(state_.options.follow && !helper_, nodes ? node_ : -1);
   if (index_ == 0 && resolver_.watch(program_end_descriptor(), kTagProgram) < 0)
     fatal("handler: cannot wait for the program's end");
   state_.handlers_running.fetch_add(1, std::memory_order_acq_rel);
   for (;;) {
     round_.fetch_add(1, std::memory_order_seq_cst);
+    unsigned messages = answer_inbox();
     // While a watch is armed the queue was empty; its completion says when it is not.
-    unsigned messages = late_count_ == 0 ? 0 : take_late();
     if (!watching_) messages += take_messages();
-    if (mailbox_event_ >= 0 && !watching_mailbox_) messages += take_mailbox();
-    if (parked_count_ != 0) retry_parked();
-    unsigned load = messages + resolver_.in_flight() + parked_count_;
+    unsigned load = messages + resolver_.in_flight() + inbox_.parked();
     helper_ ? rest_when_calm(load) : call_helpers(load);
     // Armed before the reads go out, so that one system call submits both.
     if (!watching_ && messages < kMessagesAtOnce) {
       if (resolver_.watch(state_.uffd, kTagMessages) < 0) fatal("handler: cannot wait for fault messages");
       watching_ = true;
     }
-    if (mailbox_event_ >= 0 && !watching_mailbox_) {
-      if (resolver_.watch(mailbox_event_, kTagMailbox) < 0) fatal("handler: cannot wait for its mailbox");
-      watching_mailbox_ = true;
+    if (!watching_bell_) {
+      if (resolver_.watch(bell, kTagBell) < 0) fatal("handler: cannot wait for its inbox");
+      watching_bell_ = true;
     }
     int done = resolver_.progress(false, 0);
     round_.fetch_add(1, std::memory_order_release);
-    if (done == 0 && messages < kMessagesAtOnce && late_count_ == 0) {
-      // On its CPU we run only while the followed thread waits for us: nothing to do here means that it is elsewhere.
-      if (resolver_.in_flight() == 0 && parked_count_ == 0) lost_ = true;
-      if (parked_count_ != 0) {
+    if (done == 0 && messages < kMessagesAtOnce && inbox_.count() == inbox_.parked()) {
+      if (resolver_.in_flight() == 0 && inbox_.parked() == 0) follower_.nothing_came();
+      if (inbox_.parked() != 0) {
         round_.fetch_add(1, std::memory_order_seq_cst);
         wait_for_room();
         round_.fetch_add(1, std::memory_order_release);
       }
-      (void)resolver_.progress(true, parked_count_ != 0 ? kParkedWaitNs : -1);
+      if (inbox_.count() == inbox_.parked()) (void)resolver_.progress(true, inbox_.parked() != 0 ? kParkedWaitNs : -1);
     }
-    uint64_t came = resolver_.take_watched();
+    const uint64_t came = resolver_.take_watched();
     if (came >> kTagMessages & 1) watching_ = false;
-    if (came >> kTagMailbox & 1) watching_mailbox_ = false;
-    if (came >> kTagRoom & 1) {
-      watching_room_ = false;
-      sys::eventfd_clear(room_event_);
+    if (came >> kTagBell & 1) {
+      watching_bell_ = false;
+      sys::eventfd_clear(bell);
     }
     if (came >> kTagProgram & 1) housekeeping_wake(state_, kHousekeepingProgram);
   }
@@ -164,11 +137,11 @@ void Handler::call_helpers(unsigned load) {
   sys::futex_wake(&state_.helpers_called, 1, false);
 }
 
-// pre: nothing in hand and no watch armed, so that nothing waits for this handler.
+// pre: nothing in hand and no watch for messages armed, so that nothing waits for this handler.
 void Handler::rest_when_calm(unsigned load) {
   calm_rounds_ = load <= 1 ? calm_rounds_ + 1 : 0;
   if (calm_rounds_ < kCalmRounds || load != 0 || watching_) return;
-  unfollow();
+  follower_.stop_following();
   uint32_t seen = state_.helpers_called.load(std::memory_order_acquire);
   state_.helpers_resting.fetch_add(1, std::memory_order_acq_rel);
   round_.fetch_add(1, std::memory_order_release);
@@ -213,41 +186,67 @@ void Handler::stalled() {
   sys::UffdMessage messages[kMessagesAtOnce];
   const int n = read_messages(messages, kMessagesAtOnce);
   for (int i = 0; i < n; ++i) {
-    if (messages[i].kind != sys::UffdMessage::Kind::kFault) continue;
-    if (late_count_ < kLateMax)
-      late_[late_count_++] = messages[i];
-    else
-      (void)sys::uffd_wake(state_.uffd, reinterpret_cast<void*>(messages[i].address),
-                           state_.page_size);  // it faults again
+    const sys::UffdMessage& message = messages[i];
+    if (message.kind != sys::UffdMessage::Kind::kFault) continue;
+    counters().faults.add();
+    if (!hand_over(owner_of(message), message))  // it faults again
+      (void)sys::uffd_wake(state_.uffd, reinterpret_cast<void*>(message.address), state_.page_size);
   }
   if (n <= 0) sys::yield_cpu();
 }
 
 void wait_out_stall() { t_handler != nullptr ? t_handler->stalled() : sys::yield_cpu(); }
 
-unsigned Handler::take_late() {
-  unsigned done = 0;
-  for (; done < late_count_; ++done) {  // more may come meanwhile
-    const sys::UffdMessage message = late_[done];
-    mailbox_event_ < 0 ? answer(message) : route(message);
+// Answers each message of the inbox once; those that it cannot answer are put back. Returns how many were new.
+unsigned Handler::answer_inbox() {
+  unsigned fresh = 0, parked = 0, answered = 0;
+  Inbox::Entry entry;
+  for (unsigned left = inbox_.count(); left != 0 && inbox_.take(&entry); --left) {
+    retrying_ = entry.parked;
+    const unsigned before = inbox_.parked();
+    answer(entry.message);
+    const bool done = inbox_.parked() == before;
+    entry.parked ? ++parked : ++fresh;
+    answered += entry.parked && done;
   }
-  late_count_ = 0;
-  counters().faults.add(done);
-  return done;
+  retrying_ = false;
+  if (answered != 0 || parked == 0)
+    stuck_since_ = 0;
+  else
+    note_stuck();
+  return fresh;
+}
+
+// No parked message could be answered. The program stands still as long as that lasts: say so once.
+void Handler::note_stuck() {
+  if (++retries_ % 16 != 0 || stuck_said_) return;
+  const uint64_t now = sys::now_ns();
+  if (stuck_since_ == 0) stuck_since_ = now;
+  if (now - stuck_since_ < kStuckNs) return;
+  stuck_said_ = true;
+  const int64_t cap = state_.account.cap_pages(), pinned = state_.pinned_pages.load();
+  log_warning(
+      "%u threads wait for DRAM since %u s: %lld of %lld pages of the budget are taken, %lld of them by tables and "
+      "buffers, %lld by pins; give a larger --dram%s",
+      inbox_.parked(), static_cast<unsigned>(kStuckNs / 1000000000),
+      static_cast<long long>(cap - state_.account.free_pages()), static_cast<long long>(cap),
+      static_cast<long long>(state_.account.fixed_total()), static_cast<long long>(pinned),
+      pinned > cap / kPinnedMuch ? ", or pin less" : "");
 }
 
 unsigned Handler::take_messages() {
   sys::UffdMessage messages[kMessagesAtOnce];
-  // they wait in the kernel's queue
-  if (parked_count_ + kMessagesAtOnce + kMailboxMax + kLateMax > kParkedMax) return 0;
+  if (inbox_.count() > Inbox::kMax / 2) return 0;  // they wait in the kernel's queue
   const int n = read_messages(messages, kMessagesAtOnce);
   if (n < 0) fatal("handler: reading fault messages failed (%s): pages would stay missing", errno_name(n));
-  for (int i = 0; i < n; ++i)
-    if (messages[i].kind == sys::UffdMessage::Kind::kFault)
-      mailbox_event_ < 0 ? answer(messages[i]) : route(messages[i]);
+  for (int i = 0; i < n; ++i) {
+    if (messages[i].kind != sys::UffdMessage::Kind::kFault) continue;
+    Handler& owner = owner_of(messages[i]);
+    if (&owner == this || !hand_over(owner, messages[i])) answer(messages[i]);
+  }
   if (n > 0) {
     counters().faults.add(static_cast<unsigned>(n));
-    follow(messages[0].thread_id, static_cast<unsigned>(n) + resolver_.in_flight());
+    follower_.messages_came(messages[0].thread_id, static_cast<unsigned>(n) + resolver_.in_flight());
   }
   return static_cast<unsigned>(n);
 }
@@ -256,49 +255,26 @@ int Handler::node_of(int thread_id) {
   ThreadNode& entry = thread_nodes_[static_cast<unsigned>(thread_id) % 64];
   if (entry.thread_id != thread_id || entry.left-- == 0) {
     int cpu = sys::cpu_of_thread(thread_id);
-    entry = {thread_id, cpu < 0 ? node_ : sys::node_of_cpu(cpu), kLookEvery};
+    entry = {thread_id, cpu < 0 ? node_ : sys::node_of_cpu(cpu), kNodeLookEvery};
   }
   return entry.node;
 }
 
-// To the first handler of the faulting thread's node.
-void Handler::route(const sys::UffdMessage& message) {
-  unsigned nodes = static_cast<unsigned>(sys::numa_nodes());
-  int node = message.thread_id == 0 ? node_ : node_of(message.thread_id);
-  if (node == node_ || static_cast<unsigned>(node) >= nodes) {
-    answer(message);
-    return;
-  }
-  state_.handlers[node]->post(message);  // the first of the node: it is never at rest
+// The first handler of the faulting thread's node, which never rests; this one if that is its own node.
+Handler& Handler::owner_of(const sys::UffdMessage& message) {
+  const int nodes = sys::numa_nodes();
+  const int node = nodes == 1 || message.thread_id == 0 ? node_ : node_of(message.thread_id);
+  return node == node_ || node >= nodes ? *this : *state_.handlers[node];
 }
 
-void Handler::post(const sys::UffdMessage& message) {
-  for (;;) {
-    {
-      sys::Locked<sys::SpinLock> lock(mailbox_lock_);
-      if (mailbox_count_ < kMailboxMax) {
-        mailbox_[mailbox_count_++] = message;
-        break;
-      }
-    }
-    sys::yield_cpu();  // its owner never waits for us: it empties the box without posting
-  }
+// False: its inbox is full.
+bool Handler::hand_over(Handler& owner, const sys::UffdMessage& message) {
+  if (!owner.inbox_.put(message, false)) return false;
+  if (&owner == this) return true;
   counters().forwarded.add();
-  sys::eventfd_signal(mailbox_event_);
-}
-
-unsigned Handler::take_mailbox() {
-  sys::UffdMessage messages[kMailboxMax];
-  unsigned n;
-  sys::eventfd_clear(mailbox_event_);
-  {
-    sys::Locked<sys::SpinLock> lock(mailbox_lock_);
-    n = mailbox_count_;
-    for (unsigned i = 0; i < n; ++i) messages[i] = mailbox_[i];
-    mailbox_count_ = 0;
-  }
-  for (unsigned i = 0; i < n; ++i) answer(messages[i]);
-  return n;
+  const int bell = owner.bell_.load();
+  if (bell >= 0) sys::eventfd_signal(bell);
+  return true;
 }
 
 void Handler::answer(const sys::UffdMessage& message) {
@@ -549,156 +525,29 @@ void Handler::check_resident(Region& region, PageIndex page) {
 
 void Handler::park(const sys::UffdMessage& message) {
   if (!retrying_) counters().budget_waits.add();
-  parked_[parked_count_++] = message;
+  if (!inbox_.put(message, true))  // it faults again
+    (void)sys::uffd_wake(state_.uffd, reinterpret_cast<void*>(message.address), state_.page_size);
   state_.evictor->wake();
 }
 
 // Room given back from now on wakes us; one more try covers what was given back before.
 void Handler::wait_for_room() {
-  if (!watching_room_) {
-    if (resolver_.watch(room_event_, kTagRoom) < 0) fatal("handler: cannot wait for room");
-    watching_room_ = true;
-  }
   wants_room_.store(true, std::memory_order_seq_cst);
   state_.room_wanted.store(true, std::memory_order_seq_cst);
   state_.account.want_room();
-  retry_parked();
+  (void)answer_inbox();
 }
 
 void Handler::room_came() {
-  if (wants_room_.exchange(false)) sys::eventfd_signal(room_event_);
-}
-
-void Handler::retry_parked() {
-  unsigned n = parked_count_;
-  parked_count_ = 0;
-  retrying_ = true;
-  // answer() may park again: it then overwrites entries that were read already.
-  for (unsigned i = 0; i < n; ++i) {
-    sys::UffdMessage message = parked_[i];
-    answer(message);
-  }
-  retrying_ = false;
-  if (parked_count_ < n || n == 0) {
-    stuck_since_ = 0;
-    return;
-  }
-  // Nothing could be answered. The program stands still as long as that lasts: say so once.
-  if (++retries_ % 16 != 0 || stuck_said_) return;
-  uint64_t now = sys::now_ns();
-  if (stuck_since_ == 0) stuck_since_ = now;
-  if (now - stuck_since_ < kStuckNs) return;
-  stuck_said_ = true;
-  const int64_t cap = state_.account.cap_pages(), pinned = state_.pinned_pages.load();
-  log_warning(
-      "%u threads wait for DRAM since %u s: %lld of %lld pages of the budget are taken, %lld of them by tables and "
-      "buffers, %lld by pins; give a larger --dram%s",
-      parked_count_, static_cast<unsigned>(kStuckNs / 1000000000),
-      static_cast<long long>(cap - state_.account.free_pages()), static_cast<long long>(cap),
-      static_cast<long long>(state_.account.fixed_total()), static_cast<long long>(pinned),
-      pinned > cap / kPinnedMuch ? ", or pin less" : "");
-}
-
-// A CPU that runs an idle-class handler looks free to the scheduler; a batch of evictions there would hold up the very
-// fault it makes room for. Sent away before it wakes there, because the faulting thread would be moved for it.
-void Handler::keep_evictor_off(int cpu) {
-  int evictor = state_.evictor_tid.load(std::memory_order_relaxed);
-  if (evictor != 0) (void)sys::set_affinity_but(evictor, cpu);
-}
-
-// One thread faulting: be where it is. Several, or much in flight: be a normal thread.
-void Handler::follow(int thread_id, unsigned load) {
-  if (!can_follow_ || thread_id == 0) return;
-  if (!faults_often()) return;
-  if (load > 2 || (thread_id != followed_tid_ && followed_tid_ != 0)) {
-    if (++busy_rounds_ >= kBusyRounds) unfollow();
-    followed_tid_ = thread_id;
-    return;
-  }
-  if (busy_rounds_ != 0) {
-    --busy_rounds_;
-    return;
-  }
-  if (idle_class_ ? starved() : no_follow_until_ != 0 && sys::now_ns() < no_follow_until_) return;
-  if (idle_class_) {
-    if (until_look_ != 0) --until_look_;
-    if (until_look_ != 0 && !lost_) return;
-    // trading places with it would mean waiting for the end of its batches
-    if (!state_.evictor->asleep()) return;
-  }
-  lost_ = false;
-  until_look_ = kLookEvery;
-  followed_tid_ = thread_id;
-  int cpu = sys::cpu_of_thread(thread_id);
-  if (cpu < 0 || (cpu == followed_cpu_ && idle_class_)) return;
-  keep_evictor_off(cpu);
-  if (sys::set_affinity(cpu) == 0)
-    followed_cpu_ = cpu;
-  else
-    keep_evictor_off(followed_cpu_);
-  if (!idle_class_ && sys::set_idle_policy(true) == 0) {
-    idle_class_ = true;
-    mark_delay();
-  }
-}
-
-// Following saves 20 us a fault and risks a tick or more of starvation: it pays while faults follow each other closely.
-// A handler of equal priority serves a thread that faults now and then better.
-bool Handler::faults_often() {
-  const uint64_t now = sys::now_ns();
-  const uint64_t gap = now - last_fault_ns_ < kGapMaxNs ? now - last_fault_ns_ : kGapMaxNs;
-  last_fault_ns_ = now;
-  gap_ns_ = gap_ns_ - gap_ns_ / 8 + gap / 8;
-  if (idle_class_ ? gap_ns_ <= kRareGapNs : gap_ns_ <= kOftenGapNs) return true;
-  if (idle_class_) unfollow();
-  return false;
-}
-
-void Handler::mark_delay() {
-  until_delay_look_ = kDelayLookEvery;
-  delay_tid_ = followed_tid_;
-  waited_ = sys::cpu_time_of(sys::thread_id()).waited;
-  followed_ran_ = sys::cpu_time_of(followed_tid_).ran;
-}
-
-// An idle-class thread starves on a CPU with other work. Its time on the run queue, less the time that the followed
-// thread ran, shows that; then it becomes a normal thread for a while, twice as long each time.
-bool Handler::starved() {
-  if (until_delay_look_-- != 0) return false;
-  uint64_t waited = waited_, ran = followed_ran_;
-  bool same = delay_tid_ == followed_tid_;
-  mark_delay();
-  if (!same) return false;
-  starved_ns_ += static_cast<int64_t>((waited_ - waited) - (followed_ran_ - ran)) -
-                 static_cast<int64_t>(kDelayLookEvery * kStarvedNs);
-  if (starved_ns_ < 0) starved_ns_ = 0;
-  if (starved_ns_ < kStarvedMostNs) {
-    if (no_follow_ns_ > kNoFollowMinNs) no_follow_ns_ -= no_follow_ns_ / 64;
-    return false;
-  }
-  starved_ns_ = 0;
-  no_follow_ns_ = no_follow_ns_ == 0                   ? kNoFollowMinNs
-                  : no_follow_ns_ * 2 > kNoFollowMaxNs ? kNoFollowMaxNs
-                                                       : no_follow_ns_ * 2;
-  no_follow_until_ = sys::now_ns() + no_follow_ns_;
-  unfollow();
-  busy_rounds_ = 0;
-  return true;
-}
-
-void Handler::unfollow() {
-  busy_rounds_ = kBusyRounds * 4;
-  if (idle_class_ && sys::set_idle_policy(false) == 0) idle_class_ = false;
-  if (followed_cpu_ >= 0) (void)(mailbox_event_ >= 0 ? sys::set_affinity_node(node_) : sys::set_affinity(-1));
-  if (followed_cpu_ >= 0) keep_evictor_off(-1);
-  followed_cpu_ = -1;
+  if (wants_room_.exchange(false)) sys::eventfd_signal(bell_.load());
 }
 
 void Handler::dump(int fd) const {
-  char line[160];
-  size_t n =
-      format_to(line, sizeof line, "handler %u: %u reads in flight, %u parked, follows thread %d on cpu %d%s\n", index_,
-                resolver_.in_flight(), parked_count_, followed_tid_, followed_cpu_, idle_class_ ? " (idle class)" : "");
+  char line[224];
+  size_t n = format_to(line, sizeof line, "handler %u: %u reads in flight, %u messages in hand, %u of them parked, ",
+                       index_, resolver_.in_flight(), inbox_.count(), inbox_.parked());
+  n += follower_.describe(line + n, sizeof line - n);
+  n += format_to(line + n, sizeof line - n, "\n");
   (void)sys::write_to_program(fd, line, n);
 }
 

@@ -95,7 +95,7 @@ void housekeeping_thread(void* argument) {
   state.housekeeping_tid.store(sys::thread_id());
   // Its own descriptor table, with nothing of the program's in it: the program may close what it likes, and no reader
   // waits for an end of file that a pager thread holds back.
-  int keep[kLunIds * kDeviceFdsMax + kHandlersMax + 11];
+  int keep[kLunIds * kDeviceFdsMax + 11];
   unsigned n = 0;
   keep[n++] = state.uffd;
   keep[n++] = program_end_descriptor();
@@ -104,8 +104,6 @@ void housekeeping_thread(void* argument) {
   for (Device* device : state.devices)
     for (unsigned i = 0; device != nullptr && i < device->fd_count(); ++i) keep[n++] = device->fd(i);
   state.evictor->add_descriptors(keep, &n);
-  for (unsigned i = 0; i < state.handler_count; ++i)
-    if (state.handlers[i]->mailbox_descriptor() >= 0) keep[n++] = state.handlers[i]->mailbox_descriptor();
   sys::close_all_but(keep, n);
   state.account.lock_alive();
   // Handlers before all else that could evict or fault.
@@ -238,8 +236,6 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
   // The housekeeping thread's table has them now; in the program's they would only be in the way.
   state.evictor->close_descriptors();
   program_end_prepared();
-  for (unsigned i = 0; i < state.handler_count; ++i)
-    if (state.handlers[i]->mailbox_descriptor() >= 0) sys::close_file(state.handlers[i]->mailbox_descriptor());
   return 0;
 }
 

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Inbox: the fault messages that a handler has in hand and has not answered, oldest first:
+//   - those that it could not answer yet (no DRAM, a fork): *parked*,
+//   - those that it read in the middle of an answer, because an event was to be read,
+//   - those that the handler of another NUMA node read, of a thread of this one's node.
+// Threading: put() by any service thread, the others by the handler's thread.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "sys/thread.h"
+#include "sys/uffd.h"
+
+namespace lunar {
+
+class Inbox {
+ public:
+  static constexpr unsigned kMax = 4096;  // threads, since each has one fault at a time
+  struct Entry {
+    sys::UffdMessage message;
+    bool parked;  // it was tried before
+  };
+
+  [[nodiscard]] int open();  // empty. 0; -ENOMEM. Also in a forked child, whose parent may have held the lock
+  [[nodiscard]] bool put(const sys::UffdMessage& message, bool parked);  // false: full
+  bool take(Entry* out);                                                 // false: empty
+  unsigned count() const { return count_.load(std::memory_order_acquire); }
+  unsigned parked() const { return parked_.load(std::memory_order_relaxed); }
+
+ private:
+  sys::SpinLock lock_;
+  Entry* entries_ = nullptr;  // a ring
+  unsigned first_ = 0;
+  std::atomic<unsigned> count_{0}, parked_{0};  // change under the lock
+};
+
+}  // namespace lunar
