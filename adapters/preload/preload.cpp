@@ -97,6 +97,7 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   look_up(g_real.thrd_create, "thrd_create");
   look_up(g_real.pthread_mutex_init, "pthread_mutex_init");
   look_up(g_real.pthread_mutex_destroy, "pthread_mutex_destroy");
+  look_up(g_real.pthread_setspecific, "pthread_setspecific");
   look_up(g_real.exit_now, "_exit");
   look_up(g_real.open, "open");
   look_up(g_real.open64, "open64");

@@ -68,6 +68,7 @@ struct RealCalls {
   int (*thrd_create)(thrd_t*, thrd_start_t, void*) = nullptr;
   int (*pthread_mutex_init)(pthread_mutex_t*, const pthread_mutexattr_t*) = nullptr;
   int (*pthread_mutex_destroy)(pthread_mutex_t*) = nullptr;
+  int (*pthread_setspecific)(pthread_key_t, const void*) = nullptr;
   int (*execve)(const char*, char* const*, char* const*) = nullptr;
   int (*execvpe)(const char*, char* const*, char* const*) = nullptr;
   int (*fexecve)(int, char* const*, char* const*) = nullptr;

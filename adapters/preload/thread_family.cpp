@@ -15,6 +15,9 @@
 // Nor does the kernel wait for page faults on the words of mutexes with priority inheritance (FUTEX_LOCK_PI is EFAULT,
 // for which libc ends the program): such a mutex stays in DRAM.
 //
+// A block in which libc keeps a thread's values of later keys stays outside of the tier: libc clears it in a forked
+// child, where nothing serves faults yet.
+//
 // Threading: any thread. Allocates like the program itself (one small block a thread).
 #include <errno.h>
 #include <limits.h>
@@ -88,16 +91,24 @@ bool keep_robust_mutexes(Keep keep) {
   return list.first != static_cast<const void*>(head) || list.pending != nullptr;
 }
 
+int set_value(pthread_key_t key, const void* value) {
+  constexpr unsigned kFirstKeys = 32;  // their values lie in libc's block of a thread
+  look_up(g_real.pthread_setspecific, "pthread_setspecific");
+  if (key < kFirstKeys) return g_real.pthread_setspecific(key, value);
+  const HostGuard guard;
+  return g_real.pthread_setspecific(key, value);
+}
+
 void thread_ends(void* value) {
   const auto rounds = reinterpret_cast<intptr_t>(value);
-  if (rounds > 1 && pthread_setspecific(g_key, reinterpret_cast<void*>(rounds - 1)) == 0) return;
+  if (rounds > 1 && set_value(g_key, reinterpret_cast<void*>(rounds - 1)) == 0) return;
   (void)keep_robust_mutexes(pager_keep_for_thread);
   if (g_threads.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (sys::service_threads() != 0 && only_service_threads_left()) exit(0);
 }
 
 void mark_thread() {
-  if (g_key_made.load(std::memory_order_acquire)) (void)pthread_setspecific(g_key, reinterpret_cast<void*>(kRounds));
+  if (g_key_made.load(std::memory_order_acquire)) (void)set_value(g_key, reinterpret_cast<void*>(kRounds));
 }
 
 struct Start {
@@ -179,6 +190,10 @@ extern "C" __attribute__((visibility("hidden"))) int __wrap_pthread_mutex_init(p
   return g_real.pthread_mutex_init(mutex, attributes);
 }
 
+extern "C" __attribute__((visibility("hidden"))) int __wrap_pthread_setspecific(pthread_key_t key, const void* value) {
+  return set_value(key, value);
+}
+
 LUNAR_EXPORT int pthread_create(pthread_t* out, const pthread_attr_t* attributes, void* (*routine)(void*),
                                 void* argument) noexcept {
   if (g_real.pthread_create == nullptr) return EAGAIN;  // before our constructor: libc has no threads to give yet
@@ -203,6 +218,13 @@ LUNAR_EXPORT int pthread_mutex_destroy(pthread_mutex_t* mutex) noexcept {
   const int rc = g_real.pthread_mutex_destroy(mutex);
   if (rc == 0 && kept) pager_keep_no_more(mutex, sizeof *mutex);
   return rc;
+}
+
+LUNAR_EXPORT int pthread_setspecific(pthread_key_t key, const void* value) noexcept { return set_value(key, value); }
+
+LUNAR_EXPORT int tss_set(tss_t key, void* value) {
+  const int rc = set_value(key, value);
+  return rc == 0 ? thrd_success : rc == ENOMEM ? thrd_nomem : thrd_error;
 }
 
 LUNAR_EXPORT int thrd_create(thrd_t* out, thrd_start_t routine, void* argument) {

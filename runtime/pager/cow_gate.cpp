@@ -135,4 +135,13 @@ Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, b
   return !room ? Lift::kNoRoom : lifted ? Lift::kLifted : Lift::kNotThere;
 }
 
+bool fork_guards(const PagerState& state) {
+  return state.features.write_protect && state.forking.load(std::memory_order_seq_cst);
+}
+
+void fork_guard_lift(PagerState& state, void* address, uint64_t bytes) {
+  if (!state.gate_closing.load(std::memory_order_seq_cst) && !lift(state, address, bytes))
+    wake_waiters(state, address, bytes);
+}
+
 }  // namespace lunar

@@ -45,6 +45,8 @@ void* _IO_iter_begin(void) __attribute__((weak));
 void* _IO_iter_end(void) __attribute__((weak));
 void* _IO_iter_next(void*) __attribute__((weak));
 FILE* _IO_iter_file(void*) __attribute__((weak));
+void _IO_list_lock() __attribute__((weak));
+void _IO_list_unlock() __attribute__((weak));
 }
 
 namespace lunar {
@@ -96,6 +98,12 @@ void set_inheritable(PagerState& state, bool yes) {
   }
 }
 
+struct ForkOrigin {
+  const void* here;         // the stack of the program's on which the fork is made
+  const void* child_stack;  // on which the child begins, if that is another one
+  bool of_libc;             // fork(), which runs fork handlers
+};
+
 // Brings in the pages of a region that lie from `below` under `at` to `above` over it; where it has none to read (a
 // guard page, its end), no further that way.
 void touch_around(const PagerState& state, const void* at, size_t below, size_t above) {
@@ -117,15 +125,13 @@ void touch_stack(const PagerState& state, const void* here, const void* child_st
   if (child_stack != nullptr) touch_around(state, static_cast<const char*>(child_stack) - 1, kDepth, 0);
 }
 
-// What libc touches before there is a handler in the child: every open FILE and its lock (fork itself), the tables of
-// the locale (a new thread when it begins, so our handlers themselves). Both may lie on the program's heap.
+// libc's fork touches every open FILE and its lock in the child before there is a handler; they may lie on the program's
+// heap.
 void touch_files() {
-  const locale_t own = uselocale(LC_GLOBAL_LOCALE);
-  // __ctype_init
-  for (const nl_item item : {_NL_CTYPE_CLASS, _NL_CTYPE_TOUPPER, _NL_CTYPE_TOLOWER}) (void)nl_langinfo(item);
-  (void)uselocale(own);
-  if (_IO_iter_begin == nullptr || _IO_iter_end == nullptr || _IO_iter_next == nullptr || _IO_iter_file == nullptr)
+  if (_IO_iter_begin == nullptr || _IO_iter_end == nullptr || _IO_iter_next == nullptr || _IO_iter_file == nullptr ||
+      _IO_list_lock == nullptr || _IO_list_unlock == nullptr)
     return;
+  _IO_list_lock();  // as libc itself does a moment later: other threads close FILEs
   for (void* at = _IO_iter_begin(); at != _IO_iter_end(); at = _IO_iter_next(at)) {
     volatile char* file = reinterpret_cast<volatile char*>(_IO_iter_file(at));
     for (size_t offset = 0; offset < sizeof(FILE); offset += 64) (void)file[offset];
@@ -133,11 +139,20 @@ void touch_files() {
     auto* lock = reinterpret_cast<volatile char*>(reinterpret_cast<FILE*>(const_cast<char*>(file))->_lock);
     if (lock != nullptr) (void)*lock;
   }
+  _IO_list_unlock();
 }
 
-void touch_for_child(const PagerState& state, const void* here, const void* child_stack) {
-  touch_files();
-  touch_stack(state, here, child_stack);
+// What a new thread reads when it begins (__ctype_init), so our handlers themselves.
+void touch_locale() {
+  const locale_t own = uselocale(LC_GLOBAL_LOCALE);
+  for (const nl_item item : {_NL_CTYPE_CLASS, _NL_CTYPE_TOUPPER, _NL_CTYPE_TOLOWER}) (void)nl_langinfo(item);
+  (void)uselocale(own);
+}
+
+void touch_for_child(const PagerState& state, const ForkOrigin& origin) {
+  touch_locale();
+  if (origin.of_libc) touch_files();
+  touch_stack(state, origin.here, origin.child_stack);
 }
 
 // The two steps of a fork take the count from `now` to `next`. Marks in the half of values that it enters are of the
@@ -178,8 +193,8 @@ int reserve_slots(PagerState& state, uint32_t epoch) {
   return rc;
 }
 
-// Pages that have come back, and perhaps been written since, are resident in their words, too: the child could not tell
-// their new content from what libc writes there before it is served (was_brought_in).
+// Pages that have come back, and perhaps been written since, are resident in their words, too. What comes back from now
+// on is write-protected until then (fork_guards).
 void wait_for_release(const PagerState& state) {
   for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_release();
   thread_resolvers_wait_for_release();
@@ -201,8 +216,7 @@ void charge_child(PagerState& state) {
   kept_pages_open(state);
 }
 
-// `here`: the stack of the program's on which the fork is made.
-void prepare_locked(PagerState& state, const void* here, const void* child_stack) {
+void prepare_locked(PagerState& state, const ForkOrigin& origin) {
   g_fork = {};
   if (!pager_active()) {
     state.activation_lock.lock();
@@ -219,7 +233,7 @@ void prepare_locked(PagerState& state, const void* here, const void* child_stack
   g_fork.lun = lun_id_for_child(state);
   state.forking_since_ns.store(sys::now_ns());
   state.forking.store(true, std::memory_order_seq_cst);
-  touch_for_child(state, here, child_stack);  // while there is eviction to make room
+  touch_for_child(state, origin);  // while there is eviction to make room
   // Once our id is there nothing more is settled of what raw calls unmapped (unmapped.h); until then that may have
   // begun.
   do {
@@ -230,7 +244,7 @@ void prepare_locked(PagerState& state, const void* here, const void* child_stack
   } while (state.mutators.load(std::memory_order_seq_cst) != 0);
   state.forking_since_ns.store(sys::now_ns());
   state.evictor->pause();
-  touch_for_child(state, here, child_stack);  // what was evicted again meanwhile
+  touch_for_child(state, origin);  // what was evicted again meanwhile
   wait_for_release(state);
   state.regions.lock.lock();
   state.lun_open_lock.lock();
@@ -257,11 +271,11 @@ void prepare_locked(PagerState& state, const void* here, const void* child_stack
   set_inheritable(state, true);
 }
 
-void prepare(PagerState& state, const void* child_stack) {
+void prepare(PagerState& state, const void* child_stack, bool of_libc) {
   sys::block_signals();  // until parent/child: a handler that forks would wait for this fork
   state.fork_lock.lock();
-  const void* here = __builtin_frame_address(0);
-  g_stack.call([&] { prepare_locked(state, here, child_stack); });
+  const ForkOrigin origin{__builtin_frame_address(0), child_stack, of_libc};
+  g_stack.call([&] { prepare_locked(state, origin); });
 }
 
 void release_parent(PagerState& state) {
@@ -291,20 +305,6 @@ void parent(PagerState& state) {
   sys::unblock_signals();
 }
 
-// Evicted pages that hold something in the child: their words as evicted.
-struct WrittenEarly {
-  static constexpr unsigned kMax = 512;
-  struct Page {
-    Region* region;
-    uint64_t page;
-    PageWord word;
-  };
-  Page pages[kMax];
-  unsigned count = 0;
-  char* buffer = nullptr;  // two pages
-};
-WrittenEarly g_written_early;
-
 // Whether a relative maps the page, too (and it is not the kernel's page of zeros).
 bool is_shared(const char* at) {
   const void* const page = at;
@@ -313,54 +313,21 @@ bool is_shared(const char* at) {
   return pagemap >= 0 && sys::page_facts(pagemap, &page, 1, &facts) == 0 && facts.present && !facts.exclusive;
 }
 
-// Whether the page that the child has is the evicted one, brought in while the kernel copied words and pages. If not,
-// libc has touched its place in the child, where nothing serves faults yet (it clears what threads of the parent had
-// under their keys): a page of zeros came, which is dropped, or one with what it wrote, which merge_written_early()
-// adds to the evicted content.
-bool was_brought_in(PagerState& state, Region& region, uint64_t page, PageWord evicted) {
+// The child has a page whose word is that of an evicted one. Either the parent has brought it in and not released it
+// yet: it has been write-protected since (fork_guards), so its content is the evicted one. Or something has touched its
+// place in the child, where nothing serves faults yet, and has met zeros. What cannot be read, nothing has touched.
+// Without write protection threads of the parent may have written to it, but it is shared with the parent then.
+void check_brought_in(PagerState& state, const Region& region, uint64_t page) {
+  static char* content = nullptr;
+  if (content == nullptr) content = static_cast<char*>(map_private(state.page_size, ForkPolicy::kInherit));
+  if (content == nullptr) fatal("fork: no memory for a page");
   char* at = region.address_of(PageIndex(page));
-  auto& early = g_written_early;
-  if (early.buffer == nullptr)
-    early.buffer = static_cast<char*>(map_private(2 * state.page_size, ForkPolicy::kInherit));
-  if (early.buffer == nullptr) fatal("fork: no memory for two pages");
-  if (sys::peek(at, early.buffer, state.page_size) < 0 || page_hash(early.buffer) == region.table.hash(page))
-    return true;
-  if (page_is_zero(early.buffer)) return sys::advise(at, state.page_size, MADV_DONTNEED) < 0;
-  if (is_shared(at)) return true;
-  // libc writes a few words; what threads of the parent have written since they brought it in is not mostly zeros.
-  const size_t words = state.page_size / sizeof(uint64_t);
-  size_t written = 0;
-  for (size_t w = 0; w < words; ++w) written += reinterpret_cast<const uint64_t*>(early.buffer)[w] != 0;
-  if (written <= words / 8 && early.count < WrittenEarly::kMax) early.pages[early.count++] = {&region, page, evicted};
-  return true;
-}
-
-// A page that other threads of the parent wrote while the kernel copied it has most of its evicted content: it stays as
-// it is.
-void merge_written_early(PagerState& state) {
-  auto& early = g_written_early;
-  const size_t words = state.page_size / sizeof(uint64_t);
-  auto *now = reinterpret_cast<uint64_t*>(early.buffer), *stored = now + words;
-  for (unsigned i = 0; i < early.count; ++i) {
-    const auto& [region, page, word] = early.pages[i];
-    char* at = region->address_of(PageIndex(page));
-    if (!read_slot(state, *region, page, word, reinterpret_cast<char*>(stored)))
-      fatal("fork: page %p cannot be read back in the child", static_cast<void*>(at));
-    if (sys::peek(at, now, state.page_size) < 0) continue;
-    size_t same = 0, zeros = 0;
-    for (size_t w = 0; w < words; ++w) {
-      if (stored[w] == 0) continue;
-      same += now[w] == stored[w];
-      zeros += now[w] == 0;
-    }
-    if (zeros <= same) continue;
-    auto *to = reinterpret_cast<char*>(now), *from = reinterpret_cast<char*>(stored);
-    for (size_t i = 0; i < state.page_size; ++i)
-      if (to[i] == 0) to[i] = from[i];
-    if (const int rc = sys::poke(at, now, state.page_size); rc < 0)
-      fatal("fork: page %p cannot be restored in the child (%s)", static_cast<void*>(at), errno_name(rc));
-  }
-  early.count = 0;
+  if (sys::peek(at, content, state.page_size) < 0 || page_hash(content) == region.table.hash(page)) return;
+  if (!state.features.write_protect && is_shared(at)) return;
+  fatal(
+      "fork: page %p was evicted, and something has touched it in the child before Lunar served it; a fork handler of "
+      "the program's that may do so must be registered (pthread_atfork) after lunar_init",
+      static_cast<void*>(at));
 }
 
 // A page's state as the child must see it. The kernel copied words and pages at different moments, while handlers went
@@ -376,22 +343,22 @@ PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool pre
       if (present || word.has_slot()) return present ? word : word.with_state(PageState::kEvicted);
       return word.with_state(PageState::kEmpty).with_charged(false);
     case PageState::kEvicted:
-      return present && was_brought_in(state, region, page, word)
-                 ? word.with_state(PageState::kResident).with_epoch(shared_epoch())
-                 : word;
+      if (!present) return word;
+      check_brought_in(state, region, page);
+      return word.with_state(PageState::kResident).with_epoch(shared_epoch());
     case PageState::kEmpty:
       if (!present) return word;
       return word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch()).with_charged(on_touch);
     case PageState::kInFrame: {
       const Frame& frame = state.frames.at(word.index());  // its content stayed with the parent; its slot is written
-      if (frame.slot == kNoSlot) {
-        if (present) return word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch());
+      if (present) {
+        check_brought_in(state, region, page);
+        return word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch());
+      }
+      if (frame.slot == kNoSlot)
         fatal("fork: page %p had no slot when the process forked",
               static_cast<void*>(region.address_of(PageIndex(page))));
-      }
-      const PageWord evicted = word.with_state(PageState::kEvicted).with_slot(frame.slot).with_lun(frame.lun);
-      if (!present || !was_brought_in(state, region, page, evicted)) return evicted;
-      return word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch());
+      return word.with_state(PageState::kEvicted).with_slot(frame.slot).with_lun(frame.lun);
     }
     // lost: nothing will be read there, and the number of its LUN may get another meaning
     default:
@@ -450,7 +417,6 @@ int child_restart(PagerState& state, ErrorText* why) {
   thread_resolver_forget(state);
   fork_descriptors_child(state, g_fork.descriptors);
   program_end_forget();
-  merge_written_early(state);
   for (Handler* handler : state.handlers)
     if (handler != nullptr) handler->forget_parents();
   state.evictor->forget_parents();
@@ -619,10 +585,12 @@ void child(PagerState& state, bool of_libc) {
 // What a process that was forked past us has, its own children inherit without us.
 static thread_local bool t_prepared = false;
 
-void pager_fork_prepare(const void* child_stack) {
+static void prepare_if_ours(const void* child_stack, bool of_libc) {
   t_prepared = !pager_forked_past_us();
-  if (t_prepared) prepare(pager_state(), child_stack);
+  if (t_prepared) prepare(pager_state(), child_stack, of_libc);
 }
+
+void pager_fork_prepare(const void* child_stack) { prepare_if_ours(child_stack, false); }
 void pager_fork_parent() {
   if (t_prepared) parent(pager_state());
 }
@@ -660,7 +628,7 @@ int fork_handlers_install() {
   if (installed) return 0;
   HostGuard guard;
   g_stack.make();
-  int rc = pthread_atfork([] { pager_fork_prepare(nullptr); }, pager_fork_parent, pager_fork_child_of_libc);
+  int rc = pthread_atfork([] { prepare_if_ours(nullptr, true); }, pager_fork_parent, pager_fork_child_of_libc);
   installed = rc == 0;
   return -rc;
 }

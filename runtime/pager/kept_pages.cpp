@@ -224,7 +224,7 @@ static void keep(PagerState& state, const void* address, size_t bytes, int threa
     // In the list first: a fork from now on leaves it open; one that has read the list may close it yet. (What is
     // read-only the kernel will not write to.)
     while (g_kept.gate_closes.load()) sys::yield_cpu();
-    if (state.gate_used.load(std::memory_order_acquire)) (void)sys::advise(page, state.page_size, MADV_POPULATE_WRITE);
+    if (pager_active()) (void)sys::advise(page, state.page_size, MADV_POPULATE_WRITE);
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/test_switches.h"
+#include "pager/cow_gate.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
@@ -129,7 +130,9 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
     if (step > count - done) step = count - done;
     void* address = op.region->address_of(PageIndex(op.first + at));
     uint16_t epoch = exclusive_epoch(state_);
-    int64_t rc = install_pages(state_, address, window_ + (op.window + at) * state_.page_size, step * state_.page_size);
+    const bool guarded = fork_guards(state_);
+    int64_t rc =
+        install_pages(state_, address, window_ + (op.window + at) * state_.page_size, step * state_.page_size, guarded);
     if (rc == -ENOENT && step > 1) {  // the run crosses a protection boundary (mprotect): a copy may not
       step = 1;
       continue;
@@ -138,6 +141,7 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
       if (test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
       unsigned filled = static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size);
       for (unsigned i = 0; i < filled; ++i) unlock_installed(op, at + i, false, epoch);
+      if (guarded) fork_guard_lift(state_, address, filled * state_.page_size);
       count_evicted(-static_cast<int64_t>(filled));
       done += filled;
     } else if (rc == -EAGAIN || rc == -ENOMEM) {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/test_switches.h"
+#include "pager/cow_gate.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
 #include "pager/pager.h"
@@ -192,8 +193,10 @@ Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const 
   void* address = region.address_of(page);
   uint16_t epoch = exclusive_epoch(state_);
   const ReleasingScope releasing(releases_);
+  const bool guarded = fork_guards(state_);
   int64_t rc;
-  while ((rc = install_pages(state_, address, frames.memory(id), state_.page_size)) == -EAGAIN) wait_out_stall();
+  while ((rc = install_pages(state_, address, frames.memory(id), state_.page_size, guarded)) == -EAGAIN)
+    wait_out_stall();
   if (test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
   bool there = rc == -EEXIST;
   if (rc != static_cast<int64_t>(state_.page_size) && !there) {
@@ -215,6 +218,7 @@ Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const 
   const bool waiter = page_unlock(word, next);
   if (there) slot_release(state_, lun, slot);
   if (waiter || there) wake_waiters(state_, address, state_.page_size);
+  if (guarded) fork_guard_lift(state_, address, state_.page_size);
   return {Outcome::kResident, 1};
 }
 

@@ -302,9 +302,11 @@ int64_t change_pages(PagerState& state, void* address, size_t bytes, Change chan
 }
 
 // UFFDIO_COPY into a region.
-inline int64_t install_pages(PagerState& state, void* address, const void* content, size_t bytes) {
+inline int64_t install_pages(PagerState& state, void* address, const void* content, size_t bytes,
+                             bool protect = false) {
   return change_pages(state, address, bytes, [&] {
-    return sys::uffd_copy(state.uffd, address, content, bytes, state.gate_closing.load(std::memory_order_seq_cst));
+    return sys::uffd_copy(state.uffd, address, content, bytes,
+                          protect || state.gate_closing.load(std::memory_order_seq_cst));
   });
 }
 

@@ -200,6 +200,34 @@ void touch_in_the_midst() {
   other.join();
 }
 
+// Likewise, and another thread writes to the page once it is there. It waits until the page is released: the child knows
+// the page by its content.
+void written_in_the_midst() {
+  REQUIRE_THAT(pthread_atfork(let_other_begin, nullptr, nullptr) == 0, "pthread_atfork");
+  tier::start_tier(kDram, kLun, nullptr, "handlers=1,test_installed_delay_us=300000");
+  Zeroed pages;
+  pages.make();
+  for (const uint64_t i : {uint64_t{3}, Zeroed::kPages - 3}) {
+    const size_t page = pages.page;
+    char* at = pages.at(i);
+    g_begin.store(false);
+    std::thread touches([&] {
+      wait_for_begin();
+      REQUIRE_THAT(lunar_touch(at, page) == 0, "touch");
+    });
+    std::thread writes([&] {
+      wait_for_begin();
+      for (unsigned char there = 0; (there & 1) == 0;)
+        REQUIRE_THAT(mincore(at, page, &there) == 0, "mincore: %s", strerror(errno));
+      Zeroed::write(at, page, true);
+    });
+    expect_of_child([&] { REQUIRE_THAT(tier::stamp_holds(at, page, i, 1), "content of page %llu", number(i)); });
+    touches.join();
+    writes.join();
+    pages.expect(i, true);
+  }
+}
+
 // The program has dropped a page by a raw system call, and a handler has put zeros there, which the page's slot is no
 // copy of (test_installed_delay_us). The child has the word that still names the slot, and writes there what it held:
 // the slot is kept for it, whatever the parent writes meanwhile.
@@ -296,6 +324,7 @@ constexpr Case kCases[] = {{"first-touch-is-charged", first_touch_is_charged},
                            {"zeroed-after-a-fault", zeroed_after_a_fault},
                            {"zeroed-after-a-touch", zeroed_after_a_touch},
                            {"touch-in-the-midst", touch_in_the_midst},
+                           {"written-in-the-midst", written_in_the_midst},
                            {"slot-of-a-dropped-page", slot_of_a_dropped_page},
                            {"commits", commits_beside_the_first_eviction}};
 

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <threads.h>
 #include <ucontext.h>
 
 #include "preload_test.h"
@@ -193,8 +194,8 @@ void children_begin_on_tiered_stacks() {
   fill(g_memory, kBytes, 4);
 }
 
-// In a child libc clears what other threads of its parent had under their later keys, which lies on the heap, before
-// any handler of ours runs: what else lies in those pages must not be lost.
+// In a child libc clears what other threads of its parent had under their later keys, in a block that it has allocated,
+// before any handler of ours runs: it is cleared for new threads, and what lies beside it on the heap is there.
 constexpr int kKeys = 48, kBlocks = 64, kBlock = 512;
 pthread_key_t g_keys[kKeys];
 char* g_blocks[kBlocks];
@@ -207,9 +208,16 @@ void* uses_many_keys(void*) {
     memset(g_blocks[i], 0x5a, kBlock);
     if (i == kBlocks / 2) CHECK(pthread_setspecific(g_keys[kKeys - 1], &g_stage) == 0);
   }
+  CHECK(tss_set(g_keys[kKeys - 2], &g_keys) == thrd_success);
   __atomic_store_n(&g_stage, 1, __ATOMIC_RELEASE);
   while (__atomic_load_n(&g_stage, __ATOMIC_ACQUIRE) == 1) usleep(1000);
-  CHECK(pthread_getspecific(g_keys[kKeys - 1]) == &g_stage);
+  CHECK(pthread_getspecific(g_keys[kKeys - 1]) == &g_stage && tss_get(g_keys[kKeys - 2]) == &g_keys);
+  return nullptr;
+}
+
+// A new thread of the child may get the stack, and with it the block, of the one that it does not have.
+void* has_no_values(void*) {
+  for (const pthread_key_t key : g_keys) CHECK(pthread_getspecific(key) == nullptr);
   return nullptr;
 }
 
@@ -225,6 +233,9 @@ void other_threads_keys_are_evicted() {
     if (pid == 0) {
       for (char* block : g_blocks)
         for (int i = 0; i < kBlock; ++i) CHECK(block[i] == 0x5a);
+      pthread_t threads[8];
+      for (pthread_t& one : threads) CHECK(pthread_create(&one, nullptr, has_no_values, nullptr) == 0);
+      for (const pthread_t one : threads) CHECK(pthread_join(one, nullptr) == 0);
       _exit(7);
     }
     ends_well(pid, "with a thread of many keys");
