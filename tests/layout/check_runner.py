@@ -70,6 +70,25 @@ def run_without_userfaultfd(*entries, words=()):
     return code, out.getvalue().splitlines()
 
 
+def pytest_skips():
+    """A case that skips is named; a file of which nothing else ran is skipped."""
+    code = "import pytest\ndef test_skips():\n    pytest.skip('%s: none here')\n"
+    with tempfile.TemporaryDirectory() as directory:
+        def cases(name, word, more=""):
+            path = os.path.join(directory, name + ".py")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(code % word + more)
+            words = ["-B", "-m", "pytest", "-c", os.path.join(ROOT, "tests", "pytest.ini"), "-p", "conftest", path]
+            return {**entry(name, ""), "cmd": [sys.executable, *words],
+                    "env": {"PYTHONPATH": os.path.join(ROOT, "tests")}}
+        _, lines = run(cases("whole", "acl"), cases("part", "acl", "def test_runs():\n    pass\n"),
+                       cases("odd", "moonlight", "def test_runs():\n    pass\n"))
+    said = {line.split()[4]: line for line in lines if line[:4] in ("ok  ", "FAIL", "skip")}
+    expected = {"whole": "skip", "part": "ok  ", "odd": "FAIL"}
+    check({name: line[:4] for name, line in said.items()} == expected, f"skips of pytest: {said}")
+    check("skip: acl: none here" in said.get("part", ""), f"a case that skips is not named: {said}")
+
+
 def verdicts():
     code, lines = run(entry("good", "pass"), entry("bad", "raise SystemExit(3)"), entry("odd", lacks("moonlight")),
                       entry("mute", "raise SystemExit(77)"), entry("dark", lacks("acl")),
@@ -204,8 +223,8 @@ def help_comes_first():
 
 
 def main():
-    rules = {rule.__name__: rule for rule in (verdicts, limits, signals, interrupted, sharing, untested_pager,
-                                              help_comes_first)}
+    rules = {rule.__name__: rule for rule in (verdicts, pytest_skips, limits, signals, interrupted, sharing,
+                                              untested_pager, help_comes_first)}
     for name in sys.argv[2:] or rules:
         rules[name]()
     print("\n".join(problems) or "the runner keeps its rules")

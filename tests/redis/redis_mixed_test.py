@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_mixed_test MODULE ROUNDS: clients that use the server in every way at once, on cold data: a tiered server with
-a replica, against a plain one with a replica.
+"""Clients that use the server in every way at once, on cold data: a tiered server with a replica, against a
+plain one with a replica.
 
 Each worker has keys of its own and a script that depends on the seed alone, so that its replies must be the same from
 both servers. What other clients can interrupt at any place is checked by what it leaves instead.
@@ -15,19 +15,18 @@ both servers. What other clients can interrupt at any place is checked by what i
 Meanwhile another client kills the replica's link, saves, asks for digests, and sets the module's settings. In the end
 the replicas have what their masters have, and both masters have the same. LUNAR_SEED= replays.
 """
-import os
+import contextlib
 import random
 import socket
 import struct
-import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
-from redis_server import Server, Servers, run_scenario, wait_until
-from resp import Connection, Refused, words_of
+import pytest
 
-SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
-PATIENCE_S = 120
+from redis_server import SEED, Refused, packed, wait_until
+
 WORKERS, KEYS, COUNTERS = 6, 4000, 40
 SIZE = 1500
 HELD_MIN = 10       # the seed decides: 110 to 1027 in 25 of them
@@ -43,32 +42,20 @@ def comparable(reply):
     return str(reply) if isinstance(reply, Refused) else reply
 
 
-class Failure(Exception):
-    pass
-
-
-class Worker(threading.Thread):
+class Worker:
     def __init__(self, server, number, rounds):
-        super().__init__()
         self.server, self.number = server, number
         self.pick = random.Random(SEED * 1000 + number)
-        self.rounds, self.replies, self.failure = rounds, [], None
-        self.counted = 0
-        self.client = self.connect()
-
-    def connect(self):
-        return Connection(self.server.port, PATIENCE_S)
+        self.rounds, self.replies, self.counted = rounds, [], 0
+        self.client = self.server.connect()
 
     def key(self, kind="s"):
         return f"w{self.number}:{kind}:{self.pick.randrange(KEYS)}"
 
-    def run(self):
+    def work(self):
         kinds = [self.pipeline, self.half_closed, self.killed, self.watched, self.blocked]
-        try:
-            for _ in range(self.rounds):
-                self.pick.choice(kinds)()
-        except Exception as failure:   # looked at by the main thread
-            self.failure = failure
+        for _ in range(self.rounds):
+            self.pick.choice(kinds)()
 
     def command(self):
         pick, key = self.pick, self.key
@@ -90,7 +77,7 @@ class Worker(threading.Thread):
                           pick.choice([("EXEC",), ("EXEC",), ("DISCARD",), ("RESET",)])]
             if pick.random() < 0.01:
                 words += [("SELECT", "1"), ("SET", self.key(), text(pick, SIZE)), ("SELECT", "0")]
-        data = b"".join(map(words_of, words))
+        data = b"".join(packed(*some) for some in words)
         sender = threading.Thread(target=self.send_in_pieces, args=(data, random.Random(pick.random())))
         sender.start()
         for _ in words:
@@ -112,21 +99,21 @@ class Worker(threading.Thread):
         for n in range(count):
             words += [("RPUSH", name, str(n)),
                       self.pick.choice([("GET", self.key()), ("MGET", self.key(), self.key())])]
-        return name, b"".join(map(words_of, words))
+        return name, b"".join(packed(*some) for some in words)
 
     def pushed(self, name, count, what, all_of_it):
         got = [int(n) for n in self.client.ask("LRANGE", name, "0", "-1")]
-        if got != list(range(len(got))) or len(got) > count or (all_of_it and len(got) != count):
-            raise Failure(f"{what}: {len(got)} of {count} pushed, {got[:20]} ...")
+        assert got == list(range(len(got))), what
+        assert len(got) == count if all_of_it else len(got) <= count, what
         self.client.ask("DEL", name)
 
     def half_closed(self):
         count = self.pick.choice([3, 50, 1500])
         name, data = self.numbers(count)
-        other = self.connect()
+        other = self.server.connect()
         sender = threading.Thread(target=lambda: (other.socket.sendall(data), other.socket.shutdown(socket.SHUT_WR)))
         sender.start()
-        while other.input.read1(1 << 16):
+        while other.socket.recv(1 << 16):
             pass
         sender.join()
         other.close()
@@ -136,7 +123,7 @@ class Worker(threading.Thread):
         count = self.pick.choice([50, 1500])
         how, wait_s = self.pick.choice(["kill", "reset", "end"]), self.pick.random() * 0.03
         name, data = self.numbers(count)
-        other = self.connect()
+        other = self.server.connect()
         number = other.ask("CLIENT", "ID")
         sender = threading.Thread(target=self.send_to_the_end, args=(other, data))
         sender.start()
@@ -148,17 +135,14 @@ class Worker(threading.Thread):
             other.socket.shutdown(socket.SHUT_RD)
         sender.join()
         other.close()
-        wait_until("a client that has gone", lambda: not self.client.ask("CLIENT", "LIST", "ID", str(number)),
-                   PATIENCE_S)
+        wait_until("a client that has gone", lambda: not self.client.ask("CLIENT", "LIST", "ID", str(number)))
         self.pushed(name, count, how, False)
 
     @staticmethod
     def send_to_the_end(connection, data):
         connection.socket.settimeout(2)   # nothing is read of the replies
-        try:
+        with contextlib.suppress(OSError):
             connection.socket.sendall(data)
-        except OSError:
-            pass
 
     def watched(self):
         for _ in range(30):
@@ -177,12 +161,12 @@ class Worker(threading.Thread):
         pick = self.pick
         how, wait_s = pick.choice(["push", "unblock", "transaction"]), pick.random() * 0.02
         value = text(pick, 3000)
-        other = self.connect()
+        other = self.server.connect()
         number = other.ask("CLIENT", "ID")
         other.send([("GET", self.key()), ("BLPOP", f"{name}:none", name, "0"), *behind])
         time.sleep(wait_s)
         if how == "unblock":
-            wait_until("a client blocks", lambda: self.client.ask("CLIENT", "UNBLOCK", str(number)) == 1, PATIENCE_S)
+            wait_until("a client blocks", lambda: self.client.ask("CLIENT", "UNBLOCK", str(number)) == 1)
         elif how == "push":
             self.client.ask("RPUSH", name, value)
         else:
@@ -194,34 +178,22 @@ class Worker(threading.Thread):
         other.close()
 
 
-class Meddler(threading.Thread):
+def meddle(server, tiered, stop):
     """What an operator may do at any time."""
-
-    def __init__(self, server, tiered):
-        super().__init__()
-        self.server, self.tiered = server, tiered
-        self.stop, self.failure = threading.Event(), None
-
-    def run(self):
-        pick = random.Random(SEED)
-        client = Connection(self.server.port, PATIENCE_S)
-        # no CLIENT PAUSE: what a paused client has sent is lost when it ends
-        words = [("CLIENT", "LIST"), ("INFO",), ("CLIENT", "KILL", "TYPE", "replica"), ("DEBUG", "DIGEST"), ("BGSAVE",),
-                 ("CONFIG", "GET", "*")]
-        if self.tiered:
-            words += [("CONFIG", "SET", "lunar.gate", "no"), ("CONFIG", "SET", "lunar.gate", "yes"),
-                      ("CONFIG", "SET", "lunar.gate", "yes"), ("CONFIG", "SET", "lunar.gate-hold-ms", "1"),
-                      ("CONFIG", "SET", "lunar.gate-hold-ms", "100"), ("CONFIG", "SET", "lunar.dram", "18mb"),
-                      ("CONFIG", "SET", "lunar.dram", "24mb"), ("LUNAR", "STATS"), ("LUNAR", "TOP"),
-                      ("LUNAR", "COLD", "w0:s:1"), ("LUNAR", "HOT", "w0:s:2")]
-        try:
-            while not self.stop.wait(pick.random() * 0.1):
-                client.send([pick.choice(words)])
-                client.receive()
-            if self.tiered:
-                client.ask("CONFIG", "SET", "lunar.gate", "yes")
-        except Exception as failure:   # looked at by the main thread
-            self.failure = failure
+    pick, client = random.Random(SEED), server.connect()
+    # no CLIENT PAUSE: what a paused client has sent is lost when it ends
+    words = [("CLIENT", "LIST"), ("INFO",), ("CLIENT", "KILL", "TYPE", "replica"), ("DEBUG", "DIGEST"), ("BGSAVE",),
+             ("CONFIG", "GET", "*")]
+    if tiered:
+        words += [("CONFIG", "SET", "lunar.gate", "no"), ("CONFIG", "SET", "lunar.gate", "yes"),
+                  ("CONFIG", "SET", "lunar.gate", "yes"), ("CONFIG", "SET", "lunar.gate-hold-ms", "1"),
+                  ("CONFIG", "SET", "lunar.gate-hold-ms", "100"), ("CONFIG", "SET", "lunar.dram", "18mb"),
+                  ("CONFIG", "SET", "lunar.dram", "24mb"), ("LUNAR", "STATS"), ("LUNAR", "TOP"),
+                  ("LUNAR", "COLD", "w0:s:1"), ("LUNAR", "HOT", "w0:s:2")]
+    while not stop.wait(pick.random() * 0.1):
+        client.all_of([pick.choice(words)])
+    if tiered:
+        client.ask("CONFIG", "SET", "lunar.gate", "yes")
 
 
 def fill(client):
@@ -233,31 +205,22 @@ def fill(client):
             if k % 4 == 0:
                 words += [("HSET", f"w{w}:h:{k}", "f1", text(pick, 60), "f2", text(pick, 60)),
                           ("RPUSH", f"w{w}:l:{k}", text(pick, 700), text(pick, 700))]
-    for at in range(0, len(words), 500):
-        client.send(words[at:at + 500])
-        for _ in words[at:at + 500]:
-            client.receive()
+    client.pipeline(words)
 
 
 def busy(server):
     """Replies to a cold pipeline while a script runs, and after it was killed."""
-    one, other = (Connection(server.port, PATIENCE_S) for _ in range(2))
+    one, other = server.connect(), server.connect()
     server.client.ask("CONFIG", "SET", "lua-time-limit", "50")
     one.send([("EVAL", "while true do end", "0")])
 
     def says_busy():
-        other.send([("GET", "none")])
-        reply = other.receive()
-        return isinstance(reply, Refused) and str(reply).startswith("BUSY")
-    wait_until("the script is busy", says_busy, PATIENCE_S)
-    replies = []
-    other.send([("GET", f"w0:s:{key}") for key in range(0, 2000, 100)] + [("RPUSH", "busy", "x")])
-    replies += [str(other.receive())[:4] for _ in range(21)]
-    other.send([("SCRIPT", "KILL")] + [("GET", f"w1:s:{key}") for key in range(0, 2000, 100)])
-    assert other.receive() == b"OK"
-    for _ in range(20):
-        other.receive()
-    wait_until("the script ends", lambda: not says_busy(), PATIENCE_S)
+        return other.refused("GET", "none").startswith("BUSY")
+    wait_until("the script is busy", says_busy)
+    cold = [[("GET", f"w{at}:s:{key}") for key in range(0, 2000, 100)] for at in (0, 1)]
+    replies = [str(reply)[:4] for reply in other.all_of(cold[0] + [("RPUSH", "busy", "x")])]
+    assert other.all_of([("SCRIPT", "KILL"), *cold[1]])[0] == b"OK"
+    wait_until("the script ends", lambda: not says_busy())
     assert isinstance(one.receive(), Refused)
     for what in ("ALL", "WRITE"):
         server.client.ask("CLIENT", "PAUSE", "100", what)
@@ -269,28 +232,19 @@ def busy(server):
 
 def used(server, tiered, rounds):
     """Everything at once on one server. What the workers have got."""
-    workers, meddler = [Worker(server, n, rounds) for n in range(WORKERS)], Meddler(server, tiered)
-    for thread in (*workers, meddler):
-        thread.start()
-    for worker in workers:
-        worker.join()
-    meddler.stop.set()
-    meddler.join()
-    for thread in (*workers, meddler):
-        if thread.failure is not None:
-            raise Failure(f"{thread.failure!r}") from thread.failure
+    workers, stop = [Worker(server, n, rounds) for n in range(WORKERS)], threading.Event()
+    with ThreadPoolExecutor(WORKERS + 1) as pool:
+        meddler = pool.submit(meddle, server, tiered, stop)
+        try:
+            list(pool.map(Worker.work, workers))
+        finally:
+            stop.set()
+        meddler.result()
     counted = sum(int(server.client.ask("GET", f"counter:{n}")[:8]) for n in range(COUNTERS))
     assert counted == sum(worker.counted for worker in workers), f"{counted} counted of all that EXEC confirmed"
     for n in range(COUNTERS):   # their values depend on who came first
         server.client.ask("DEL", f"counter:{n}")
     return [worker.replies for worker in workers]
-
-
-def follows(server, replica):
-    wait_until("the replica has all", lambda: replica.info("replication").get("slave_repl_offset")
-               == server.info("replication")["master_repl_offset"], PATIENCE_S)
-    here, there = server.digest(), replica.digest()
-    assert here == there, f"master and replica differ: {here} and {there}"
 
 
 def difference(one, other):
@@ -299,37 +253,21 @@ def difference(one, other):
     return f"{str(one)[:200]} and {str(other)[:200]}, of {len(str(one))} and {len(str(other))} characters"
 
 
-def mixed(directory, module, rounds):
-    rounds = int(os.path.basename(rounds))
+@pytest.mark.parametrize("rounds", [6, pytest.param(80, marks=pytest.mark.slow)])
+def test_everything_at_once(servers, rounds):
     replies, digests = [], []
-    with Servers() as servers:
-        for name in ("plain", "tiered"):
-            def start(what, dram, own=name):
-                there = os.path.join(directory, own, what)
-                tier = ("--loadmodule", module, "dram", dram, "lun", there, "size", "400mb") if own == "tiered" else ()
-                return servers.add(Server(there, "--repl-diskless-sync-delay", "0", "--repl-backlog-size", "32mb",
-                                          *tier, patience_s=PATIENCE_S))
-            server, replica = start("master", "16mb"), start("replica", "16mb")
-            fill(server.client)
-            replica.client.ask("REPLICAOF", "127.0.0.1", str(server.port))
-            wait_until("the link", lambda one=replica: one.info("replication")["master_link_status"] == "up",
-                       PATIENCE_S)
-            begun = time.monotonic()
-            replies.append([*used(server, name == "tiered", rounds), busy(server)])
-            follows(server, replica)
-            digests.append(server.digest())
-            print(f"{name}: {sum(map(len, replies[-1]))} replies, {time.monotonic() - begun:.1f} s", flush=True)
-        for number, (plain, tiered) in enumerate(zip(*replies)):
-            for at, (a, b) in enumerate(zip(plain, tiered)):
-                assert a == b, f"worker {number}, reply {at} of {len(plain)}: {difference(a, b)}"
-            assert len(plain) == len(tiered), f"worker {number}: {len(plain)} and {len(tiered)} replies"
-        assert digests[0] == digests[1], f"the data differs: {digests}"
-        lunar = server.info("lunar")   # of the tiered one
-        print(f"held {lunar['lunar_gate_held']} times, {lunar['lunar_gate_timeouts']} passed late")
-        assert lunar["lunar_gate"] == "watching" and int(lunar["lunar_gate_held"]) >= HELD_MIN, \
-            "the gate took no part"
-
-
-if __name__ == "__main__":
-    print(f"seed {SEED}")
-    sys.exit(run_scenario("mixed", globals(), "mixed", *sys.argv[1:]))
+    for start in (servers.plain, servers.tiered):
+        server, replica = (start("--repl-diskless-sync-delay", "0", "--repl-backlog-size", "32mb",
+                                 name=start.__name__ + "-" + what) for what in ("master", "replica"))
+        fill(server.client)
+        replica.follow(server)
+        replies.append([*used(server, start == servers.tiered, rounds), busy(server)])
+        replica.has_all_of(server)
+        digests.append(server.digest())
+    for number, (plain, tiered) in enumerate(zip(*replies)):
+        for at, (a, b) in enumerate(zip(plain, tiered)):
+            assert a == b, f"worker {number}, reply {at} of {len(plain)}: {difference(a, b)}"
+        assert len(plain) == len(tiered)
+    assert digests[0] == digests[1]
+    lunar = server.info("lunar")   # of the tiered one
+    assert lunar["lunar_gate"] == "watching" and int(lunar["lunar_gate_held"]) >= HELD_MIN, "the gate took no part"

@@ -1,45 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers of the end-to-end tests, plain or tiered: started, asked and ended. A server that cannot start ends the test
-with its log; without the right to userfaultfd the test is skipped.
+"""Servers of the end-to-end tests, plain or tiered, and their clients. A server that cannot start fails the test with
+its log; without the right to userfaultfd the test is skipped.
 """
 import contextlib
 import os
+import random
+import re
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/redis-cluster"))
-from resp import Connection  # noqa: E402
+import pytest
+import redis
+
+from build_tree import LUNAR, MODULE
 
 SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
+MIB = 1 << 20
+PATIENCE_S = 120
+SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
+NOISE = random.Random(SEED).randbytes(4 * MIB)
+Refused = redis.ResponseError
+GONE = (OSError, redis.ConnectionError, redis.TimeoutError)   # the server has ended the connection
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def value(key, size):
+    """What a key holds: bytes that follow from it and the seed."""
+    at = key * 7919 % (len(NOISE) - 8192)
+    return NOISE[at:at + size]
 
 
-def wait_until(what, true, patience_s, every_s=0.02):
+def sets(prefix, keys, size):
+    return [("SET", f"{prefix}:{key}", value(key, size)) for key in keys]
+
+
+def packed(*words):
+    """A command as it goes over the wire."""
+    return b"".join(redis.Connection().pack_command(*words))
+
+
+def out_of_memory(reply):
+    return isinstance(reply, Refused) and "command not allowed when used memory" in str(reply)
+
+
+def wait_until(what, true, patience_s=PATIENCE_S, every_s=0.02):
     until = time.monotonic() + patience_s
     while not true():
         assert time.monotonic() < until, f"{what}: not in {patience_s} s"
         time.sleep(every_s)
 
 
-def explain_start(text):
-    """Ends the test: what the server that did not start has said."""
-    if "userfaultfd" in text and os.geteuid() != 0:
-        print("skip: userfaultfd: " + text.splitlines()[-1])
-        sys.exit(77)
-    sys.exit(f"the server did not start:\n{text[-3000:]}")
+class Raw:
+    """Over a connection of redis-py: replies as they come, many commands on their way at once. One thread each."""
 
+    @property
+    def socket(self):
+        return self._sock
 
-class Client(Connection):
-    def __init__(self, port, patience_s=60):
-        super().__init__(port, patience_s)
+    def close(self):
+        self.disconnect()
+
+    def send(self, commands):
+        self.send_packed_command(self.pack_commands(commands))
+
+    def receive(self):
+        """A reply; error replies are returned, not raised."""
+        try:
+            return self.read_response()
+        except Refused as refused:
+            return refused
+
+    def ask(self, *command):
+        self.send_command(*command)
+        return self.read_response()
+
+    def all_of(self, commands, batch=200):
+        """The replies to `commands`, so many on their way at once."""
+        replies = []
+        for first in range(0, len(commands), batch):
+            part = commands[first:first + batch]
+            self.send(part)
+            replies += [self.receive() for _ in part]
+        return replies
+
+    def pipeline(self, commands, batch=200):
+        """The same, none of which may be refused."""
+        replies = self.all_of(commands, batch)
+        refused = [reply for reply in replies if isinstance(reply, Refused)]
+        assert not refused, refused[0]
+        return replies
+
+    def refused(self, *command):
+        """The text of an error reply; "closed" when the server ended the connection; "" when it did as asked."""
+        try:
+            self.send_command(*command)
+            reply = self.receive()
+        except GONE:
+            return "closed"
+        return str(reply) if isinstance(reply, Refused) else ""
 
     def info(self, section):
         return dict(line.split(":", 1) for line in self.ask("INFO", section).decode().split("\r\n") if ":" in line)
@@ -51,15 +109,32 @@ class Client(Connection):
         return self.ask("CONFIG", "GET", name)[1].decode()
 
 
+class Client(Raw, redis.Connection):
+    def __init__(self, port):
+        super().__init__(host="127.0.0.1", port=port, socket_timeout=PATIENCE_S)
+        self.connect()
+
+
+class UnixClient(Raw, redis.UnixDomainSocketConnection):
+    def __init__(self, path):
+        super().__init__(path=path, socket_timeout=PATIENCE_S)
+        self.connect()
+
+
+class TlsClient(Raw, redis.SSLConnection):
+    def __init__(self, port):
+        super().__init__(host="127.0.0.1", port=port, socket_timeout=PATIENCE_S, ssl_cert_reqs="none")
+        self.connect()
+
+
 class Server:
     """`words` behind redis-server's own, `wrapper` in front, `config` a file of its own, `environment` beyond ours.
     `debug`: DEBUG is allowed, which Redis 6 does without an option. Its data and its log are in `directory`, which is
     made. Answers when it is made."""
 
-    def __init__(self, directory, *words, program=SERVER, debug=True, wrapper=(), config=None, environment=(),
-                 patience_s=120):
+    def __init__(self, directory, *words, program=SERVER, debug=True, wrapper=(), config=None, environment=()):
         os.makedirs(directory, exist_ok=True)
-        self.directory, self.log, self.patience_s = directory, os.path.join(directory, "log"), patience_s
+        self.directory, self.log = directory, os.path.join(directory, "log")
         self.port, self.environment = free_port(), {**os.environ, **dict(environment)}
         self.command = [*wrapper, program, *([config] if config else []), "--port", str(self.port),
                         "--bind", "127.0.0.1", "--dir", directory, "--save", "",
@@ -71,49 +146,84 @@ class Server:
         started = time.monotonic()
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen(self.command, stdout=out, stderr=out, env=self.environment)
-        while True:
-            if self.process.poll() is not None or time.monotonic() > started + self.patience_s:
-                text = self.text()
+        self.client = None
+        while self.client is None:
+            if self.process.poll() is not None or time.monotonic() > started + PATIENCE_S:
                 self.end()
-                explain_start(text)
-            try:
-                self.client = Connection(self.port, self.patience_s)
-                if self.client.ask("PING") == b"PONG":
-                    break
-            except (OSError, RuntimeError):
-                pass
-            time.sleep(0.02)   # it loads
-        self.took = time.monotonic() - started
+                self.explain()
+            with contextlib.suppress(*GONE, Refused):   # it loads
+                client = self.connect()
+                if client.ask("PING") == b"PONG":
+                    self.client = client
+                    self.took = time.monotonic() - started
+                    return
+            time.sleep(0.02)
+
+    def explain(self):
+        """Ends the test that it did not start for."""
+        text = self.text()
+        if "userfaultfd" in text and os.geteuid() != 0:
+            pytest.skip("userfaultfd: " + text.splitlines()[-1])
+        pytest.fail(f"the server did not start:\n{text[-3000:]}")
 
     def text(self):
-        return open(self.log, errors="replace").read()
+        with open(self.log, encoding="utf-8", errors="replace") as file:
+            return file.read()
 
     def connect(self):
         return Client(self.port)
 
     def must_live(self, what):
-        if self.process.poll() is not None:
-            sys.exit(f"{what}: the server ended with {self.process.returncode}:\n{self.text()[-3000:]}")
+        assert self.process.poll() is None, f"{what}: the server ended with {self.process.returncode}"
 
     def info(self, section):
-        lines = self.client.ask("INFO", section).decode().split("\r\n")
-        return dict(line.split(":", 1) for line in lines if ":" in line)
+        return self.client.info(section)
+
+    def figure(self, name):
+        return self.client.figure(name)
 
     def faults(self):
         """Of the main thread, since it started, for whatever page; those of memory that is new among them."""
         pid = self.process.pid
-        text = open(f"/proc/{pid}/task/{pid}/stat").read().rpartition(")")[2].split()
-        return int(text[7]) + int(text[9])
+        with open(f"/proc/{pid}/task/{pid}/stat", encoding="utf-8") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return int(fields[7]) + int(fields[9])
+
+    def status(self, name):
+        """A number of its process: VmHWM, voluntary_ctxt_switches, ..."""
+        with open(f"/proc/{self.process.pid}/status", encoding="utf-8") as file:
+            return int(re.search(rf"^{name}:\s+(\d+)", file.read(), re.M)[1])
+
+    def peak_within(self, mib):
+        peak = self.status("VmHWM") >> 10
+        assert peak <= mib, f"its resident set peaked at {peak} MiB"
 
     def digest(self):
         return self.client.ask("DEBUG", "DIGEST")
 
-    def pipeline(self, words):
-        for at in range(0, len(words), 200):
-            self.client.send(words[at:at + 200])
-            for _ in words[at:at + 200]:
-                reply = self.client.receive()
-                assert not isinstance(reply, Exception), reply
+    def pipeline(self, commands, batch=200):
+        return self.client.pipeline(commands, batch)
+
+    def follow(self, master):
+        self.client.ask("REPLICAOF", "127.0.0.1", str(master.port))
+        self.wait_link()
+
+    def linked(self):
+        return self.info("replication").get("master_link_status") == "up"
+
+    def wait_link(self):
+        wait_until("the link", self.linked)
+
+    def catch_up(self, master):
+        """Both have the same offset, and the replica's own count of it is what its master was told."""
+        def same():
+            there, here = master.info("replication"), self.info("replication")
+            return self.linked() and here.get("slave_repl_offset") == there["master_repl_offset"]
+        wait_until("the replica is behind", same)
+
+    def has_all_of(self, master):
+        self.catch_up(master)
+        assert self.digest() == master.digest(), "master and replica differ"
 
     def end(self):
         """At once, with SIGKILL; a stopped one too."""
@@ -122,38 +232,43 @@ class Server:
 
 
 class Servers(contextlib.ExitStack):
-    """Servers of one test. They are ended in reverse order when it is left; by an exception, each one's log is shown
-    before that."""
+    """Servers of one test, each in a directory of its own below the test's. They are ended in reverse order."""
 
-    def __init__(self):
+    def __init__(self, directory):
         super().__init__()
-        self.started = []
+        if not os.access(SERVER, os.X_OK):
+            pytest.skip(f"redis-server: {SERVER} is not there")
+        self.directory, self.started = directory, []
 
-    def add(self, server):
+    def place(self, name):
+        return os.path.join(self.directory, name)
+
+    def plain(self, *words, name="plain", **options):
+        server = Server(self.place(name), *words, **options)
         self.started.append(server)
         self.callback(server.end)
         return server
 
-    def __exit__(self, kind, *details):
-        for server in self.started if kind and issubclass(kind, Exception) else ():
+    def tiered(self, *words, name="tiered", dram="16mb", lun=None, size="512mb", forks="yes", **options):
+        """With the module."""
+        return self.plain("--loadmodule", MODULE, "dram", dram, "lun", lun or self.made(name), "size", size,
+                          "forks", forks, *words, name=name, **options)
+
+    def run(self, *words, name="run", dram="16m", size="512m", flags=(), **options):
+        """Under `lunar run`."""
+        wrapper = (LUNAR, "run", f"--dram={dram}", f"--size={size}", f"--lun={self.made(name)}", *flags, "--")
+        return self.plain(*words, name=name, wrapper=wrapper, **options)
+
+    def made(self, name):
+        os.makedirs(self.place(name), exist_ok=True)
+        return self.place(name)
+
+    def show(self):
+        for server in self.started:
             print(f"{server.directory} (exit code: {server.process.poll()}):\n{server.text()[-3000:]}")
-        return super().__exit__(kind, *details)
 
 
-def scratch(name):
-    """A new directory for a test, which `with` removes at its end."""
-    return tempfile.TemporaryDirectory(prefix=f"lunar-{name}-", dir=os.environ.get("TMPDIR", "/var/tmp"),
-                                       ignore_cleanup_errors=True)
-
-
-def run_scenario(name, scenarios, scenario, *arguments):
-    """Calls scenarios[scenario](directory, *arguments) in a new directory, which is removed. The exit code of the test
-    `name`."""
-    if not os.access(SERVER, os.X_OK):
-        print(f"skip: redis-server: {SERVER} is not there")
-        return 77
-    start = time.monotonic()
-    with scratch(name) as directory:
-        scenarios[scenario.replace("-", "_")](directory, *map(os.path.abspath, arguments))
-    print(f"{scenario} as it should be, in {time.monotonic() - start:.1f} s")
-    return 0
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_wire_test MODULE ROUNDS: odd and hostile input, byte for byte against a plain server.
+"""Odd and hostile input, byte for byte against a plain server.
 
 Each script is a client's whole input, cut at random places, and goes to both servers on connections of its own: cold
 commands of all types mixed with HELLO, RESET, AUTH of a user who may do little, CLIENT TRACKING and CLIENT REPLY, WATCH
@@ -8,18 +8,16 @@ changed at random. What comes back must be the same bytes, and an end where the 
 server ends, one may have got fewer of them, as a server that ends it at once drops what it has not sent. LUNAR_SEED=
 replays.
 """
-import os
 import random
 import re
 import select
 import socket
-import sys
 import time
 
-from redis_server import Server, Servers, run_scenario
-from resp import words_of
+import pytest
 
-SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
+from redis_server import SEED, packed
+
 PATIENCE_S = 30
 THE_END = b"the end of a script"
 SILENCE_S = 1.5        # of a script whose end is no command any more: it is over when nothing more comes
@@ -44,7 +42,8 @@ class Script:
         return f"c{self.client}:{kind}:{self.pick.randrange(KEYS)}"
 
     def add(self, *words):
-        self.parts.append(words_of(words))
+        # redis-py makes several words of a first one with blanks, and none of an empty one
+        self.parts.append(packed(*words) if words[0] else b"*2\r\n$0\r\n\r\n$0\r\n\r\n")
 
     def command(self):
         pick, key = self.pick, self.key
@@ -129,7 +128,7 @@ class Script:
         ]))
 
     def half(self):
-        whole = words_of(("SET", self.key("s"), text(self.pick, 500)))
+        whole = packed("SET", self.key("s"), text(self.pick, 500))
         self.parts.append(whole[:self.pick.randrange(1, len(whole))])
 
     def bytes(self, changed):
@@ -150,7 +149,7 @@ class Script:
             at = pick.randrange(len(data))
             other = [b"", b"\r", b"\n", b"$", b"*", b"9", b"\x00", pick.randbytes(1)]
             data[at:at + pick.randrange(2)] = pick.choice(other)
-        return bytes(data) + words_of(("RESET",)) + words_of(("ECHO", THE_END))
+        return bytes(data) + packed("RESET") + packed("ECHO", THE_END)
 
 
 class Twin:
@@ -198,7 +197,7 @@ class Normal:
             tails = []
             for server in servers:
                 one = Twin(server.port)
-                one.out += words_of(("HELLO", protocol)) + words_of(("ECHO", "the end"))
+                one.out += packed("HELLO", protocol) + packed("ECHO", "the end")
                 until = time.monotonic() + PATIENCE_S
                 while not one.got.endswith(b"the end\r\n"):
                     assert time.monotonic() < until, "no reply to HELLO"
@@ -287,37 +286,25 @@ def exchange(scripts, servers, normal, pick):
     return ended, cut
 
 
-def wire(directory, module, rounds):
-    rounds = int(os.path.basename(rounds))
+@pytest.mark.parametrize("rounds", [20, pytest.param(400, marks=pytest.mark.slow)])
+def test_wire(servers, rounds):
     pick = random.Random(SEED)
-    tier = ("--loadmodule", module, "dram", "16mb", "lun", directory, "size", "400mb")
-    with Servers() as servers:
-        for name, further in (("plain", ()), ("tiered", tier)):
-            server = servers.add(Server(os.path.join(directory, name), "--databases", "4", *further))
-            fill(server, random.Random(SEED))
-        plain, tiered = servers.started
-        normal = Normal(plain, tiered)
-        held, ended, cut, scripts = int(tiered.info("lunar")["lunar_gate_held"]), 0, 0, 0
-        for _ in range(rounds):
-            # changed bytes may name another one's keys: alone
-            for some in ([Script(pick, c).bytes(False) for c in range(CLIENTS)],
-                         [Script(pick, pick.randrange(CLIENTS)).bytes(True)]):
-                got = exchange(some, servers.started, normal, pick)
-                if got is None:
-                    print(f"{scripts} scripts; then a line without an end was too long for one server")
-                    return
-                ended, cut, scripts = ended + got[0], cut + got[1], scripts + len(some)
-        digests = [server.digest() for server in servers.started]
-        assert digests[0] == digests[1], f"the data differs: DEBUG DIGEST {digests}"
-        lunar = tiered.info("lunar")
-        held = int(lunar["lunar_gate_held"]) - held
-        print(f"{scripts} scripts, {ended} of them ended by the server, {cut} of these with fewer replies from one; "
-              f"clients were held {held} times")
-        assert lunar["lunar_gate"] == "watching", lunar["lunar_gate"]
-        assert held >= HELD_MIN * scripts, "the gate was hardly tested"
-        assert cut <= CUT_MAX * ended + 3, f"{cut} of {ended} connections got fewer replies from one server"
-
-
-if __name__ == "__main__":
-    print(f"seed {SEED}")
-    sys.exit(run_scenario("wire", globals(), "wire", *sys.argv[1:]))
+    plain, tiered = (start("--databases", "4") for start in (servers.plain, servers.tiered))
+    for server in servers.started:
+        fill(server, random.Random(SEED))
+    normal = Normal(plain, tiered)
+    held, ended, cut, scripts = tiered.figure("gate_held"), 0, 0, 0
+    for _ in range(rounds):
+        # changed bytes may name another one's keys: alone
+        for some in ([Script(pick, c).bytes(False) for c in range(CLIENTS)],
+                     [Script(pick, pick.randrange(CLIENTS)).bytes(True)]):
+            got = exchange(some, servers.started, normal, pick)
+            if got is None:
+                print(f"{scripts} scripts; then a line without an end was too long for one server")
+                return
+            ended, cut, scripts = ended + got[0], cut + got[1], scripts + len(some)
+    assert plain.digest() == tiered.digest()
+    print(f"{scripts} scripts, {ended} of them ended by the server, {cut} of these with fewer replies from one")
+    assert tiered.info("lunar")["lunar_gate"] == "watching"
+    assert tiered.figure("gate_held") - held >= HELD_MIN * scripts, "the gate was hardly tested"
+    assert cut <= CUT_MAX * ended + 3

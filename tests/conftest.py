@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all Python tests share: a directory for a test's files, and how a skip reaches tools/run_tests.py.
+
+A test skips by `pytest.skip("CAPABILITY: reason")`. Where nothing else ran, the exit code is 77.
+"""
+import os
+import tempfile
+
+import pytest
+
+
+@pytest.fixture
+def directory():
+    """New and empty, on a disk, open to all users, away after the test."""
+    with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=os.environ.get("TMPDIR", "/var/tmp"),
+                                     ignore_cleanup_errors=True) as path:
+        os.chmod(path, 0o755)
+        yield path
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    """item.failed: whether its test has."""
+    item.failed = (yield).get_result().failed or getattr(item, "failed", False)
+
+
+def pytest_runtest_logreport(report):
+    if report.skipped:
+        print("\nskip: " + report.longrepr[2].removeprefix("Skipped: "))
+
+
+def pytest_sessionfinish(session, exitstatus):
+    ran = session.config.pluginmanager.getplugin("terminalreporter").stats
+    if exitstatus == 0 and "skipped" in ran and "passed" not in ran:
+        session.exitstatus = 77

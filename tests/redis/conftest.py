@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from redis_server import SEED, SERVER, Servers
+
+
+def pytest_report_header():
+    return f"LUNAR_SEED={SEED}, server {SERVER}"
+
+
+@pytest.fixture
+def servers(request, directory):
+    """Of one test. They are ended after it; the log of each is shown where it failed."""
+    with Servers(directory) as all_of_them:
+        yield all_of_them
+        if request.node.failed:
+            all_of_them.show()
