@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`kv_places_test.py LUNAR LIBARKDB`: places of stores that several processes want at the same time, or that the user
-may not use: each process either does what it is told or says why not, in one line, and nothing is lost."""
+"""Places of stores that several processes want at the same time, or that the user may not use: each process either does
+what it is told or says why not, in one line, and nothing is lost."""
 import contextlib
 import ctypes
 import errno
@@ -10,12 +9,11 @@ import os
 import resource
 import struct
 import subprocess
-import sys
 import time
 
-from checks import check, run_checks
-from kv_command import LUNAR, MIB, as_json, digest, done, loading_into, logged_store, make, pairs_of, refused, run, \
-    stream_of
+from build_tree import LUNAR
+from kv_command import (MIB, as_json, digest, done, loading_into, logged_store, make, pairs_of, refused, run,
+                        stream_of)
 
 PAIRS = {b"a": b"1", b"b": b"2"}
 
@@ -40,22 +38,22 @@ def ends(children):
 
 
 def one_line(code, err, parts, what):
-    check(code == 2 and err.count(b"\n") == 1 and any(part in err for part in parts), f"{what}: exit {code}: {err!r}")
+    assert code == 2 and err.count(b"\n") == 1 and any(part in err for part in parts), f"{what}: exit {code}: {err!r}"
 
 
-def creators_at_one_time(directory):
+def test_creators_at_one_time(directory):
     """One makes the store; nobody takes the file away from it."""
     for number in range(8):
         place = os.path.join(directory, f"new{number}")
         found = ends([started("create", place, "--size", "8m", "--segment", "64k") for _ in range(4)])
-        check([code for code, _ in found].count(0) == 1, f"four creators: {found}")
+        assert [code for code, _ in found].count(0) == 1
         for code, err in found:
             if code != 0:
                 one_line(code, err, [b"in use", b"holds a key/value store"], "four creators")
-        check(as_json("check", place)["verdict"] == "clean" and os.stat(place).st_size == 8 * MIB, "what they made")
+        assert as_json("check", place)["verdict"] == "clean" and os.stat(place).st_size == 8 * MIB, "what they made"
 
 
-def loads_at_one_time(directory):
+def test_loads_at_one_time(directory):
     """An empty file becomes one store, with the pairs of each load that was done."""
     for number in range(8):
         place = os.path.join(directory, f"empty{number}")
@@ -67,10 +65,10 @@ def loads_at_one_time(directory):
         for code, err in found:
             if code != 0:
                 one_line(code, err, [b"in use"], "four loads")
-        check(wanted and set(pairs_of(place)) == wanted, f"four loads: {found}: {sorted(pairs_of(place))}")
+        assert wanted and set(pairs_of(place)) == wanted, f"four loads: {found}: {sorted(pairs_of(place))}"
 
 
-def a_refused_creator_next_to_another(directory):
+def test_a_refused_creator_next_to_another(directory):
     """The file that the refused one made, and takes away, is not the one in which the other's store lies."""
     place = os.path.join(directory, "refused")
     for _ in range(12):
@@ -80,7 +78,7 @@ def a_refused_creator_next_to_another(directory):
         if code != 0:
             one_line(code, err, [b"in use", b"was removed", b"too small"], "next to a refused creator")
             continue
-        check(as_json("check", place)["verdict"] == "clean", "the store next to a refused creator")
+        assert as_json("check", place)["verdict"] == "clean", "the store next to a refused creator"
         os.unlink(place)
 
 
@@ -89,7 +87,7 @@ def lock_alone(file):
     fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
 
 
-def an_empty_file_in_use(directory):
+def test_an_empty_file_in_use(directory):
     """What another process has and fills at this moment is not cut off."""
     for verb, given in (("create", b""), ("load", stream_of(PAIRS))):
         place = os.path.join(directory, f"filling-{verb}")
@@ -102,10 +100,10 @@ def an_empty_file_in_use(directory):
             (code, err), = ends([child])
             one_line(code, err, [b"in use"], verb)
         with open(place, "rb") as file:
-            check(file.read() == b"mine" * (MIB // 4), f"{verb} changed a file that was in use")
+            assert file.read() == b"mine" * (MIB // 4)
 
 
-def a_refused_creator_of_an_empty_file(directory):
+def test_a_refused_creator_of_an_empty_file(directory):
     """The file is as empty as it was, whatever its file system counts as its blocks."""
     place = os.path.join(directory, "attributed")
     open(place, "wb").close()
@@ -114,7 +112,7 @@ def a_refused_creator_of_an_empty_file(directory):
     except OSError as error:
         print(f"skipped in part: no attributes of files: {error}")
     refused(["create", place, "--size", "8m", "--dram", "1m"], ["is too little"], place)
-    check(os.stat(place).st_size == 0, "a refused creator left the size that it had given to the file")
+    assert os.stat(place).st_size == 0, "a refused creator left the size that it had given to the file"
 
 
 def without_locks():
@@ -136,7 +134,7 @@ def without_locks():
         os._exit(99)
 
 
-def creators_where_nothing_can_be_locked(directory):
+def test_creators_where_nothing_can_be_locked(directory):
     """Refused, and as if nothing had been tried."""
     new, empty = os.path.join(directory, "unlocked"), os.path.join(directory, "unlocked-empty")
     open(empty, "wb").close()
@@ -144,11 +142,11 @@ def creators_where_nothing_can_be_locked(directory):
         result = subprocess.run([LUNAR, "kv", "create", place, "--size", "8m"], capture_output=True, check=False,
                                 preexec_fn=without_locks)
         one_line(result.returncode, result.stderr, [b"lock"], "without locks")
-    check(not os.path.exists(new), "a refused creator left an empty file")
-    check(os.stat(empty).st_size == 0, "a refused creator changed an empty file")
+    assert not os.path.exists(new), "a refused creator left an empty file"
+    assert os.stat(empty).st_size == 0, "a refused creator changed an empty file"
 
 
-def readers_of_a_damaged_store(directory):
+def test_readers_of_a_damaged_store(directory):
     """Two salvages at the same time give the same; a writer is refused meanwhile, and a salvage while there is one."""
     pairs = {b"key %d" % number: os.urandom(30_000) for number in range(60)}
     place = logged_store(directory, "logged", pairs)
@@ -163,10 +161,9 @@ def readers_of_a_damaged_store(directory):
         refused(["set", place, "a", "b"], ["in use"], place)
         refused(["create", place, "--force"], ["in use"], place)
         out, err = first.communicate()
-    check((first.returncode, head + out, err) == (second.returncode, second.stdout, second.stderr) and len(out) > MIB,
-          f"two salvages: {first.returncode}, {err!r}; {second.returncode}, {second.stderr!r}")
-    check(second.returncode == 3 and second.stderr.count(b"\n") == 1, f"salvage: {second.stderr!r}")
-    check(digest(place) == before, "salvage writes")
+    assert (first.returncode, head + out, err) == (second.returncode, second.stdout, second.stderr) and len(out) > MIB
+    assert second.returncode == 3 and second.stderr.count(b"\n") == 1
+    assert digest(place) == before, "salvage writes"
     place = make(directory, "sound", pairs=PAIRS)
     with loading_into(place) as loading:
         loading.stdin.write(stream_of({b"%d" % number: b"x" * 200 for number in range(20_000)})[: 2 * MIB])
@@ -174,10 +171,10 @@ def readers_of_a_damaged_store(directory):
         refused(["dump", "--salvage", place], ["in use"])
         loading.kill()
         loading.communicate()
-    check(pairs_of(place).items() >= PAIRS.items(), "what was there before a load that was killed")
+    assert pairs_of(place).items() >= PAIRS.items(), "what was there before a load that was killed"
 
 
-def rights_of_users(directory):
+def test_rights_of_users(directory, as_root):
     """As a user who may not read, may not write, or may not make a file."""
     reach = subprocess.run(["/usr/bin/test", "-x", LUNAR], user=65534, group=65534, extra_groups=[], check=False)
     if reach.returncode != 0:
@@ -197,7 +194,7 @@ def rights_of_users(directory):
             refused([verb, place, *words], [place, "permission"], place, given=stream_of(PAIRS), as_nobody=True)
     for verb, *words in readers:
         result = run(verb, place, *words, as_nobody=True)
-        check(result.returncode == 0 and result.stderr == b"", f"{verb} of what may only be read: {result.stderr!r}")
+        assert result.returncode == 0 and result.stderr == b""
     os.chmod(place, 0o666)
     refused(["load", place, stream], [stream, "Permission denied"], place, as_nobody=True)
     refused(["set", place, "a", "--file", stream], [stream, "Permission denied"], place, as_nobody=True)
@@ -208,14 +205,14 @@ def rights_of_users(directory):
         refused(["load", empty], [empty, "permission"], empty, given=stream_of(PAIRS), as_nobody=True)
     new = os.path.join(directory, "new")
     refused(["create", new, "--size", "8m"], [new, "ermission denied"], as_nobody=True)
-    check(not os.path.exists(new), "a file in a directory that may not be written")
+    assert not os.path.exists(new), "a file in a directory that may not be written"
     os.chmod(directory, 0o700)
     refused(["create", new, "--size", "8m"], [new, "ermission"], as_nobody=True)
     refused(["info", place], [place, "permission"], place, as_nobody=True)
-    check(pairs_of(place) == PAIRS, "the pairs after all that was refused")
+    assert pairs_of(place) == PAIRS, "the pairs after all that was refused"
 
 
-def what_does_not_fit_into_memory(directory):
+def test_what_does_not_fit_into_memory(directory):
     """A value or a line that is larger than the memory there is: refused, and no stream seems to end before it."""
     place = make(directory, "limited", pairs=PAIRS)
     long = os.path.join(directory, "long")
@@ -230,50 +227,21 @@ def what_does_not_fit_into_memory(directory):
                         (["load", place, behind], 4)):
         result = subprocess.run([LUNAR, "kv", *words, "--dram", "16m"], capture_output=True, check=False,
                                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits))
-        check(result.returncode == code and result.stderr.count(b"\n") == 1 and b"memory" in result.stderr,
-              f"{words}: exit {result.returncode}: {result.stderr!r}")
+        assert result.returncode == code and result.stderr.count(b"\n") == 1 and b"memory" in result.stderr
     refused(["set", place, "a", "--file", directory], [directory, "directory"], place)
-    check(pairs_of(place) == PAIRS, "the pairs after values that did not fit")
+    assert pairs_of(place) == PAIRS, "the pairs after values that did not fit"
 
 
-@contextlib.contextmanager
-def loop_device(backing, *options):
-    result = subprocess.run(["losetup", *options, "-f", "--show", backing], capture_output=True, text=True, check=False)
-    device = result.stdout.strip() if result.returncode == 0 else None
-    if not device:
-        print(f"skipped in part: no loop device: {result.stderr.strip()}")
-    try:
-        yield device
-    finally:
-        if device:
-            subprocess.run(["losetup", "-d", device], check=False)
-
-
-def a_device_that_cannot_be_written(directory):
+def test_a_device_that_cannot_be_written(directory, attach):
     place = make(directory, "read-only", pairs=PAIRS)
+    device = attach(place, "-r")
+    for verb, *words in (["info"], ["check"], ["scan"], ["dump"], ["dump", "--salvage"], ["get", "a"]):
+        done(verb, device, *words)
+    for verb, *words in (["set", "a", "3"], ["del", "a"], ["load"], ["compact"], ["create", "--force"]):
+        refused([verb, device, *words], [device, "read-only"], place, given=stream_of(PAIRS))
     blank = os.path.join(directory, "blank")
     with open(blank, "wb") as file:
         file.truncate(8 * MIB)
-    with loop_device(place, "-r") as device:
-        if not device:
-            return
-        for verb, *words in (["info"], ["check"], ["scan"], ["dump"], ["dump", "--salvage"], ["get", "a"]):
-            done(verb, device, *words)
-        for verb, *words in (["set", "a", "3"], ["del", "a"], ["load"], ["compact"], ["create", "--force"]):
-            refused([verb, device, *words], [device, "read-only"], place, given=stream_of(PAIRS))
-    with loop_device(blank, "-r") as device:
-        if device:
-            refused(["create", device], [device, "read-only"], blank)
-            refused(["load", device], [device, "read-only"], blank, given=stream_of(PAIRS))
-
-
-def main():
-    checks = [creators_at_one_time, loads_at_one_time, a_refused_creator_next_to_another, an_empty_file_in_use,
-              a_refused_creator_of_an_empty_file, creators_where_nothing_can_be_locked, readers_of_a_damaged_store,
-              what_does_not_fit_into_memory]
-    if os.geteuid() == 0:
-        checks += [rights_of_users, a_device_that_cannot_be_written]
-    return run_checks(*checks)
-
-
-sys.exit(main())
+    device = attach(blank, "-r")
+    refused(["create", device], [device, "read-only"], blank)
+    refused(["load", device], [device, "read-only"], blank, given=stream_of(PAIRS))

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`lun_cli_test.py LUNAR HOLDER`: `lunar lun` from outside, on files and a loop device. Every refusal is one line,
-exits as documented and leaves the device byte by byte as it was; what is done shows in `list`, `info` and `check`, and
-every --json is JSON. HOLDER (lun_holder.cpp) has a LUN open."""
+"""`lunar lun` from outside, on files and a loop device. Every refusal is one line, exits as documented and leaves the
+device byte by byte as it was; what is done shows in `list`, `info` and `check`, and every --json is JSON. HOLDER
+(lun_holder.cpp) has a LUN open."""
 import contextlib
 import hashlib
 import json
@@ -10,20 +9,19 @@ import os
 import pty
 import select
 import shutil
-import signal
 import stat
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 
-from checks import check, problems
+import pytest
 
-LUNAR, HOLDER = map(os.path.abspath, sys.argv[1:3])
+from build_tree import BUILD, LUNAR
+
+HOLDER = os.path.join(BUILD, "tests/tools/lun_holder")
 MIB = 1 << 20
 LIMIT_S = 60
-skips = []
 
 
 def run(*words, environment=None, as_nobody=False):
@@ -40,18 +38,12 @@ def holder_of(path, name):
 def done(*words, code=0):
     """Does what it is told; its output."""
     result = run(*words)
-    check(result.returncode == code,
-          f"{' '.join(words)}: exit {result.returncode}, not {code}: {result.stderr}{result.stdout}")
+    assert result.returncode == code
     return result.stdout
 
 
 def as_json(*words, code=0):
-    out = done(*words, "--json", code=code)
-    try:
-        return json.loads(out)
-    except ValueError as error:
-        check(False, f"{' '.join(words)} --json: no JSON: {error}: {out!r}")
-        return {}
+    return json.loads(done(*words, "--json", code=code))
 
 
 def digest(path):
@@ -67,19 +59,19 @@ def refused(words, parts, devices=(), code=2, as_nobody=False):
     before = [digest(d) for d in devices]
     result = run(*words, as_nobody=as_nobody)
     what = f"{' '.join(words)}: {result.stderr!r}"
-    check(result.returncode == code, f"{what}: exit {result.returncode}, not {code}")
-    check(result.stdout == "" and result.stderr.count("\n") == 1, f"{what}: not one line (and {result.stdout!r})")
-    check(result.stderr.startswith("lunar lun"), what)
+    assert result.returncode == code
+    assert result.stdout == "" and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("lunar lun"), what
     for part in parts:
-        check(part in result.stderr, f"{what}: lacks {part!r}")
-    check([digest(d) for d in devices] == before, f"{what}: the device was changed")
+        assert part in result.stderr
+    assert [digest(d) for d in devices] == before
 
 
 def untouched(device, *words, code=0):
     """What --json of the verb tells; the device is what it was."""
     before = digest(device)
     out = done(*words, code=code)
-    check(digest(device) == before, f"{' '.join(words)}: the device was changed")
+    assert digest(device) == before
     return json.loads(out) if "--json" in words and out else {}
 
 
@@ -153,7 +145,7 @@ def images(path):
 
 # ---- wrong use -----------------------------------------------------------------------------------------------------
 
-def wrong_words(directory):
+def test_wrong_words(directory):
     path = formatted(directory, "words.img")
     refused(["crate"], ["crate", "did you mean create?"])
     refused(["--jsno"], ["--jsno"])
@@ -179,14 +171,14 @@ def wrong_words(directory):
     refused(["create", f"{path}#first", "--size", "1m"], ["first"], [path])   # it is there already
     for verb in ("create", "list", "info", "resize", "remove", "check", "paths"):
         out = done(verb, "--help")
-        check("Usage: lunar lun " + verb in out and "--json" in out, f"{verb} --help: {out}")
-    check("Exit code" in done("--help"), "lunar lun --help: no exit codes")
+        assert "Usage: lunar lun " + verb in out and "--json" in out
+    assert "Exit code" in done("--help"), "lunar lun --help: no exit codes"
 
 
-def no_such_device(directory):
+def test_no_such_device(directory):
     refused(["list", directory + "/none"], [directory + "/none"])
     refused(["create", directory + "/none#x", "--size", "1m", "--format"], [directory + "/none"])
-    check(not os.path.exists(directory + "/none"), "create made a file")
+    assert not os.path.exists(directory + "/none"), "create made a file"
     refused(["create", "tape:/dev/st0#x", "--size", "1m", "--format"], ["tape", "file", "nvme", "pmem", "capi", "sim"])
     refused(["list", "tape:/dev/st0"], ["tape", "nvme"])
     refused(["info", "/dev/null"], ["/dev/null"])
@@ -195,7 +187,7 @@ def no_such_device(directory):
 
 # ---- what must not be touched --------------------------------------------------------------------------------------
 
-def foreign(directory):
+def test_foreign(directory):
     """Each kind of thing that a device can hold is named, kept, and erased only under its own name."""
     kinds = []
     path = blank(directory, "ext4.img", 16)
@@ -224,22 +216,22 @@ def foreign(directory):
         refused([*base, "--format", "--yes"], ["--erase="], [path])
         refused([*base, "--erase=ntfs", "--yes"], ["ntfs", "--erase="], [path])
         named = run(*base).stderr.split("--erase=")[1].split()[0]
-        check(word is None or named == word, f"{path}: --erase={named}")
+        assert word is None or named == word
         refused([*base, f"--erase={named}"], ["--yes"], [path])   # no terminal to ask at
         refused(["list", path], [], [path])
         refused(["check", path], [], [path])
         refused(["remove", f"{path}#x", "--yes"], [], [path])
-        check(as_json("info", path).get("formatted") is False, f"info {path}")
+        assert as_json("info", path).get("formatted") is False
     for path, word in kinds:
         named = run("create", f"{path}#x", "--size", "1m").stderr.split("--erase=")[1].split()[0]
         code, shown, answered = at_terminal("n", "create", f"{path}#x", "--size", "1m", f"--erase={named}")
-        check(code == 2 and answered, f"{path}: a no at the terminal: {code} {shown}")
+        assert code == 2 and answered, f"{path}: a no at the terminal: {code} {shown}"
         out = as_json("create", f"{path}#x", "--size", "1m", f"--erase={named}", "--yes")
-        check(out.get("formatted") is True and out["created"]["name"] == "x", f"{path}: {out}")
+        assert out.get("formatted") is True and out["created"]["name"] == "x"
         done("check", path)
 
 
-def unsuitable(directory):
+def test_unsuitable(directory):
     small = blank(directory, "small.img", 1)
     refused(["create", f"{small}#x", "--size", "64k", "--format"], [small], [small])
     empty = blank(directory, "blank.img", 64)
@@ -260,14 +252,10 @@ def unsuitable(directory):
     refused(["check", path, "--repair", "--yes"], [path, "version"], [path])
 
 
-def no_rights(directory):
-    if os.geteuid() != 0:
-        skips.append("skip: root: needs another user to become")
-        return
+def test_no_rights(directory, as_root):
     reach = subprocess.run(["/usr/bin/test", "-x", LUNAR], user=65534, group=65534, extra_groups=[], check=False)
     if reach.returncode != 0:
-        skips.append("skip: reachable: the user `nobody` cannot reach the binary")
-        return
+        pytest.skip("reachable: the user `nobody` cannot reach the binary")
     path = formatted(directory, "rights.img")
     os.chmod(path, 0o600)
     for words in (["list", path], ["create", f"{path}#x", "--size", "1m"], ["check", path]):
@@ -282,14 +270,14 @@ def no_rights(directory):
     refused(["remove", f"{path}#first", "--yes"], [path], [path], as_nobody=True)
 
 
-def in_use(directory):
+def test_in_use(directory):
     path = formatted(directory, "used.img")
     with holder_of(path, "first") as holder:
-        check(holder.stdout.readline() == "open\n", "the holder did not open the LUN")
+        assert holder.stdout.readline() == "open\n", "the holder did not open the LUN"
         refused(["remove", f"{path}#first", "--yes"], ["in use"], [path])
         refused(["resize", f"{path}#first", "-1m", "--yes"], [], [path])
         refused(["create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [path])
-        check(as_json("list", path)["devices"][0]["virtual_luns"][0]["in_use"] is True, "list: in_use")
+        assert as_json("list", path)["devices"][0]["virtual_luns"][0]["in_use"] is True, "list: in_use"
         done("create", f"{path}#second", "--size", "1m")   # others may go on
         done("remove", f"{path}#second", "--yes")
         holder.stdin.close()
@@ -298,89 +286,87 @@ def in_use(directory):
     done("remove", f"{path}#first", "--yes")
 
 
-def scratch(directory):
+def test_scratch(directory):
     """A scratch LUN shows while its owner lives, and is gone after kill -9."""
     path = formatted(directory, "owner.img")
     with holder_of(path, "") as holder:
-        check(holder.stdout.readline() == "open\n", "the holder did not make a LUN")
+        assert holder.stdout.readline() == "open\n", "the holder did not make a LUN"
         luns = as_json("list", path)["devices"][0]["virtual_luns"]
         own = [lun for lun in luns if lun["scratch"]]
-        check(len(luns) == 2 and len(own) == 1 and own[0]["in_use"] and own[0]["name"] == "",
-              f"list with a scratch LUN: {luns}")
-        check("(scratch)" in done("list", path), "list: (scratch)")
-        check(as_json("check", path)["verdict"] == "clean", "check with a scratch LUN")
+        assert len(luns) == 2 and len(own) == 1 and own[0]["in_use"] and own[0]["name"] == "", (
+            f"list with a scratch LUN: {luns}")
+        assert "(scratch)" in done("list", path), "list: (scratch)"
+        assert as_json("check", path)["verdict"] == "clean", "check with a scratch LUN"
         refused(["create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [path])
         holder.kill()
     settled([path], {"first": False}, "after kill -9")
-    check(as_json("check", path)["verdict"] == "clean", "check after kill -9")
+    assert as_json("check", path)["verdict"] == "clean", "check after kill -9"
 
 
 # ---- what is done --------------------------------------------------------------------------------------------------
 
-def life(directory):
+def test_life(directory):
     path = blank(directory, "life.img", 64)
     out = as_json("create", f"{path}#one", "--size", "5m", "--format")
-    check(out["formatted"] is True and out["created"]["size_bytes"] == 5 * MIB and out["luns"] == 1, f"create: {out}")
+    assert out["formatted"] is True and out["created"]["size_bytes"] == 5 * MIB and out["luns"] == 1
     out = as_json("create", f"{path}#two", "--size", "1.5m")
-    check(out["formatted"] is False and out["created"]["size_bytes"] == 3 * MIB // 2 and out["luns"] == 2,
-          f"create: {out}")
+    assert out["formatted"] is False and out["created"]["size_bytes"] == 3 * MIB // 2 and out["luns"] == 2
     for name, words in {"shrink": ["resize", f"{path}#one", "-1m"], "remove": ["remove", f"{path}#one"],
                         "repair": ["check", path, "--repair"]}.items():
         refused(words, ["--yes"], [path])
         code, shown, answered = at_terminal("", *words)
-        check(code == 2 and answered, f"{name}: Enter at the terminal: {code} {shown}")
+        assert code == 2 and answered, f"{name}: Enter at the terminal: {code} {shown}"
     out = as_json("resize", f"{path}#one", "+3m")
-    check(out["before_bytes"] == 5 * MIB and out["size_bytes"] == 8 * MIB, f"resize: {out}")
-    check(as_json("resize", f"{path}#one", "-2m", "--yes")["size_bytes"] == 6 * MIB, "resize -2m")
-    check(as_json("resize", f"{path}#one", "4m", "--yes")["size_bytes"] == 4 * MIB, "resize 4m")
+    assert out["before_bytes"] == 5 * MIB and out["size_bytes"] == 8 * MIB
+    assert as_json("resize", f"{path}#one", "-2m", "--yes")["size_bytes"] == 6 * MIB, "resize -2m"
+    assert as_json("resize", f"{path}#one", "4m", "--yes")["size_bytes"] == 4 * MIB, "resize 4m"
     refused(["resize", f"{path}#one", "64m"], [], [path])
     refused(["resize", f"{path}#one", "-4m", "--yes"], ["remove"], [path])
     refused(["create", f"{path}#three", "--size", "63m"], ["63 MiB"], [path])
     grown = as_json("resize", f"{path}#one", "max")
-    check(grown["remaining_bytes"] == 0 and grown["size_bytes"] > 32 * MIB, f"resize max: {grown}")
+    assert grown["remaining_bytes"] == 0 and grown["size_bytes"] > 32 * MIB
     refused(["create", f"{path}#three", "--size", "max"], [], [path])
     device = as_json("list", path)["devices"][0]
     names = {lun["name"] for lun in device["virtual_luns"]}
-    check(names == {"one", "two"} and device["free_bytes"] == 0, f"list: {device}")
+    assert names == {"one", "two"} and device["free_bytes"] == 0
     table = done("list", path)
-    check("one" in table and "two" in table and "2 LUNs on 1 device" in table and "created" in table, f"list: {table}")
+    assert "one" in table and "two" in table and "2 LUNs on 1 device" in table and "created" in table
     info = as_json("info", path)
-    check(info["formatted"] and info["raw"]["kind"] == "file" and info["uuid"] == device["uuid"], f"info: {info}")
-    check(as_json("info", f"{path}#two")["lun"]["size_bytes"] == 3 * MIB // 2, "info #two")
+    assert info["formatted"] and info["raw"]["kind"] == "file" and info["uuid"] == device["uuid"], f"info: {info}"
+    assert as_json("info", f"{path}#two")["lun"]["size_bytes"] == 3 * MIB // 2, "info #two"
     for word in (path, "extents", "uuid", "discard", "window", "sqpoll"):
-        check(word in done("info", path), f"info: lacks {word}")
+        assert word in done("info", path)
     code, shown, answered = at_terminal("y", "remove", f"{path}#one")
-    check(code == 0 and answered, f"remove at the terminal: {code} {shown}")
-    check(as_json("remove", f"{path}#two", "--yes")["removed"] == "two", "remove --json")
-    check(as_json("list", path)["devices"][0]["virtual_luns"] == [], "list of none")
+    assert code == 0 and answered, f"remove at the terminal: {code} {shown}"
+    assert as_json("remove", f"{path}#two", "--yes")["removed"] == "two", "remove --json"
+    assert as_json("list", path)["devices"][0]["virtual_luns"] == [], "list of none"
     verdict = as_json("check", path)
-    check(verdict["verdict"] == "clean" and verdict["extents_used"] == 0, f"check: {verdict}")
+    assert verdict["verdict"] == "clean" and verdict["extents_used"] == 0
     code, shown, answered = at_terminal("y", "create", f"{blank(directory, 'asked.img', 16)}#x", "--size", "1m")
-    check(code == 0 and answered, f"create on a blank device at the terminal: {code} {shown}")
+    assert code == 0 and answered, f"create on a blank device at the terminal: {code} {shown}"
 
 
-def damage(directory):
+def test_damage(directory):
     """One damaged copy is repaired, two are not used."""
     path = formatted(directory, "damage.img")
     done("create", f"{path}#second", "--size", "1m")
     patch(path, images(path)[1] + 200, b"\xff" * 16)
     verdict = as_json("check", path, code=1)
-    check(verdict.get("verdict") == "needs repair" and verdict["problems"] == 1,
-          f"check of one damaged copy: {verdict}")
-    check(as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of one damaged copy")
-    check(as_json("check", path)["verdict"] == "clean", "check after the repair")
+    assert verdict.get("verdict") == "needs repair" and verdict["problems"] == 1
+    assert as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of one damaged copy"
+    assert as_json("check", path)["verdict"] == "clean", "check after the repair"
     names = {lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]}
-    check(names == {"first", "second"}, f"LUNs after the repair: {names}")
+    assert names == {"first", "second"}
     for offset in images(path):
         patch(path, offset + 200, b"\xff" * 16)
     for words in (["list", path], ["check", path, "--repair", "--yes"], ["create", f"{path}#x", "--size", "1m"]):
         refused(words, [path], [path], code=3)
-    check(untouched(path, "check", path, "--json", code=3)["verdict"] == "damaged", "check of a damaged device")
+    assert untouched(path, "check", path, "--json", code=3)["verdict"] == "damaged", "check of a damaged device"
     as_json("create", f"{path}#new", "--size", "1m", "--erase=lunar", "--yes")   # said by name
     done("check", path)
 
 
-def looks(directory):
+def test_looks(directory):
     """list, info and check write nothing: not where a copy is damaged, and not where a killed owner's scratch LUN is
     left."""
     def luns():
@@ -390,7 +376,7 @@ def looks(directory):
     verbs = (["list", path], ["list", path, "--json"], ["info", path], ["info", path, "--json"],
              ["info", f"{path}#first"])
     with holder_of(path, "") as holder:
-        check(holder.stdout.readline() == "open\n", "the holder did not make a LUN")
+        assert holder.stdout.readline() == "open\n", "the holder did not make a LUN"
         holder.kill()
     end = time.monotonic() + 10   # its ring outlives it a little
     while any(lun["in_use"] for lun in luns()) and time.monotonic() < end:
@@ -398,24 +384,23 @@ def looks(directory):
     for words in verbs:
         untouched(path, *words)
     told = untouched(path, "list", path, "--json")["devices"][0]
-    check([lun["name"] for lun in told["virtual_luns"]] == ["first"], f"list with a dead scratch LUN: {told}")
-    check([lun.get("type") for lun in told["virtual_luns"]] == ["named"], f"types: {told}")
+    assert [lun["name"] for lun in told["virtual_luns"]] == ["first"]
+    assert [lun.get("type") for lun in told["virtual_luns"]] == ["named"]
     told = untouched(path, "check", path, "--json")
-    check(told["verdict"] == "clean" and any("owners are gone" in line for line in told["findings"]),
-          f"check with a dead scratch LUN: {told}")
+    assert told["verdict"] == "clean" and any("owners are gone" in line for line in told["findings"]), (
+        f"check with a dead scratch LUN: {told}")
     extents = told["extents_used"]
     info = untouched(path, "info", path, "--json")
-    check(told["extents_free"] * info["extent_bytes"] == info["free_bytes"],
-          f"check and info of a dead scratch LUN: {told} {info}")
+    assert told["extents_free"] * info["extent_bytes"] == info["free_bytes"]
     patch(path, images(path)[2] + 200, b"\xff" * 16)
     for words in verbs:
         untouched(path, *words)
-    check("damaged copy" in done("info", path), "info of a damaged copy")
+    assert "damaged copy" in done("info", path), "info of a damaged copy"
     told = untouched(path, "check", path, "--json", code=1)
-    check(told["verdict"] == "needs repair" and told["extents_used"] == extents, f"check of a damaged copy: {told}")
-    check(as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of a damaged copy")
+    assert told["verdict"] == "needs repair" and told["extents_used"] == extents
+    assert as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of a damaged copy"
     told = as_json("check", path)
-    check(told["extents_used"] == extents and not told["findings"], f"the dead LUN was not freed: {told}")
+    assert told["extents_used"] == extents and not told["findings"], f"the dead LUN was not freed: {told}"
     os.chmod(path, 0o400)
     patch(path, 40, b"\x01")   # the superblock
     for words in verbs:
@@ -423,28 +408,28 @@ def looks(directory):
     untouched(path, "check", path, code=1)
 
 
-def erased_head(directory):
+def test_erased_head(directory):
     """The head is gone, the copy at the end is not: nothing formats over it unasked, and a repair brings it back."""
     path = formatted(directory, "head.img")
     patch(path, 0, bytes(4096))   # what follows is there: not blank, but nothing anybody knows
     refused(["create", f"{path}#x", "--size", "1m", "--format"], ["unknown data"], [path])
-    check(as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of an erased block")
+    assert as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of an erased block"
     done("check", path)
     patch(path, 0, bytes(65536))
     refused(["list", path], ["lunar lun check"], [path], code=3)
     refused(["create", f"{path}#x", "--size", "1m"], ["--format"], [path])
     refused(["create", f"{path}#x", "--size", "1m", "--format"], ["--erase=lunar", "check"], [path])
     refused(["check", path], [path], [path], code=3)
-    check(as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of an erased head")
+    assert as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of an erased head"
     luns = as_json("list", path)["devices"][0]["virtual_luns"]
-    check([lun["name"] for lun in luns] == ["first"], "the LUN came back")
+    assert [lun["name"] for lun in luns] == ["first"], "the LUN came back"
     done("check", path)
     patch(path, 0, bytes(65536))
     done("create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes")
-    check([lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]] == ["x"], "erased by name")
+    assert [lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]] == ["x"], "erased by name"
 
 
-def other_contents(directory):
+def test_other_contents(directory):
     """What holds something else is named, and no check says how to erase it."""
     store = os.path.join(directory, "users.kv")
     subprocess.run([LUNAR, "kv", "create", store, "--size", "4m"], stdout=subprocess.DEVNULL, check=True)
@@ -454,21 +439,21 @@ def other_contents(directory):
         refused(words, named, [store])
     for words in (["check", store], ["list", store]):
         err = run(*words).stderr
-        check("wipefs" not in err and "truncate" not in err and "erase" not in err, f"{words} propose erasing: {err}")
-    check("a key/value store of Lunar (`lunar kv info" in done("info", store), "info of a key/value store")
-    check(as_json("info", store)["holds"] == "a key/value store of Lunar", "info --json of a key/value store")
+        assert "wipefs" not in err and "truncate" not in err and "erase" not in err
+    assert "a key/value store of Lunar (`lunar kv info" in done("info", store), "info of a key/value store"
+    assert as_json("info", store)["holds"] == "a key/value store of Lunar", "info --json of a key/value store"
     patch(store, 0, bytes(4096))   # its first superblock: the other one tells
     refused(["check", store], named, [store])
     ran = subprocess.run([LUNAR, "run", "--dram", "16m", "--lun", store, "--", "/bin/true"], stdin=subprocess.DEVNULL,
                          capture_output=True, text=True, check=False)
-    check(ran.returncode == 125 and named[0] in ran.stderr, f"run on a key/value store: {ran.stderr}")
+    assert ran.returncode == 125 and named[0] in ran.stderr
     letter = os.path.join(directory, "letter")
     with open(letter, "wb") as file:
         file.write(b"a letter to keep" * 500_000)
     refused(["check", letter], ["unknown data", "is the name right?"], [letter])
 
 
-def at_once(directory):
+def test_at_once(directory):
     """Eight of them, of whom the first formats."""
     path = blank(directory, "many.img", 64)
     many = [subprocess.Popen([LUNAR, "lun", "create", f"{path}#lun{i}", "--size", "1m", "--format"],
@@ -476,24 +461,24 @@ def at_once(directory):
             for i in range(8)]
     for child in many:
         _, err = child.communicate()
-        check(child.returncode == 0, f"one of eight: {err}")
+        assert child.returncode == 0
     names = {lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]}
-    check(names == {f"lun{i}" for i in range(8)}, f"eight at once: {names}")
-    check(as_json("check", path)["verdict"] == "clean", "check after eight at once")
+    assert names == {f"lun{i}" for i in range(8)}
+    assert as_json("check", path)["verdict"] == "clean", "check after eight at once"
 
 
-def composite(directory):
+def test_composite(directory):
     paths = [blank(directory, f"part{i}.img", 32) for i in range(2)]
     uri = "stripe:" + ";".join(paths)
     refused(["create", f"{uri}#x", "--size", "1m"], ["--format"], paths)
     out = as_json("create", f"{uri}#x", "--size", "40m", "--format")
-    check(out["formatted"] is True, f"create on a stripe: {out}")
+    assert out["formatted"] is True
     members = as_json("info", uri)["raw"]["members"]
-    check(len(members) == 2 and all(m["status"] == "Enabled" for m in members), f"members: {members}")
+    assert len(members) == 2 and all(m["status"] == "Enabled" for m in members), f"members: {members}"
     rows = as_json("paths", uri)["paths"]
-    check([row["connection"] for row in rows] == paths, f"paths: {rows}")
-    check("Enabled" in done("paths", uri) and "connection" in done("paths", uri), "paths: table")
-    check(len(as_json("paths", paths[0])["paths"]) == 1, "paths of a plain file")
+    assert [row["connection"] for row in rows] == paths
+    assert "Enabled" in done("paths", uri) and "connection" in done("paths", uri), "paths: table"
+    assert len(as_json("paths", paths[0])["paths"]) == 1, "paths of a plain file"
     done("check", uri)
     refused(["create", f"{paths[0]}#y", "--size", "1m", "--format", "--yes"], ["--erase="], paths)   # a member alone
     refused(["list", "stripe:" + ";".join(reversed(paths))], [], paths)
@@ -512,7 +497,7 @@ def mounted(directory, device):
         return   # many containers forbid it
     try:
         refused(["create", f"{device}#x", "--size", "1m", "--erase=ext4", "--yes"], ["mounted on " + place], [device])
-        check(as_json("info", device)["holds"] == "ext4", "info of a mounted device")
+        assert as_json("info", device)["holds"] == "ext4", "info of a mounted device"
     finally:
         subprocess.run(["umount", place], check=False)
 
@@ -524,7 +509,7 @@ def settled(devices, expected, what):
         luns = [lun for device in as_json("list", *devices)["devices"] for lun in device["virtual_luns"]]
         shown = {lun["name"]: lun["in_use"] for lun in luns}
         if shown == expected or time.monotonic() > end:
-            check(shown == expected, f"LUNs {what}: {shown}")
+            assert shown == expected
             return
         time.sleep(0.05)
 
@@ -544,7 +529,7 @@ print(json.dumps({"whole": sums == [hash(page) for page in pages], "seen": json.
 """
 
 
-def heap(directory):
+def test_heap(directory):
     """`lunar run` on a named LUN of one device and a scratch LUN of another: a stripe, with a heap larger than the
     DRAM."""
     devices = [formatted(directory, "heap0.img", 128), formatted(directory, "heap1.img", 128)]
@@ -554,87 +539,46 @@ def heap(directory):
     result = subprocess.run([LUNAR, "run", *flags, "--", *program], stdin=subprocess.DEVNULL, capture_output=True,
                             text=True, check=False)
     if "userfaultfd" in result.stderr:
-        skips.append("skip: userfaultfd: nothing can be started")
-        return
-    if not check(result.returncode == 0, f"lunar run on two LUNs: {result.returncode} {result.stderr}"):
-        return
+        pytest.skip("userfaultfd: nothing can be started")
+    assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)
-    check(told["whole"] is True, "the heap came back changed")
+    assert told["whole"] is True, "the heap came back changed"
     shown = {lun["name"]: lun["in_use"] for device in told["seen"]["devices"] for lun in device["virtual_luns"]}
-    check(shown == {"first": False, "heap": True, "": True}, f"LUNs while it runs: {told['seen']}")
-    check(told["code"] == 125 and "in use" in told["line"], f"a second one on the same LUN: {told}")
+    assert shown == {"first": False, "heap": True, "": True}
+    assert told["code"] == 125 and "in use" in told["line"]
     settled(devices, {"first": False, "heap": False}, "after the run")
     for device in devices:
-        check(as_json("check", device)["verdict"] == "clean", f"check of {device}")
+        assert as_json("check", device)["verdict"] == "clean"
 
 
-def loop_device(directory):
+def test_loop_device(directory, attach):
     backing = blank(directory, "loop.img", 64)
-    attached = None
-    if shutil.which("losetup"):
-        attached = subprocess.run(["losetup", "-f", "--show", backing], capture_output=True, text=True, check=False)
-    if attached is None or attached.returncode != 0:
-        skips.append("skip: loop: no free loop device")
-        return
-    device = attached.stdout.strip()
-    try:
-        refused(["create", f"{backing}#x", "--size", "1m", "--format"], ["in use", device], [backing])
-        check(as_json("create", f"{device}#x", "--size", "2m", "--format")["formatted"] is True, f"create on {device}")
-        found = as_json("list")["devices"]
-        check(any(d["device"] == device for d in found), f"list does not find {device}: {found}")
-        check(as_json("info", device)["raw"]["kind"] == "block", "info: kind")
-        check(as_json("paths", device)["paths"][0]["parent"] == backing, "paths: a loop device hangs on its file")
-        second = os.path.join(directory, "second-node")
-        with contextlib.suppress(PermissionError):   # two nodes of one device are one device
-            os.mknod(second, 0o600 | stat.S_IFBLK, os.stat(device).st_rdev)
-            done("create", f"{device}#held", "--size", "1m", "--format")
-            with holder_of(device, "held") as holder:
-                check(holder.stdout.readline() == "open\n", "the holder did not open the LUN")
-                refused(["remove", f"{second}#held", "--yes"], ["in use"], [device])
-                refused(["create", f"{second}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [device])
-                holder.stdin.close()
-                holder.wait()
-            settled([device], {"x": False, "held": False}, "after their owner's end")
-            done("remove", f"{second}#held", "--yes")
-        done("check", device)
-        if made_by("mkfs.ext4", "-q", "-F", device):
-            refused(["create", f"{device}#x", "--size", "1m", "--format", "--yes"], ["ext4"], [device])
-            refused(["create", f"{backing}#x", "--size", "1m", "--erase=ext4", "--yes"], ["in use", device], [backing])
-            mounted(directory, device)
-    finally:
-        subprocess.run(["losetup", "-d", device], check=False)
-    path = formatted(directory, "readonly.img")
-    attach = ["losetup", "-f", "-r", "--show", path]
-    device = subprocess.run(attach, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-    try:
-        refused(["create", f"{device}#x", "--size", "1m"], [device], [device])
-        refused(["remove", f"{device}#first", "--yes"], [device], [device])
-    finally:
-        subprocess.run(["losetup", "-d", device], check=False)
+    device = attach(backing)
+    refused(["create", f"{backing}#x", "--size", "1m", "--format"], ["in use", device], [backing])
+    assert as_json("create", f"{device}#x", "--size", "2m", "--format")["formatted"] is True
+    assert device in [found["device"] for found in as_json("list")["devices"]]
+    assert as_json("info", device)["raw"]["kind"] == "block"
+    assert as_json("paths", device)["paths"][0]["parent"] == backing, "a loop device hangs on its file"
+    second = os.path.join(directory, "second-node")
+    with contextlib.suppress(PermissionError):   # two nodes of one device are one device
+        os.mknod(second, 0o600 | stat.S_IFBLK, os.stat(device).st_rdev)
+        done("create", f"{device}#held", "--size", "1m", "--format")
+        with holder_of(device, "held") as holder:
+            assert holder.stdout.readline() == "open\n", "the holder did not open the LUN"
+            refused(["remove", f"{second}#held", "--yes"], ["in use"], [device])
+            refused(["create", f"{second}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [device])
+            holder.stdin.close()
+            holder.wait()
+        settled([device], {"x": False, "held": False}, "after their owner's end")
+        done("remove", f"{second}#held", "--yes")
+    done("check", device)
+    if made_by("mkfs.ext4", "-q", "-F", device):
+        refused(["create", f"{device}#x", "--size", "1m", "--format", "--yes"], ["ext4"], [device])
+        refused(["create", f"{backing}#x", "--size", "1m", "--erase=ext4", "--yes"], ["in use", device], [backing])
+        mounted(directory, device)
 
 
-def main():
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))   # what was set up is taken down
-    directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/var/tmp")
-    os.chmod(directory, 0o755)
-    wanted = sys.argv[3:]
-    try:
-        for case in (wrong_words, no_such_device, foreign, unsuitable, no_rights, in_use, scratch, life, damage, looks,
-                     erased_head, other_contents, at_once, composite, heap, loop_device):
-            if wanted and case.__name__ not in wanted:
-                continue
-            before, began = len(problems), time.monotonic()
-            try:
-                case(directory)
-            except (OSError, KeyError, IndexError, TypeError, subprocess.SubprocessError) as error:
-                problems.append(f"{case.__name__}: {type(error).__name__}: {error}")
-            print(f"{'ok' if len(problems) == before else 'FAIL'} {case.__name__}, {time.monotonic() - began:.1f} s")
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    for line in skips + problems:
-        print(line)
-    return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def test_read_only_device(directory, attach):
+    device = attach(formatted(directory, "readonly.img"), "-r")
+    refused(["create", f"{device}#x", "--size", "1m"], [device], [device])
+    refused(["remove", f"{device}#first", "--yes"], [device], [device])
