@@ -125,8 +125,8 @@ void touch_stack(const PagerState& state, const void* here, const void* child_st
   if (child_stack != nullptr) touch_around(state, static_cast<const char*>(child_stack) - 1, kDepth, 0);
 }
 
-// libc's fork touches every open FILE and its lock in the child before there is a handler; they may lie on the program's
-// heap.
+// libc's fork touches every open FILE and its lock in the child before there is a handler. They may lie on the heap of
+// the program.
 void touch_files() {
   if (_IO_iter_begin == nullptr || _IO_iter_end == nullptr || _IO_iter_next == nullptr || _IO_iter_file == nullptr ||
       _IO_list_lock == nullptr || _IO_list_unlock == nullptr)
@@ -305,7 +305,7 @@ void parent(PagerState& state) {
   sys::unblock_signals();
 }
 
-// Whether a relative maps the page, too (and it is not the kernel's page of zeros).
+// Whether a relative maps the page, too, or it is the kernel's page of zeros.
 bool is_shared(const char* at) {
   const void* const page = at;
   sys::PageFacts facts;
@@ -323,7 +323,7 @@ void check_brought_in(PagerState& state, const Region& region, uint64_t page) {
   if (content == nullptr) fatal("fork: no memory for a page");
   char* at = region.address_of(PageIndex(page));
   if (sys::peek(at, content, state.page_size) < 0 || page_hash(content) == region.table.hash(page)) return;
-  if (!state.features.write_protect && is_shared(at)) return;
+  if (!state.features.write_protect && !page_is_zero(content) && is_shared(at)) return;
   fatal(
       "fork: page %p was evicted, and something has touched it in the child before Lunar served it; a fork handler of "
       "the program's that may do so must be registered (pthread_atfork) after lunar_init",
@@ -585,12 +585,14 @@ void child(PagerState& state, bool of_libc) {
 // What a process that was forked past us has, its own children inherit without us.
 static thread_local bool t_prepared = false;
 
-static void prepare_if_ours(const void* child_stack, bool of_libc) {
+void pager_fork_prepare(const void* child_stack) {
   t_prepared = !pager_forked_past_us();
-  if (t_prepared) prepare(pager_state(), child_stack, of_libc);
+  if (t_prepared) prepare(pager_state(), child_stack, false);
 }
-
-void pager_fork_prepare(const void* child_stack) { prepare_if_ours(child_stack, false); }
+void pager_fork_prepare_of_libc() {
+  t_prepared = !pager_forked_past_us();
+  if (t_prepared) prepare(pager_state(), nullptr, true);
+}
 void pager_fork_parent() {
   if (t_prepared) parent(pager_state());
 }
@@ -628,7 +630,7 @@ int fork_handlers_install() {
   if (installed) return 0;
   HostGuard guard;
   g_stack.make();
-  int rc = pthread_atfork([] { prepare_if_ours(nullptr, true); }, pager_fork_parent, pager_fork_child_of_libc);
+  int rc = pthread_atfork(pager_fork_prepare_of_libc, pager_fork_parent, pager_fork_child_of_libc);
   installed = rc == 0;
   return -rc;
 }

@@ -204,7 +204,9 @@ void pager_fork_failed();
 void pager_fork_prepare(const void* child_stack);
 void pager_fork_parent();
 void pager_fork_child();
-// As a handler of libc's fork(): libc has removed the parent's threads from its lists, so their stacks can be unmapped.
+// As handlers of libc's fork(). In the child it touches open FILEs first, and removes the parent's threads from its
+// lists, so their stacks can be unmapped.
+void pager_fork_prepare_of_libc();
 void pager_fork_child_of_libc();
 // In a child, after fork() itself: ends the child if libc has lost its list of handlers (LIMITS.md).
 void pager_fork_child_ran();

@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/mem.h"
 #include "sys/proc.h"
 #include "sys/thread.h"
@@ -33,7 +34,7 @@ std::atomic<uint32_t>* mark() {
 
 uint32_t memory_copy() {
   std::atomic<uint32_t>* const at = mark();
-  if (at == nullptr) return static_cast<uint32_t>(getpid());  // no memory: ids tell in nearly all cases
+  if (at == nullptr) fatal("no memory for a page (%s)", memory_limit());
   uint32_t copy = at->load(std::memory_order_acquire);
   if (copy != 0) return copy;
   const uint32_t next = g_last.fetch_add(1, std::memory_order_relaxed) + 1;

@@ -200,8 +200,8 @@ void touch_in_the_midst() {
   other.join();
 }
 
-// Likewise, and another thread writes to the page once it is there. It waits until the page is released: the child knows
-// the page by its content.
+// Likewise, and another thread writes to the page once it is there. It waits until the page is released, so the child
+// knows the page by its content.
 void written_in_the_midst() {
   REQUIRE_THAT(pthread_atfork(let_other_begin, nullptr, nullptr) == 0, "pthread_atfork");
   tier::start_tier(kDram, kLun, nullptr, "handlers=1,test_installed_delay_us=300000");

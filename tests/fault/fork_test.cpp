@@ -609,8 +609,8 @@ void lock_holder_waits_for_room() {
   pages.check_all("parent");
 }
 
-// A fork handler that was registered before the pager's touches pages in the child before that is served. If one of them
-// is evicted, the child ends with a line, however many there are, and whatever is done there. Pages in DRAM are as ever.
+// A fork handler that was registered before the pager's touches pages in the child before that is served. If one of
+// them is evicted, the child ends with a line, however many there are, and whatever is done there.
 enum class Early { kNothing, kWrite, kClear, kRead };
 Early g_early = Early::kNothing;
 std::vector<char*> g_touched_early;
