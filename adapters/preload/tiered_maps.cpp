@@ -30,31 +30,6 @@ constinit MappingTable g_table;
 constinit sys::Mutex g_lock;
 constinit thread_local bool t_forking = false;
 
-// The program unmapped, mapped over or moved a part of an area by a system call of its own. What is still ours is free
-// again; what has been taken by another map is that map's. pre: the lock.
-void unmapped_past_us(void* address, size_t bytes, bool taken) {
-  char* begin = static_cast<char*>(address);
-  Area* area = area_of(begin);
-  if (area == nullptr) return;  // the heap
-  if (!taken) {
-    (void)unmap_pieces(area, begin, begin + bytes);
-    return;
-  }
-  char* end = begin + bytes;
-  for (const Mapping* piece; begin < end;) {
-    if (g_table.reserve() < 0) return;
-    char* stop = g_table.piece(begin, end, &piece);
-    if (piece != nullptr && piece->kind == MappingKind::kTiered && piece->committed &&
-        (area->flags & kRegionChargeOnTouch) == 0)
-      region_forget(area->region, area->offset(begin), static_cast<size_t>(stop - begin));
-    if (region_note_foreign(area->region, area->offset(begin), static_cast<size_t>(stop - begin)) < 0) return;
-    g_table.set(begin, stop, {nullptr, nullptr, kReadWrite, MappingKind::kForeign, false});
-    begin = stop;
-  }
-}
-
-constexpr UnmappedOwner kOwner = {[] { return g_lock.try_lock(); }, [] { g_lock.unlock(); }, unmapped_past_us};
-
 bool has_address_space(size_t bytes) {
   void* at = nullptr;
   if (sys::map(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &at) < 0) return false;
@@ -92,7 +67,6 @@ int add_area(size_t bytes, unsigned flags, Area** out) {
   area.limit = area.base + region_size(region);
   area.flags = flags;
   g_area_count.store(count + 1, std::memory_order_release);
-  pager_on_unmapped(&kOwner);
   *out = &area;
   return 0;
 }
@@ -221,10 +195,8 @@ bool is_foreign(char* begin, char* end) {
 // ---- lock -----------------------------------------------------------------------------------------------------------
 
 MapsLock::MapsLock() {
-  if (!t_forking && !sys::in_service_thread()) pager_wait_for_unmaps();
   sys::block_signals();
   if (!t_forking) g_lock.lock();
-  if (!t_forking && !sys::in_service_thread()) pager_tell_unmaps();  // what raw calls unmapped shows in the table
 }
 
 MapsLock::~MapsLock() {

@@ -277,7 +277,6 @@ int lunar_region_destroy(void* address, size_t bytes) noexcept {
   if (region == nullptr || heap_owns(address) || region_base(region) != address) return -EINVAL;
   bytes = round_up(bytes, sys::page_bytes());
   if (region_size(region) != bytes) return -EINVAL;
-  pager_wait_for_unmaps();  // what others have taken is not ours to discard
   region_decommit(region, 0, bytes);
   int rc = region_destroy(region);
   if (rc == 0) g_regions.fetch_sub(1);

@@ -191,7 +191,7 @@ void close_holes(PagerState& state) {
     (void)for_own(state.foreign, region.base, region.base + (region.pages << state.page_shift),
                   [&](char* at, size_t bytes) {
                     const uint64_t first = region.page_of(at).value;
-                    claim_place(region, first, first + (bytes >> state.page_shift), [](uint64_t, uint64_t, int) {});
+                    claim_holes(region, first, first + (bytes >> state.page_shift));
                     return 0;
                   });
   }

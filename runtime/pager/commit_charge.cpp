@@ -46,11 +46,9 @@ class LockedPages {
       }
       const uint64_t group = page / kLeafPages - first / kLeafPages;
       held_[group / 64] |= uint64_t{1} << group % 64;
-      gone_ |= was.state() == PageState::kGone;
     }
   }
   bool ready() const { return ready_; }
-  bool gone() const { return gone_; }  // a raw call has taken a page meanwhile
   void release(PagerState& state, bool emptied) {
     for (uint64_t page = first_; page < end_; ++page) {
       const uint64_t group = page / kLeafPages - first_ / kLeafPages;
@@ -67,7 +65,7 @@ class LockedPages {
   Region& region_;
   uint64_t first_, end_;
   uint64_t held_[kChunksAtOnce * kChunkPages / kLeafPages / 64 + 1] = {};  // bits of leaves
-  bool ready_ = false, gone_ = false;
+  bool ready_ = false;
 };
 
 // pre: at most kChunksAtOnce chunks.
@@ -78,9 +76,7 @@ int map_watched_anew(PagerState& state, Region& region, uint64_t first, uint64_t
   if (!scope.entered()) return -EAGAIN;
   if (!descriptors_in_place(state)) return -EBADF;  // the new map could not be registered
   LockedPages pages(state, region, first, end);
-  int rc = !pages.ready() ? -ENOMEM
-           : pages.gone() ? -EBUSY
-                          : sys::uffd_unregister(state.uffd, at, bytes);  // else there would be an event
+  int rc = pages.ready() ? sys::uffd_unregister(state.uffd, at, bytes) : -ENOMEM;  // else there would be an event
   if (rc == 0) {
     rc = map_fresh(state, region, first, end);
     if (int watched = watch_fresh_range(state, at, bytes); watched < 0)
@@ -114,12 +110,7 @@ int map_plain_anew(PagerState& state, Region& region, uint64_t first, uint64_t e
 }
 
 int map_anew(PagerState& state, Region& region, uint64_t first, uint64_t end, bool wait) {
-  if (!region.counted_by_kernel) return 0;
-  int rc = 0;
-  for_taken(region, first, end, [&](uint64_t from, uint64_t to, bool taken) {
-    if (!taken && rc == 0) rc = map_run_anew(state, region, from, to, wait);
-  });
-  return rc;
+  return region.counted_by_kernel ? map_run_anew(state, region, first, end, wait) : 0;
 }
 
 }  // namespace lunar

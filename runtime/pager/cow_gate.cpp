@@ -27,7 +27,7 @@ int protect(PagerState& state, void* address, size_t bytes) {
 // Lifts the protection and wakes the waiters. False: the place is no longer ours.
 bool lift(PagerState& state, void* address, uint64_t bytes) {
   int64_t rc;
-  while ((rc = unprotect_pages(state, address, bytes)) == -EAGAIN) wait_out_stall();
+  while ((rc = sys::uffd_protect(state.uffd, address, bytes, false)) == -EAGAIN) wait_out_stall();
   return rc == 0;
 }
 

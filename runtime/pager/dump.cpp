@@ -103,7 +103,7 @@ void Tally::walk(PagerState& state, Region& region) {
       if (s == PageState::kResident) ++in_chunk;
       if (s == PageState::kEvicted || s == PageState::kInFrame) ++evicted;
       check(s != PageState::kBusy, "a busy page", page, static_cast<int64_t>(word.previous()), -1);
-      if (s != PageState::kPoisoned && s != PageState::kGone && s != PageState::kGuard)
+      if (s != PageState::kPoisoned && s != PageState::kGuard)
         check((s == PageState::kResident) == (present[k] != 0), "present, by its state", page, present[k],
               static_cast<int64_t>(s));
       if ((s == PageState::kResident || s == PageState::kEvicted) && word.has_slot() && word.lun() == state.own_lun)

@@ -15,7 +15,6 @@
 #include "pager/pins.h"
 #include "pager/resolver.h"
 #include "pager/state.h"
-#include "pager/unmapped.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
@@ -146,14 +145,8 @@ void Evictor::run() {
     (void)reap(false);
     if (failed_count_ != 0) rewrite_failed();
     if (range_region_.load(std::memory_order_acquire) != nullptr) {
-      const uint64_t first = range_first_;
       if (choose_range(batch_limit_) != 0) {
-        const unsigned dropped = evict_chosen();
-        range_result_ += dropped;
-        if (dropped == 0 && deferred_ && pause_requests_.load() == 0) {  // soon: only a fork waits for us
-          range_first_ = first;
-          sys::sleep_ns(50000);
-        }
+        range_result_ += evict_chosen();
       } else {
         drain(false);
         range_region_.store(nullptr, std::memory_order_relaxed);
@@ -407,13 +400,8 @@ unsigned Evictor::gather() {
   for (unsigned i = 0; i < victim_count_; ++i)
     pages[i] = {victims_[i].region->address_of(victims_[i].page), state_.page_size};
   for (unsigned next = 0; next < victim_count_;) {
-    if (victims_[next].dropped || victims_[next].stuck) {  // gather_by_move
-      ++next;
-      continue;
-    }
-    const auto together = [](const Victim& victim) { return !victim.unwritable && !victim.dropped && !victim.stuck; };
     unsigned stop = next;
-    while (stop < victim_count_ && together(victims_[stop])) ++stop;
+    while (stop < victim_count_ && !victims_[stop].unwritable) ++stop;
     int64_t rc = stop == next ? -EFAULT : sys::splice_pages(pipe_[1], pages + next, stop - next);
     for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size) : 0; n > 0; --n)
       which[in_pipe++] = next++;
@@ -426,21 +414,14 @@ unsigned Evictor::gather() {
   const unsigned count = in_pipe + protect_unreadable(unreadable, unreadable_count, which + in_pipe);
   for (unsigned i = 0; i < count; ++i) drops[i] = pages[which[i]];
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
-  // After the gathering: another map's page may be there in place of ours.
-  const int shard = state_.event_gate.enter_waiting();
-  const bool may_drop = !unmaps_pending() && !sys::uffd_event_unread(state_.uffd);
-  deferred_ = !may_drop;
-  if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
   bool gone[kBatchPages] = {};
-  unsigned dropped = may_drop ? sys::drop_pages(drops, count, gone) : 0;
-  state_.event_gate.leave(shard);
-  if (may_drop && dropped == 0 && count != 0)
-    fatal_if_refused(sys::advise(staging_, state_.page_size, MADV_DONTNEED), "madvise");
+  const unsigned dropped = sys::drop_pages(drops, count, gone);
+  if (dropped == 0 && count != 0) fatal_if_refused(sys::advise(staging_, state_.page_size, MADV_DONTNEED), "madvise");
   capture(which, in_pipe);
   for (unsigned i = 0; i < count; ++i) {
     Victim& victim = victims_[which[i]];
     victim.dropped = gone[i];
-    victim.stuck = may_drop && !gone[i];
+    victim.stuck = !gone[i];
     if (i >= in_pipe && gone[i]) counters().evicted_unreadable.add(1);
     if (victim.protected_by_us && !gone[i]) protect(victim, false);
     if (victim.guard && !gone[i]) victim.guard = false;
@@ -515,22 +496,16 @@ unsigned Evictor::protect_unreadable(const unsigned* which, unsigned count, unsi
   return found;
 }
 
-unsigned Evictor::gather_by_move(bool pins) {
+unsigned Evictor::gather_by_move() {
   unsigned dropped = 0;
-  for (unsigned i = 0; i < victim_count_; ++i) victims_[i].dropped = false;
   for (unsigned i = 0; i < victim_count_; ++i) {
     char* at = staging_ + i * state_.page_size;
-    const int shard = state_.event_gate.enter_waiting();
-    const bool may_take = !unmaps_pending();
     const int64_t rc =
-        may_take ? sys::uffd_move(state_.uffd, at, victims_[i].region->address_of(victims_[i].page), state_.page_size)
-                 : -EAGAIN;
-    state_.event_gate.leave(shard);
-    if ((deferred_ = !may_take)) break;
+        sys::uffd_move(state_.uffd, at, victims_[i].region->address_of(victims_[i].page), state_.page_size);
     victims_[i].dropped = rc == static_cast<int64_t>(state_.page_size);
-    victims_[i].stuck = !victims_[i].dropped && (pins || (rc != -EBUSY && rc != -EINVAL));
+    victims_[i].stuck = !victims_[i].dropped;
     if (!victims_[i].dropped) {
-      if (rc == -EBUSY && pins) counters().kept_pinned.add();
+      if (rc == -EBUSY) counters().kept_pinned.add();
       continue;
     }
     __builtin_memcpy(frames_.memory(victims_[i].frame), at, state_.page_size);
@@ -566,7 +541,6 @@ void Evictor::keep_written_elsewhere() {
 
 // Steps 2 to 5.
 unsigned Evictor::take_chosen() {
-  deferred_ = false;
   const bool elsewhere = state_.account.someone_writes_elsewhere();
   bool by_move = pins_possible(state_) || splice_refused_ || (elsewhere && state_.features.move);
   if (by_move && !state_.features.move && !test_switches.no_pin_rule) {
@@ -584,12 +558,7 @@ unsigned Evictor::take_chosen() {
   make_exclusive(by_move);
   if (victim_count_ == 0) return 0;
   for (unsigned i = 0; i < victim_count_; ++i) LUNAR_CHECK(frames_.take_free(&victims_[i].frame), "frames");
-  // A raw call that unmaps makes a move fail, but not a drop, and the program makes such calls. What cannot be moved
-  // (it may not be read, or a relative has it too) is dropped.
-  const bool move_first = by_move || (unmaps_seen() && state_.features.move);
-  unsigned dropped = move_first ? gather_by_move(by_move) : 0;
-  if (!by_move && !(move_first && deferred_)) dropped += gather();
-  return dropped;
+  return by_move ? gather_by_move() : gather();
 }
 
 void Evictor::dump(int fd) const {

@@ -112,7 +112,7 @@ class Evictor {
   bool look_at_stale(const unsigned* victims, unsigned count, sys::PageFacts* facts) const;
   void close_gaps();
   unsigned gather();
-  unsigned gather_by_move(bool pins);
+  unsigned gather_by_move();
   void capture(const unsigned* which, unsigned count);
   unsigned protect_unreadable(const unsigned* which, unsigned count, unsigned* kept);
   bool protect(const Victim& victim, bool on) const;
@@ -139,7 +139,6 @@ class Evictor {
   int pagemap_ = -1, memory_ = -1;  // /proc/self, in the service threads' table; made by the thread
   unsigned batch_limit_ = kBatchPages;
   char* staging_ = nullptr;
-  bool deferred_ = false;        // the last batch: its place may belong to another map by now (unmapped.h)
   bool splice_refused_ = false;  // vmsplice is not allowed (any more)
   uint32_t low_water_ = 64, high_water_ = 128;
 

@@ -27,7 +27,6 @@
 #include "pager/resolver.h"
 #include "pager/state.h"
 #include "pager/table_promise.h"
-#include "pager/unmapped.h"
 #include "pager/wipe.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
@@ -90,11 +89,18 @@ int64_t take_checked(PagerState& state) {
   return bytes;
 }
 
-void set_inheritable(PagerState& state, bool yes) {
+// in_child: a hole means that a raw call (map_events.h) of another thread came before the kernel's copy of the maps.
+void set_inheritable(PagerState& state, bool yes, bool in_child = false) {
+  const auto mark = [=](char* at, size_t bytes) {
+    const int rc = sys::advise(at, bytes, yes ? MADV_DOFORK : MADV_DONTFORK);
+    if (in_child && rc == -ENOMEM && !sys::is_mapped(at, bytes))
+      fatal("fork: tiered memory from %p on was moved or unmapped by a system call past Lunar at the same moment",
+            static_cast<void*>(at));
+    return 0;
+  };
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
     Region* region = state.regions.sorted[i].load();
-    (void)for_own(state.foreign, region->base, region->base + (region->pages << state.page_shift),
-                  [=](char* at, size_t bytes) { return sys::advise(at, bytes, yes ? MADV_DOFORK : MADV_DONTFORK), 0; });
+    (void)for_own(state.foreign, region->base, region->base + (region->pages << state.page_shift), mark);
   }
 }
 
@@ -234,14 +240,8 @@ void prepare_locked(PagerState& state, const ForkOrigin& origin) {
   state.forking_since_ns.store(sys::now_ns());
   state.forking.store(true, std::memory_order_seq_cst);
   touch_for_child(state, origin);  // while there is eviction to make room
-  // Once our id is there nothing more is settled of what raw calls unmapped (unmapped.h); until then that may have
-  // begun.
-  do {
-    state.forking_tid.store(0, std::memory_order_seq_cst);
-    while (state.mutators.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(5000);
-    state.forking_tid.store(sys::thread_id(), std::memory_order_seq_cst);
-    unmaps_before_fork();
-  } while (state.mutators.load(std::memory_order_seq_cst) != 0);
+  while (state.mutators.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(5000);
+  state.forking_tid.store(sys::thread_id(), std::memory_order_seq_cst);
   state.forking_since_ns.store(sys::now_ns());
   state.evictor->pause();
   touch_for_child(state, origin);  // what was evicted again meanwhile
@@ -429,7 +429,7 @@ int child_restart(PagerState& state, ErrorText* why) {
   }
   state.gate_closing.store(false);
   state.gate_used.store(g_fork.gate);
-  set_inheritable(state, false);
+  set_inheritable(state, false, true);
   // Here, and not at the first eviction: what a service thread opens is not in the program's descriptor table. (Nothing
   // is reserved on it yet. When there is none now, the evictor tries again.)
   Device* inherited = state.devices[state.parent_lun];
@@ -500,8 +500,7 @@ int64_t take_over(PagerState& state) {
   state.fork_epoch.fetch_add(1);
   counters().resident.store(resident);
   state.resident_peak.store(resident);
-  unmaps_enter_child(state);
-  state.event_gate.enter_child();
+  state.mutators.store(0);
   state.helpers_resting.store(0);
   for (auto& reservation : state.fork_reservations) reservation = {};
   state.table_request.lock.reset_in_child();
@@ -540,7 +539,7 @@ void close_foreign_holes(PagerState& state) {
       stop = state.foreign.run(at, end, &foreign);
       if (!foreign) continue;
       const uint64_t first = region.page_of(at).value, count = static_cast<uint64_t>(stop - at) >> state.page_shift;
-      claim_place(region, first, first + count, [](uint64_t, uint64_t, int) {});
+      claim_holes(region, first, first + count);
     }
   }
 }
@@ -553,7 +552,6 @@ void child_locked(PagerState& state, bool of_libc, const void* here) {
   wipe_reset_in_child();
   HostGuard guard;
   if (!g_fork.engaged) return enter_plain_child(state);
-  unmaps_refuse_moves(state);
   host_fork_bootstrap.store(true);  // until the housekeeping thread has made its threads
   if (g_fork.refusal < 0)
     fatal("fork: the child cannot be served (%s); its memory would be lost", errno_name(g_fork.refusal));

@@ -15,7 +15,7 @@ namespace lunar {
 bool take_there(Region& region, uint64_t page, PageWord* was) {
   for (;;) {
     *was = seize(region, page);
-    if (seized(*was) || was->state() == PageState::kGone || region.table.lock(page, *was)) return true;
+    if (seized(*was) || region.table.lock(page, *was)) return true;
     if (region.table.find(page) == nullptr) return false;
   }
 }
@@ -24,8 +24,7 @@ int take_all(PagerState& state, Region& region, uint64_t first, uint64_t end, Pa
   for (uint64_t p = first; p < end; ++p)
     while (!take_there(region, p, &was[p - first])) {
       if (table_reach(state, region, p, p + 1, 0) == 0) continue;
-      while (p-- > first)
-        if (was[p - first].state() != PageState::kGone) put_back(state, region, p, was[p - first]);
+      while (p-- > first) put_back(state, region, p, was[p - first]);
       return -ENOMEM;
     }
   return 0;
@@ -60,7 +59,7 @@ int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end,
   }
   for (uint64_t p = first; p < end; ++p) {
     PageWord w = was[p - first];
-    if (!taken[p - first] || w.state() == PageState::kGone) continue;
+    if (!taken[p - first]) continue;
     PageWord next = w;
     if (done[p - first] && install) next = empty_word(state, region, p, w, PageState::kGuard);
     if (done[p - first] && !install && w.state() == PageState::kGuard) next = w.with_state(PageState::kEmpty);

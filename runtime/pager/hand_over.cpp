@@ -6,14 +6,17 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include "base/error.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/pager.h"
+#include "pager/map_events.h"
 #include "pager/seize.h"
 #include "pager/state.h"
-#include "pager/unmapped.h"
 #include "pager/wipe.h"
 #include "sys/arena.h"
+#include "sys/fatal.h"
+#include "sys/mem.h"
 #include "sys/uffd.h"
 
 namespace lunar {
@@ -35,10 +38,6 @@ uint64_t chunk_end(uint64_t page, uint64_t end) {
 // A page that is held has gone with its place.
 void forget_held(PagerState& state, Region& region, uint64_t page, PageWord was) {
   AtomicPageWord& word = region.table.at(page);
-  if (was.state() == PageState::kGone) {
-    word.compare_exchange_strong(was, was.with_state(PageState::kEmpty).with_slot(kNoSlot));
-    return;
-  }
   if (was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
   put_back(state, region, page, empty_word(state, region, page, was, PageState::kEmpty));
 }
@@ -66,8 +65,7 @@ int take_present(PagerState& state, Region& region, uint64_t first, uint64_t end
   bool all = true;
   for (uint64_t p = first; p < end; ++p)
     all &= was[p - first].state() != PageState::kEvicted && was[p - first].state() != PageState::kInFrame;
-  for (uint64_t p = first; p < end && !all; ++p)
-    if (was[p - first].state() != PageState::kGone) put_back(state, region, p, was[p - first]);
+  for (uint64_t p = first; p < end && !all; ++p) put_back(state, region, p, was[p - first]);
   return all ? 0 : -EAGAIN;
 }
 
@@ -92,11 +90,10 @@ int hand_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t 
     if (rc < 0) return rc;
     rc = end_watch(state, address, range.bytes);
     for (uint64_t p = first; p < end; ++p) {
-      const PageWord w = was[p - first];
       if (rc == 0)
-        forget_held(state, region, p, w);
-      else if (w.state() != PageState::kGone)
-        put_back(state, region, p, w);
+        forget_held(state, region, p, was[p - first]);
+      else
+        put_back(state, region, p, was[p - first]);
     }
     if (rc == 0) table_retire(state, region, first, end);
     return rc;
@@ -146,7 +143,7 @@ class HeldPages {
       const PageWord now = region_.table.peek(p), was = now.with_state(now.settled());
       if (gone)
         forget_held(state, region_, p, was);
-      else if (was.state() != PageState::kGone)
+      else
         put_back(state, region_, p, was);
     }
     table_retire(state, region_, first_, end_);
@@ -167,12 +164,15 @@ int map_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t e
   MutatorScope scope(state);
   HeldPages pages(region, first, end);
   if (!pages.ready()) return -ENOMEM;
-  OwnUnmap own(state, at, bytes);
-  const int rc = map_in_place(at, bytes, map);
-  own.end();
+  const int rc = [&] {
+    const OwnUnmap own(state, at, bytes);
+    return map_in_place(at, bytes, map);
+  }();
+  if (rc < 0 && !sys::is_mapped(at, bytes))
+    fatal("mmap with MAP_FIXED at %p has failed (%s) when the kernel had unmapped the place: its content is lost",
+          static_cast<void*>(at), errno_name(rc));
   if (rc == 0) state.foreign.add(at, bytes);
   pages.release(state, rc == 0);
-  if (rc < 0) own.tell();  // it has been unmapped all the same
   return rc;
 }
 
@@ -267,14 +267,6 @@ int region_hand_over(Region* region, size_t offset, size_t bytes, bool committed
         }
         return 0;
       });
-}
-
-int region_note_foreign(Region* region, size_t offset, size_t bytes) {
-  auto& state = pager_state();
-  if (state.foreign.reserve() < 0) return -ENOMEM;
-  state.foreign.add(region->base + offset, bytes);
-  forget_range(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
-  return 0;
 }
 
 int region_reclaim(Region* region, size_t offset, size_t bytes, bool vacated) {

@@ -11,8 +11,8 @@
 #include "pager/evictor.h"
 #include "pager/lost_page.h"
 #include "pager/program_end.h"
+#include "pager/map_events.h"
 #include "pager/state.h"
-#include "pager/unmapped.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
@@ -31,11 +31,9 @@ constexpr unsigned kNodeLookEvery = 32;  // faults of a thread between looks at 
 constexpr int64_t kParkedWaitNs = 5000000;
 constexpr uint64_t kForkMaxNs = 50000000;      // a fork that takes longer waits for a thread that waits for us
 constexpr uint64_t kForkStandsNs = 100000000;  // from then on it is believed to wait for a thread that waits for DRAM
-// longer than a kernel copies page tables, also of a large process on a slow machine
-constexpr uint64_t kForkStuckNs = 2000000000;
-constexpr unsigned kPassMax = 16;           // faults that may then pass the budget in kParkedWaitNs
-constexpr uint64_t kStuckNs = 10000000000;  // nothing parked could be answered for so long: a word in the log
-constexpr int64_t kPinnedMuch = 8;          // this part of the budget pinned is worth a word
+constexpr unsigned kPassMax = 16;              // faults that may then pass the budget in kParkedWaitNs
+constexpr uint64_t kStuckNs = 10000000000;     // nothing parked could be answered for so long: a word in the log
+constexpr int64_t kPinnedMuch = 8;             // this part of the budget pinned is worth a word
 constexpr uint64_t kTagMessages = 0, kTagBell = 1, kTagProgram = 2;
 
 thread_local Handler* t_handler __attribute__((tls_model("initial-exec"))) = nullptr;
@@ -63,6 +61,7 @@ int Handler::open(unsigned index, unsigned window_pages, int node) {
   watching_ = watching_bell_ = retrying_ = stuck_said_ = false;
   stuck_since_ = 0;
   round_.store(0);
+  readings_.store(0);
   return resolver_.open({window_pages, true, sys::numa_nodes() > 1 ? node : -1});
 }
 
@@ -152,31 +151,22 @@ void Handler::rest_when_calm(unsigned load) {
   calm_rounds_ = 0;
 }
 
-void Handler::wait_for_round() const {
+// Of a count that is odd meanwhile.
+static void wait_for_end(const std::atomic<uint64_t>& count) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  uint64_t seen = round_.load(std::memory_order_acquire);
-  while ((seen & 1) != 0 && round_.load(std::memory_order_acquire) == seen) sys::sleep_ns(5000);
+  const uint64_t seen = count.load(std::memory_order_acquire);
+  while ((seen & 1) != 0 && count.load(std::memory_order_acquire) == seen) sys::sleep_ns(5000);
 }
 
-// Notes the events among them at once: what they tell is true of the faults as well. 0 also while another handler
-// reads.
+void Handler::wait_for_round() const { wait_for_end(round_); }
+void Handler::wait_for_reading() const { wait_for_end(readings_); }
+
 int Handler::read_messages(sys::UffdMessage* messages, unsigned max) {
-  if (!state_.event_gate.begin_read(state_.uffd)) return 0;
-  int n;
-  {
-    const ReadingEvents reading;
-    n = sys::uffd_read(state_.uffd, messages, max);
-    for (int i = 0; i < n; ++i) {
-      const sys::UffdMessage& message = messages[i];
-      if (test_switches.event_delay_us != 0 && message.kind != sys::UffdMessage::Kind::kFault)
-        sys::sleep_ns(test_switches.event_delay_us * 1000);
-      if (message.kind == sys::UffdMessage::Kind::kUnmap)
-        unmapped_note(state_, message.address, message.address + message.bytes);
-      if (message.kind == sys::UffdMessage::Kind::kRemap)
-        moved_note(state_, message.address, message.to, message.bytes);
-    }
-  }
-  state_.event_gate.end_read();
+  readings_.fetch_add(1, std::memory_order_seq_cst);
+  const int n = sys::uffd_read(state_.uffd, messages, max);
+  for (int i = 0; i < n; ++i)
+    if (messages[i].kind != sys::UffdMessage::Kind::kFault) judge_event(state_, messages[i]);
+  readings_.fetch_add(1, std::memory_order_release);
   return n;
 }
 
@@ -289,7 +279,6 @@ void Handler::answer(const sys::UffdMessage& message) {
     counters().service_faults.add();
     LUNAR_DCHECK(!"a thread of the pager touched tiered memory");
   }
-  if (being_moved_to(state_, message.address, 1)) return;  // whatever was there before
   Region* region = state_.regions.find(address);
   if (region == nullptr || state_.foreign.overlaps(address, 1))
     answer_outside(message);
@@ -351,9 +340,7 @@ void Handler::answer_missing(Region& region, PageIndex page, const sys::UffdMess
         if (region.table.lock(page.value, seen) && check_guard(region, page, seen)) return;
         break;
       case PageState::kPoisoned:
-        return mark_lost(region, page, seen, message);
-      case PageState::kGone:
-        return answer_outside(message);
+        return mark_lost(region, page, seen);
     }
     if (begun.outcome == Outcome::kNoRoom && demand.keep_free >= 0 && may_pass_budget(message)) {
       demand.run = 1;
@@ -399,14 +386,13 @@ void Handler::read_ahead(Region& region, PageIndex page, const Ahead& ahead, uns
   }
 }
 
-// Its region went away meanwhile, or a raw call has moved a map of ours there, which is brought along: the message
-// is late. Or such a call has grown a map of ours, and what it added is zeros. (To end the watch there would be no
-// change that an event refuses: change_pages.)
+// Its region went away meanwhile, or is another map there: the message is late. Or a raw mremap has grown a map of a
+// region in its place, which is no event: what it added is zeros.
 void Handler::answer_outside(const sys::UffdMessage& message) {
   void* address = reinterpret_cast<void*>(message.address);
   int64_t rc;
   do {
-    rc = message.write_protected ? unprotect_pages(state_, address, state_.page_size)
+    rc = message.write_protected ? sys::uffd_protect(state_.uffd, address, state_.page_size, false)
                                  : install_pages(state_, address, zero_run(), state_.page_size);
     if (rc == -EAGAIN) stalled();
   } while (rc == -EAGAIN);
@@ -416,7 +402,6 @@ void Handler::answer_outside(const sys::UffdMessage& message) {
 // A write to a page that a fork has left shared. While a fork goes on, nothing is let through that would then be shared
 // unprotected, but for the forking thread itself, and for a thread whose lock it may be waiting for.
 void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message) {
-  if (region.table.peek(page.value).state() == PageState::kGone) return answer_outside(message);
   bool force = false;
   if (state_.forking.load(std::memory_order_seq_cst)) {
     force = message.thread_id == state_.forking_tid.load(std::memory_order_relaxed) ||
@@ -443,32 +428,14 @@ void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMe
 }
 
 // A lost page that is not marked yet: it was moved, or marking it was refused before.
-void Handler::mark_lost(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message) {
+void Handler::mark_lost(Region& region, PageIndex page, PageWord seen) {
   void* address = region.address_of(page);
-  const auto must_wait_for_fork = [&] {
-    return !state_.features.poison && state_.forking.load(std::memory_order_seq_cst);
-  };
-  if (must_wait_for_fork()) {  // maps change after it only, and it may wait for this thread
-    const bool itself =
-        message.thread_id != 0 && message.thread_id == state_.forking_tid.load(std::memory_order_relaxed);
-    if (itself || sys::now_ns() - state_.forking_since_ns.load() > kForkStuckNs)
-      fatal("page %p was lost to a read error, and %s needs it (this kernel has no UFFDIO_POISON, 6.6)", address,
-            itself ? "the thread that forks" : "a thread that the fork seems to wait for");
-    park(message);
-    return;
-  }
   if (region.table.lock(page.value, seen)) {
-    AtomicPageWord& word = region.table.at(page.value);
     const int rc = lost_page_mark(state_, region, page);
-    if (rc == -EINPROGRESS) {
-      (void)page_unlock(word, seen);
-      if (must_wait_for_fork()) park(message);  // it has begun just now
-      return;
-    }
-    // -EEXIST: it is marked, and this was a late message. -ENOENT: it is unmapped, or another map is being moved there.
+    // -EEXIST: it is marked, and this was a late message. -ENOENT: another map is there.
     if (rc < 0 && rc != -EEXIST && rc != -EAGAIN && rc != -ENOENT)
       fatal("page %p was lost to a read error, and cannot be made to say so (%s)", address, errno_name(rc));
-    (void)page_unlock(word, seen);
+    (void)page_unlock(region.table.at(page.value), seen);
   }
   (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
@@ -489,13 +456,9 @@ bool Handler::may_pass_budget(const sys::UffdMessage& message) {
 void Handler::answer_evictor(const sys::UffdMessage& message) {
   alignas(64) static const char zeros[65536] = {};
   void* address = reinterpret_cast<void*>(message.address);
-  if (being_moved_to(state_, message.address, 1)) {
-    bring_to_evictor(state_, message.address, message.write_protected);
-    return;
-  }
   if (message.write_protected) {  // it is making the page exclusive
     state_.account.unshare_always(1);
-    if (unprotect_pages(state_, address, state_.page_size) < 0)
+    if (sys::uffd_protect(state_.uffd, address, state_.page_size, false) < 0)
       (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
     return;
   }

@@ -33,6 +33,8 @@ struct Handler {
   void forget_parents() { resolver_.forget_parents(); }  // in a forked child, before open()
   // Waits until the handler holds nothing that it looked up before the call. Only for threads of the program.
   void wait_for_round() const;
+  // Waits until it has judged the events that it had read before the call. The same.
+  void wait_for_reading() const;
   void stalled();    // called by its own thread, in the middle of an answer
   void room_came();  // called by service threads: retry parked messages
   void dump(int fd) const;
@@ -51,7 +53,7 @@ struct Handler {
   void answer(const sys::UffdMessage& message);
   void answer_outside(const sys::UffdMessage& message);
   void answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message);
-  void mark_lost(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message);
+  void mark_lost(Region& region, PageIndex page, PageWord seen);
   void answer_missing(Region& region, PageIndex page, const sys::UffdMessage& message);
   Ahead ahead_of(const Region& region, PageIndex page, int thread_id, bool first_touch);
   bool check_guard(Region& region, PageIndex page, PageWord was);
@@ -94,7 +96,8 @@ struct Handler {
   bool helper_ = false;  // not the first of its node
   unsigned calm_rounds_ = 0, hot_rounds_ = 0;
 
-  std::atomic<uint64_t> round_{0};  // odd: it has looked something up and may still hold it
+  std::atomic<uint64_t> readings_{0};  // odd: it reads messages and judges the events among them
+  std::atomic<uint64_t> round_{0};     // odd: it has looked something up and may still hold it
 };
 
 // Called after EAGAIN from an operation on pages: a handler reads messages, because an unread event may be the cause;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The housekeeping thread does what must not burden faults or evictions: it reaps dead members of the account, frees
-// slots that were held for children, reserves LUN space ahead of charge-on-touch memory, and settles ranges that raw
-// calls unmapped. It sleeps until a request (housekeeping_wake), the end of a child, or the end of a service thread,
-// which is fatal. With the program's last thread it ends the process. Program threads wait for it (TableRequest): it
-// writes to no file of the user's but the log. The live stats file has a thread of its own.
+// slots that were held for children, and reserves LUN space ahead of charge-on-touch memory. It sleeps until a request
+// (housekeeping_wake), the end of a child, or the end of a service thread, which is fatal. With the program's last
+// thread it ends the process. Program threads wait for it (TableRequest): it writes to no file of the user's but the
+// log. The live stats file has a thread of its own.
 #include <errno.h>
 
 #include "base/format.h"
@@ -13,7 +13,6 @@
 #include "pager/pager.h"
 #include "pager/program_end.h"
 #include "pager/state.h"
-#include "pager/unmapped.h"
 #include "stats/export.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
@@ -29,7 +28,6 @@ constexpr int64_t kUnsettledNs = 2000000;  // while a member ends, or leaves of 
 constexpr int64_t kSweepWaitNs = 200000000;
 constexpr unsigned kThreadLooks = 200;  // the last thread is still on its way out when its descriptors are closed
 constexpr int64_t kThreadLookNs = 5000000;
-constexpr int64_t kTellAgainNs = 200000;  // while the owner of the maps is busy and not yet told
 
 void grow_ahead(PagerState& state) {
   bool on_touch = false;
@@ -65,7 +63,7 @@ void release_reservations(PagerState& state) {
 
 enum class Swept { kNot, kUnsettled, kSettled };
 
-// kNot: a fork is under way, which may itself wait for this thread (unmapped.h); only the account is swept.
+// kNot: a fork is under way, which may itself wait for this thread (TableRequest); only the account is swept.
 // kUnsettled: the memory of an ending member is being freed, or a member is stopped that holds the account's lock.
 Swept sweep(PagerState& state) {
   // A fork's prepare holds this lock; what it set (oldest_child) must not be overwritten from an older sweep.
@@ -90,7 +88,7 @@ Swept sweep(PagerState& state) {
 }
 
 // Sleeps until there is work or a timeout (a child that cannot be waited for, a program that may be ending).
-void wait_for_work(PagerState& state, Swept swept, bool told, bool trimming, bool ending) {
+void wait_for_work(PagerState& state, Swept swept, bool trimming, bool ending) {
   sys::FutexWait words[sys::kFutexWaitMax];
   bool unsure = false;
   words[0] = {&state.housekeeping_word, kHousekeepingRuns};
@@ -101,7 +99,6 @@ void wait_for_work(PagerState& state, Swept swept, bool told, bool trimming, boo
   if (swept == Swept::kUnsettled) timeout = again = kUnsettledNs;
   if (trimming) timeout = again = kUnsettledNs;
   if (ending) timeout = again = kThreadLookNs;
-  if (!told) timeout = again = kTellAgainNs;
   const int rc = sys::futex_wait_any(words, n, timeout);
   if (rc == -ENOSYS || rc == -EPERM) (void)sys::futex_wait_any(words, 1, again);
 }
@@ -164,14 +161,13 @@ void housekeeping_run(PagerState& state) {
     if (looks != 0) --looks;
     answer_table_request(state);
     if ((asked & kHousekeepingWake) != 0) wake_all_waiters(state);
-    const bool told = unmaps_settle(state);
     trimming = (trimming || (asked & kHousekeepingTables) != 0) && !table_trim(state);
     const Swept swept = sweep(state);
     if ((asked & kHousekeepingGrow) != 0) {
       grow_ahead(state);
       hand_over_room(state, true);
     }
-    wait_for_work(state, swept, told, trimming, looks != 0);
+    wait_for_work(state, swept, trimming, looks != 0);
   }
 }
 

@@ -148,8 +148,7 @@ bool charged_on_touch(const Region& region) { return (region.flags & kRegionChar
 bool is_there(PageWord word) { return word.state() == PageState::kResident || word.state() == PageState::kPoisoned; }
 
 void put_back_words(PagerState& state, Region& region, uint64_t first, const PageWord* words, unsigned count) {
-  for (unsigned i = 0; i < count; ++i)
-    if (words[i].state() != PageState::kGone) put_back(state, region, first + i, words[i]);
+  for (unsigned i = 0; i < count; ++i) put_back(state, region, first + i, words[i]);
 }
 
 // Both in the order of addresses, the order of all code that takes several. 0, or -ENOMEM: none is taken.
@@ -183,8 +182,6 @@ int drop_there(PagerState& state, Region& region, uint64_t first, const PageWord
 
 // What was at the target is gone, and locks with it; the protection is the source's.
 int clear_target(PagerState& state, Run& run, const Move& how) {
-  for (unsigned i = 0; i < run.count; ++i)
-    if (run.there[i].state() == PageState::kGone) return -EEXIST;
   if (int rc = drop_there(state, run.to, run.target, run.there, run.count); rc < 0) return rc;
   for (unsigned i = 0; i < run.count; ++i) {
     PageWord& there = run.there[i];
@@ -199,7 +196,7 @@ int clear_target(PagerState& state, Run& run, const Move& how) {
   return sys::protect_alike(run.target_at(0), bytes, how.prot, how.key);
 }
 
-// Writes to it wait. (By halves where the kernel has several maps. What is not ours any more needs none.)
+// Writes to it wait. (By halves where the kernel has several maps.)
 void hold_writes(PagerState& state, char* at, size_t bytes) {
   int rc;
   while ((rc = sys::uffd_protect(state.uffd, at, bytes, true)) == -EAGAIN) sys::yield_cpu();
@@ -273,7 +270,6 @@ PageWord moved_word(PagerState& state, Run& run, unsigned i) {
   const PageIndex from(run.source + i), to(run.target + i);
   switch (was.state()) {
     case PageState::kEmpty:
-    case PageState::kGone:
       return run.there[i];
     case PageState::kGuard:
       return run.there[i].with_state(PageState::kGuard);
@@ -316,8 +312,7 @@ void move_word(PagerState& state, Run& run, unsigned i) {
     state.pinned_pages.fetch_sub(page_clear_pinned(run.from.table.at(s)));
   }
   put_back(state, run.to, d, moved);
-  if (was.state() != PageState::kGone)
-    put_back(state, run.from, s, was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false));
+  put_back(state, run.from, s, was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false));
 }
 
 int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadable) {

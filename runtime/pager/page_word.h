@@ -32,9 +32,9 @@
 //
 // Every arrow passes through kBusy: the thread that compare-exchanges a word to kBusy owns the page until it stores the
 // next state. The fault path never blocks on kBusy: a handler that finds it sets `waiter` and forgets the message; the
-// owner wakes the page's waiters (UFFDIO_COPY does so by itself) when it releases the page. kGone: a raw munmap removed
-// the kernel's mapping; the page is no longer managed. kGuard: a guard page (MADV_GUARD_INSTALL): the kernel's marker
-// is in its place, touching it raises SIGSEGV, and a copy into it would erase the marker.
+// owner wakes the page's waiters (UFFDIO_COPY does so by itself) when it releases the page. kGuard: a guard page
+// (MADV_GUARD_INSTALL): the kernel's marker is in its place, touching it raises SIGSEGV, and a copy into it would erase
+// the marker.
 #pragma once
 #include <errno.h>
 
@@ -45,7 +45,7 @@
 
 namespace lunar {
 
-enum class PageState : uint8_t { kEmpty, kResident, kEvicted, kInFrame, kBusy, kPoisoned, kGone, kGuard };
+enum class PageState : uint8_t { kEmpty, kResident, kEvicted, kInFrame, kBusy, kPoisoned, kGuard };
 
 struct PageWord {
   uint64_t raw = 0;
@@ -54,7 +54,9 @@ struct PageWord {
   static constexpr uint64_t kHeatShift = 8, kHeatMax = 7, kCharged = 1u << 11, kLunShift = 12, kEpochShift = 16;
   static constexpr uint64_t kIndexShift = 32;
 
-  constexpr PageState state() const { return static_cast<PageState>(raw & kStateMask); }  // NOLINT(*EnumCast*): all 8
+  constexpr PageState state() const {
+    return static_cast<PageState>(raw & kStateMask);
+  }  // NOLINT(*EnumCast*): 7 is not stored
   constexpr PageState previous() const { return static_cast<PageState>((raw >> kPreviousShift) & 7); }
   // The state that counts for recovery: for a busy page, the state before.
   constexpr PageState settled() const { return state() == PageState::kBusy ? previous() : state(); }

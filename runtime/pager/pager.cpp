@@ -19,7 +19,6 @@
 #include "pager/program_end.h"
 #include "pager/state.h"
 #include "pager/table_promise.h"
-#include "pager/unmapped.h"
 #include "stats/export.h"
 #include "superpipe/signature.h"
 #include "sys/arena.h"
@@ -206,8 +205,6 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
     ++state.handler_count;
   }
   state.account.end_reserved();  // from here on others take, too
-  if (rc = unmaps_prepare(); rc < 0)
-    return why->set(rc, "pager: out of memory; raise the limit (%s)", sys::memory_limit());
   if (rc = program_end_prepare(); rc < 0)
     return why->set(rc, "pager: a pipe cannot be made (%s); raise the limit (ulimit -n)", errno_name(rc));
   state.making_threads_ns.store(sys::now_ns(), std::memory_order_release);

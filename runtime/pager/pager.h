@@ -88,24 +88,9 @@ void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes);
 // committed (its content may be lost).
 [[nodiscard]] int region_try_decommit(Region* region, size_t offset, size_t bytes);
 
-// The program unmapped [address, +bytes) of a region by a raw system call: the pager has freed what the pages held, and
-// the place is reserved again (as PROT_NONE), or `taken` by another map. The owner of the table of maps is told with
-// the table's lock held: by a service thread, which only tries the lock (a fork may hold it and wait for that thread),
-// or by pager_tell_unmaps.
-struct UnmappedOwner {
-  bool (*try_enter)();
-  void (*leave)();
-  void (*unmapped)(void* address, size_t bytes, bool taken);
-};
-void pager_on_unmapped(const UnmappedOwner* owner);
-// Waits until all that was unmapped so far can be reported (at most a second). If nothing was unmapped, it costs one
-// check of the event gate.
-void pager_wait_for_unmaps();
-// Reports it to the owner of the table of maps. pre: the table's lock is held.
-void pager_tell_unmaps();
 // Frees the range's LUN space without touching its pages, which the pager no longer owns. pre: it was committed.
 void region_forget(Region* region, size_t offset, size_t bytes);
-// These four give places of a region to the kernel and take them back (foreign.h). One call at a time.
+// These three give places of a region to the kernel and take them back (foreign.h). One call at a time.
 // Hands over a range to the kernel, with its content: plain memory from now on, in DRAM and outside of the budget.
 // *done: bytes handed over, also on error. Uncharge what was committed with region_forget.
 [[nodiscard]] int region_hand_over(Region* region, size_t offset, size_t bytes, bool committed, size_t* done);
@@ -116,8 +101,6 @@ struct OtherMap {
   int64_t offset;
 };
 [[nodiscard]] int region_map_over(Region* region, size_t offset, size_t bytes, const OtherMap& map);
-// A raw call has put another map there (UnmappedOwner: taken).
-[[nodiscard]] int region_note_foreign(Region* region, size_t offset, size_t bytes);
 // What is the kernel's there ends: the range is the region's again, not committed. vacated: the kernel has unmapped
 // some of it; only that is taken back, as far as no other map has come to lie there (region_find tells).
 [[nodiscard]] int region_reclaim(Region* region, size_t offset, size_t bytes, bool vacated);

@@ -18,7 +18,6 @@
 #include "pager/seize.h"
 #include "pager/state.h"
 #include "pager/table_promise.h"
-#include "pager/unmapped.h"
 #include "pager/wipe.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
@@ -170,8 +169,6 @@ int begin_page(Resolver& r, Region& region, PageIndex page, Want want, const Dem
       return want == Want::kTouch ? -EFAULT : 0;
     case PageState::kPoisoned:
       return -EIO;
-    case PageState::kGone:
-      return -EFAULT;
   }
   return 0;
 }

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include <optional>
 #include <type_traits>
 
 #include "base/error.h"
@@ -14,15 +15,15 @@
 #include "pager/activation.h"
 #include "pager/checked_forks.h"
 #include "pager/commit_charge.h"
-#include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
 #include "pager/pager.h"
+#include "pager/map_events.h"
 #include "pager/state.h"
 #include "pager/table_promise.h"
-#include "pager/unmapped.h"
 #include "pager/wipe.h"
 #include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/log.h"
 #include "sys/mem.h"
@@ -69,16 +70,6 @@ Region* RegionTable::find(const void* address) const {
   }
 }
 
-bool RegionTable::overlaps(const void* address, uint64_t bytes) const {
-  const auto* from = static_cast<const char*>(address);
-  for (uint32_t i = 0; i < count.load(std::memory_order_acquire); ++i) {
-    const Region* region = sorted[i].load(std::memory_order_acquire);
-    if (region != nullptr && region->base < from + bytes && from < region->base + region->pages * sys::page_bytes())
-      return true;
-  }
-  return false;
-}
-
 PageWord word_of(const Region& region, PageIndex page) {
   const sys::ScopedSignalBlock signals;
   const TableScope scope;
@@ -95,6 +86,14 @@ static int register_range(const PagerState& state, const Region& region, char* f
   uint64_t half = round_up(bytes / 2, sys::page_bytes());
   rc = register_range(state, region, from, half);
   return rc < 0 ? rc : register_range(state, region, from + half, bytes - half);
+}
+
+void claim_holes(const Region& region, uint64_t first, uint64_t end) {
+  const int rc = sys::claim(region.address_of(PageIndex(first)), (end - first) * sys::page_bytes());
+  if (rc != -EBUSY || end - first == 1) return;
+  const uint64_t middle = first + (end - first) / 2;
+  claim_holes(region, first, middle);
+  claim_holes(region, middle, end);
 }
 
 int region_register(const PagerState& state, const Region& region, char* from, uint64_t bytes) {
@@ -149,16 +148,6 @@ static int reserve_aligned(const PagerState& state, size_t bytes, void** out) {
   return 0;
 }
 
-// Disjoint from all other regions: a raw call may have taken a place away from a region, which still owns its
-// addresses. The free part of such a place stays reserved (as in unmapped.cpp), so that the kernel does not offer it
-// again.
-static int reserve_apart(const PagerState& state, size_t bytes, void** out) {
-  constexpr unsigned kTriesMax = 1000;
-  for (unsigned i = 0; i < kTriesMax; ++i)
-    if (const int rc = reserve_aligned(state, bytes, out); rc < 0 || !state.regions.overlaps(*out, bytes)) return rc;
-  return -ENOMEM;
-}
-
 // The arrays with an element per chunk, or per group of pages, lie in one map: a program may have thousands of regions,
 // and the kernel counts maps (vm.max_map_count).
 static uint64_t chunk_count(const Region& region) { return (region.pages + kChunkPages - 1) / kChunkPages; }
@@ -195,8 +184,9 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   region->flags = flags;
   region->counted_by_kernel = sys::writable_is_counted();
   void* base = nullptr;
-  int rc = reserve_apart(state, bytes, &base);
+  int rc = reserve_aligned(state, bytes, &base);
   if (rc < 0) return rc;
+  LUNAR_CHECK(state.regions.find(base) == nullptr, "a system call past Lunar has unmapped a part of a region");
   region->base = static_cast<char*>(base);
   (void)sys::advise(base, bytes, MADV_UNMERGEABLE);  // see Evictor::forbid_merging
   rc = region->table.map(region->pages) && map_arrays(*region) ? 0 : -ENOMEM;
@@ -214,18 +204,6 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   return 0;
 }
 
-// What a raw call has taken is not ours to unmap.
-static void unmap_region(const PagerState& state, const Region& region) {
-  for_taken(region, 0, region.pages, [&](uint64_t first, uint64_t end, bool taken) {
-    if (taken) return;
-    char* begin = region.address_of(PageIndex(first));
-    const uint64_t bytes = (end - first) << state.page_shift;
-    // else there would be an event
-    if (pager_active() && uffd_in_place(state)) (void)sys::uffd_unregister(state.uffd, begin, bytes);
-    (void)sys::unmap(begin, bytes);
-  });
-}
-
 int region_destroy(Region* region) {
   auto& state = pager_state();
   if (region->committed_pages.load() != 0) return -EBUSY;
@@ -239,8 +217,11 @@ int region_destroy(Region* region) {
     state.evictor->resume();
     for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_round();
   }
-  unmap_region(state, *region);
-  unmaps_forget(state, region);
+  {
+    std::optional<OwnUnmap> own;
+    if (pager_active()) own.emplace(state, region->base, region_size(region));
+    (void)sys::unmap(region->base, region_size(region));
+  }
   table_retire_all(state, *region);
   unmap_tables(*region);
   return 0;  // the Region object itself stays in the arena: a late look-up may still read it

@@ -72,8 +72,7 @@ struct RegionTable {
   sys::Mutex lock;                         // writers
 
   Region* find(const void* address) const;
-  bool overlaps(const void* address, uint64_t bytes) const;  // any region
-  [[nodiscard]] int insert(Region* region);                  // -EMFILE: it is full
+  [[nodiscard]] int insert(Region* region);  // -EMFILE: it is full
   void remove(Region* region);
 };
 
@@ -84,37 +83,7 @@ PageWord word_of(const Region& region, PageIndex page);
 // (MAP_FIXED; regions of maps only) it does so by halving: a few calls for each such place.
 [[nodiscard]] int region_register(const PagerState& state, const Region& region, char* from, uint64_t bytes);
 
-// Visit(first, end, taken): the runs of pages that a raw call has taken (kGone), and the runs between them.
-template <class Visit>
-void for_taken(const Region& region, uint64_t first, uint64_t end, Visit visit) {
-  const uint64_t limit = region.table_pages.load(std::memory_order_acquire);
-  const auto taken = [&](uint64_t page) { return region.table.peek(page).state() == PageState::kGone; };
-  for (uint64_t next = end; first < end; first = next, next = end) {
-    bool is_taken = false;
-    if (first < limit) {
-      const sys::ScopedSignalBlock signals;
-      const TableScope scope;
-      const uint64_t stop = end < limit ? end : limit;
-      is_taken = taken(first);
-      for (next = first; next < stop && taken(next) == is_taken;)
-        next = is_taken ? next + 1 : region.table.next_used(next + 1, stop);
-    }
-    visit(first, next, is_taken);
-  }
-}
-
-// Reserves (PROT_NONE) the pages of [first, end) where nothing is mapped, by halving, and calls visit(first, end, rc)
-// for each part: 0: reserved, -EEXIST: all of it is mapped, otherwise the error of the kernel.
-template <class Visit>
-void claim_place(const Region& region, uint64_t first, uint64_t end, Visit visit) {
-  const int rc = sys::claim(region.address_of(PageIndex(first)), (end - first) * sys::page_bytes());
-  if (rc != -EBUSY || end - first == 1) {
-    visit(first, end, rc == -EBUSY ? -EEXIST : rc);
-    return;
-  }
-  const uint64_t middle = first + (end - first) / 2;
-  claim_place(region, first, middle, visit);
-  claim_place(region, middle, end, visit);
-}
+// Reserves (PROT_NONE) the pages of [first, end) where nothing is mapped, by halving.
+void claim_holes(const Region& region, uint64_t first, uint64_t end);
 
 }  // namespace lunar

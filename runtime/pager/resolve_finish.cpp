@@ -151,7 +151,7 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
       count_evicted(-1);
       ++done;
     } else {
-      give_back(op, at, PageState::kEvicted);  // also when a raw call has unmapped or moved it: unmapped.h
+      give_back(op, at, PageState::kEvicted);
       ++done;
     }
   }

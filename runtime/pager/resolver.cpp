@@ -38,9 +38,8 @@ class OutSince {
 };
 constinit OutSince g_space_out, g_tables_out;
 
-// The error of a copy into a place that is not ours any more: unmapped or moved by a raw call. The page's state
-// stays until the kernel's event settles it (unmapped.h). Any other error (no memory just now, a descriptor that the
-// program has closed) says nothing about the page.
+// The error of a copy into a place that is another map's, or none: region_map_over or region_destroy was faster. Any
+// other error (no memory just now, a descriptor that the program has closed) says nothing about the page.
 bool is_gone(int64_t rc) { return rc == -ENOENT || rc == -EFAULT || rc == -ESRCH; }
 
 }  // namespace
@@ -200,9 +199,7 @@ Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const 
   if (test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
   bool there = rc == -EEXIST;
   if (rc != static_cast<int64_t>(state_.page_size) && !there) {
-    bool gone = is_gone(rc);
-    // gone: see unmapped.h
-    if (page_unlock(word, seen) || gone) wake_waiters(state_, address, state_.page_size);
+    if (page_unlock(word, seen) || is_gone(rc)) wake_waiters(state_, address, state_.page_size);
     return {Outcome::kNoRoom};
   }
   room.keep(1);

@@ -22,14 +22,11 @@ struct PageRange {
 
 // Waits for the thread that has a page busy; returns the word it leaves.
 PageWord wait_while_busy(const Region& region, uint64_t page);
-// Seizes a page; waits for the thread that has it busy. Returns its word. Empty pages, guard pages and gone pages are
-// not locked: seized() is false for them.
+// Seizes a page; waits for the thread that has it busy. Returns its word. Empty pages and guard pages are not locked:
+// seized() is false for them.
 PageWord seize(Region& region, uint64_t page);
-inline bool seized(PageWord was) {
-  return was.state() != PageState::kEmpty && was.state() != PageState::kGone && was.state() != PageState::kGuard;
-}
-// The same, but also takes empty and guard pages (a neighbour's first touch fills in runs): only gone pages are not
-// locked. False: the page has no word.
+inline bool seized(PageWord was) { return was.state() != PageState::kEmpty && was.state() != PageState::kGuard; }
+// The same, but also takes empty and guard pages (a neighbour's first touch fills in runs). False: it has no word.
 [[nodiscard]] bool take_there(Region& region, uint64_t page, PageWord* was);
 // The same for all of [first, end), which gets words. 0, or -ENOMEM: none is taken.
 [[nodiscard]] int take_all(PagerState& state, Region& region, uint64_t first, uint64_t end, PageWord* was);

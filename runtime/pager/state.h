@@ -11,7 +11,6 @@
 
 #include "config/options.h"
 #include "pager/account.h"
-#include "pager/event_gate.h"
 #include "pager/foreign.h"
 #include "pager/frames.h"
 #include "pager/page_word.h"
@@ -35,7 +34,7 @@ constexpr unsigned kHandlersMax = 64;
 
 // Bits of PagerState::housekeeping_word. The kernel stores 0 when a service thread ends: a word without
 // kHousekeepingRuns shows that.
-constexpr uint32_t kHousekeepingRuns = 1, kHousekeepingSweep = 2, kHousekeepingGrow = 4, kHousekeepingUnmaps = 8,
+constexpr uint32_t kHousekeepingRuns = 1, kHousekeepingSweep = 2, kHousekeepingGrow = 4,
                    kHousekeepingProgram = 16,  // its descriptor table has been closed
     kHousekeepingTable = 32,                   // TableRequest
     kHousekeepingWake = 64,                    // all threads that wait for a page
@@ -112,7 +111,6 @@ struct PagerState {
   int uffd = -1;  // same number in the program's and in the service threads' tables
   sys::FileIdentity uffd_identity;
   sys::UffdFeatures features;
-  EventGate event_gate;  // between installs and events
 
   std::atomic<uint32_t> fork_epoch{1};  // 1 before the first fork
   // advances by 1 with each 1/16 of this process' DRAM that is evicted; wraps
@@ -285,34 +283,11 @@ inline uint16_t exclusive_epoch(const PagerState& state) {
 }
 inline uint16_t shared_epoch() { return kEpochUnknown; }
 
-bool being_moved_to(const PagerState& state, uint64_t address, uint64_t bytes);  // unmapped.h
-
-// Changes the memory at an address, after the caller has looked up its region: UFFDIO_COPY, _POISON or _WRITEPROTECT.
-// The kernel refuses these while an event is unread, and no event is read from here to their end: earlier events are
-// known, later ones refuse the change.
-// -ENOENT also if a raw call has moved another map there, which is not the pager's to change. -EAGAIN: try again.
-template <class Change>
-int64_t change_pages(PagerState& state, void* address, size_t bytes, Change change) {
-  const int shard = state.event_gate.enter();
-  if (shard < 0) return -EAGAIN;
-  const int64_t rc =
-      being_moved_to(state, reinterpret_cast<uintptr_t>(address), bytes) ? -ENOENT : static_cast<int64_t>(change());
-  state.event_gate.leave(shard);
-  return rc;
-}
-
-// UFFDIO_COPY into a region.
+// UFFDIO_COPY into a region, after the caller has looked it up. -EAGAIN: an event is unread (map_events.h); try again.
 inline int64_t install_pages(PagerState& state, void* address, const void* content, size_t bytes,
                              bool protect = false) {
-  return change_pages(state, address, bytes, [&] {
-    return sys::uffd_copy(state.uffd, address, content, bytes,
-                          protect || state.gate_closing.load(std::memory_order_seq_cst));
-  });
-}
-
-// Lifts a write protection and wakes the threads that wait for it.
-inline int64_t unprotect_pages(PagerState& state, void* address, size_t bytes) {
-  return change_pages(state, address, bytes, [&] { return sys::uffd_protect(state.uffd, address, bytes, false); });
+  return sys::uffd_copy(state.uffd, address, content, bytes,
+                        protect || state.gate_closing.load(std::memory_order_seq_cst));
 }
 
 // The word of a page that was installed. heat: see the policy in evictor.h.

@@ -120,19 +120,21 @@ int unmap(void* address, size_t bytes) { return result_of(syscall(SYS_munmap, ad
 int protect(void* address, size_t bytes, int prot) { return result_of(syscall(SYS_mprotect, address, bytes, prot)); }
 int advise(void* address, size_t bytes, int advice) { return result_of(syscall(SYS_madvise, address, bytes, advice)); }
 
-// Whether all of it is mapped. Asked of calls that change nothing: ENOMEM where there is a hole.
-static bool is_mapped(char* address, size_t bytes) {
+// Asked of calls that change nothing: ENOMEM where there is a hole.
+bool is_mapped(void* address, size_t bytes) {
   if (syscall(SYS_msync, address, bytes, MS_ASYNC) == 0) return true;
   if (!is_refusal(-errno)) return false;
   unsigned char resident[256];
   const size_t most = sizeof resident * page_bytes();
   for (size_t done = 0; done < bytes; done += most)
-    if (syscall(SYS_mincore, address + done, bytes - done < most ? bytes - done : most, resident) != 0) return false;
+    if (syscall(SYS_mincore, static_cast<char*>(address) + done, bytes - done < most ? bytes - done : most, resident) !=
+        0)
+      return false;
   return true;
 }
 
 int claim(void* address, size_t bytes) {
-  if (is_mapped(static_cast<char*>(address), bytes)) return -EEXIST;
+  if (is_mapped(address, bytes)) return -EEXIST;
   void* at = nullptr;
   const int rc =
       map(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0, &at);

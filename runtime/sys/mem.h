@@ -28,6 +28,7 @@ bool writable_is_counted();
 [[nodiscard]] int remap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* new_address,
                         void** out);
 
+bool is_mapped(void* address, size_t bytes);  // all of it
 // Reserves [address, address + bytes) (PROT_NONE, MAP_NORESERVE) if nothing is mapped there. -EEXIST: all of it is
 // mapped, -EBUSY: a part is.
 [[nodiscard]] int claim(void* address, size_t bytes);

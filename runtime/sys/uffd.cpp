@@ -129,7 +129,6 @@ int uffd_open(UffdFeatures* features, ErrorText* why) {
     close_file(fd);
     return why->set(rc, "userfaultfd: the kernel refused the API handshake (%s)", errno_text(rc));
   }
-  if (test_switches.no_uffd_poison) api.features &= ~static_cast<uint64_t>(UFFD_FEATURE_POISON);
   if (test_switches.no_uffd_move) api.features &= ~static_cast<uint64_t>(UFFD_FEATURE_MOVE);
   uint64_t want = api.features & (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_EVENT_UNMAP |
                                   UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_POISON | UFFD_FEATURE_MOVE);
@@ -191,11 +190,6 @@ int uffd_read(int uffd, UffdMessage* out, unsigned max) {
                 (fault.flags & UFFD_PAGEFAULT_FLAG_WP) != 0};
   }
   return static_cast<int>(n);
-}
-
-bool uffd_event_unread(int uffd) {
-  uffdio_copy nothing{};  // of no bytes: EINVAL, but the kernel looks for events first
-  return ioctl(uffd, UFFDIO_COPY, &nothing) < 0 && errno == EAGAIN;
 }
 
 int64_t uffd_copy(int uffd, void* dst, const void* src, size_t bytes, bool protect) {

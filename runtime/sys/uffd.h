@@ -42,8 +42,6 @@ int uffd_device_number();     // the descriptor that is kept; -1: none
 [[nodiscard]] int uffd_unregister(int uffd, void* address, size_t bytes);
 // Reads up to `max` messages without waiting: how many, 0: none, or -errno.
 [[nodiscard]] int uffd_read(int uffd, UffdMessage* out, unsigned max);
-// Whether an event waits to be read, or the thread that caused it has not continued yet: copies then return -EAGAIN.
-[[nodiscard]] bool uffd_event_unread(int uffd);
 // Fills missing pages and wakes their waiters. Returns bytes filled from the start (may be short), or -errno when none:
 // -EEXIST: the first page is there already (no wake-up), -EAGAIN: address space is changing, try again.
 // protect: the pages are write-protected from the start.

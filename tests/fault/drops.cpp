@@ -7,8 +7,6 @@
 //   locked-denied      the same where the kernel has no process_madvise for us (denied by seccomp): neighbours share
 //                      one madvise
 //   denied-later       process_madvise is denied when the pager has used it already
-//   hole               pages are unmapped by a raw munmap while their batch is under way; hole-denied: without
-//                      process_madvise
 //   unreadable         every other page is PROT_NONE: they leave DRAM like any other and come back right
 //   protected-by-key   the same with a memory protection key that no thread of the pager's may use
 #include <linux/filter.h>
@@ -116,26 +114,6 @@ void goes_on_when_denied() {
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
-void survives_holes() {
-  for (unsigned round = 0; round < 24; ++round) {
-    const Pages pages(8 * tier::kMega);
-    pages.write(1);
-    std::thread remover([&] {
-      usleep(300 * round);
-      for (uint64_t i = 100; i < pages.count; i += 200) syscall(SYS_munmap, pages.at(i), g_page);
-    });
-    (void)lunar_evict(pages.base, pages.count * g_page);
-    remover.join();
-    (void)lunar_evict(pages.base, pages.count * g_page);
-    for (uint64_t i = 0; i < pages.count; ++i) {
-      if (i >= 100 && (i - 100) % 200 == 0) continue;
-      REQUIRE_THAT(tier::stamp_holds(pages.at(i), g_page, i, 1), "page %llu is wrong",
-                   static_cast<unsigned long long>(i));
-      ++g_progress;
-    }
-  }
-}
-
 // hide: takes the reading right from a page; show: gives it back.
 template <class Hide, class Show>
 void evicts_hidden_pages(Hide hide, Show show) {
@@ -189,16 +167,13 @@ int main(int argc, char** argv) {
   REQUIRE_THAT(argc == 2, "usage: drops MODE");
   std::string mode = argv[1];
   g_page = lunar_page_bytes();
-  if (mode == "locked-denied" || mode == "hole-denied") deny_process_madvise();
-  tier::start_tier(32 * tier::kMega, 512 * tier::kMega, nullptr,
-                   mode.starts_with("hole") ? "test_evict_delay_us=300" : nullptr);
+  if (mode == "locked-denied") deny_process_madvise();
+  tier::start_tier(32 * tier::kMega, 512 * tier::kMega);
   tier::Watchdog watchdog(g_progress, 60);
   if (mode == "locked" || mode == "locked-denied")
     keeps_locked_pages();
   else if (mode == "denied-later")
     goes_on_when_denied();
-  else if (mode.starts_with("hole"))
-    survives_holes();
   else if (mode == "unreadable")
     evicts_unreadable_pages();
   else if (mode == "protected-by-key")

@@ -6,7 +6,7 @@
 // is discarded (zeros from then on) and goes on. `--protection-off` runs without the check of hashes, on a LUN that
 // only corrupts: the test then passes when wrong content is seen, so that the check is known to be what keeps it out.
 //
-// Options: --ios N (I/Os at least), --protection-off, --no-poison (as on a kernel without UFFDIO_POISON). LUNAR_SEED=N
+// Options: --ios N (I/Os at least), --protection-off. LUNAR_SEED=N
 // replays the device's faults and the threads' choices.
 #include <fcntl.h>
 #include <setjmp.h>
@@ -168,7 +168,7 @@ class Worker {
 
 struct Settings {
   uint64_t ios = 1000000;
-  bool off = false, no_poison = false;
+  bool off = false;
 };
 
 Settings settings_of(int argc, char** argv) {
@@ -178,8 +178,6 @@ Settings settings_of(int argc, char** argv) {
       settings.ios = strtoull(argv[++i], nullptr, 0);
     else if (strcmp(argv[i], "--protection-off") == 0)
       settings.off = true;
-    else if (strcmp(argv[i], "--no-poison") == 0)
-      settings.no_poison = true;
     else
       REQUIRE_THAT(false, "unknown option %s", argv[i]);
   }
@@ -195,10 +193,7 @@ void set_up(const Settings& settings, uint64_t seed) {
          : settings.ios <= 100'000 ? ",read_error=150,write_error=30,torn=50,misdirect=50,corrupt=150"
                                    : ",read_error=150,write_error=300,torn=150,misdirect=150,corrupt=150";
   tier::start_tier(kMemory / 4, 4 * kMemory, uri.c_str(),
-                   settings.off         ? "log_file=/dev/null,test_no_hash_check=yes"
-                   : settings.no_poison ? "log_file=/dev/null,test_no_uffd_poison=yes"
-                                        : "log_file=/dev/null");
-  REQUIRE_THAT(!settings.no_poison || !lunar::pager_state().features.poison, "UFFDIO_POISON is in use");
+                   settings.off ? "log_file=/dev/null,test_no_hash_check=yes" : "log_file=/dev/null");
   g_page = lunar_page_bytes();
   g_pages = kMemory / g_page;
   g_locks = std::vector<std::atomic<uint32_t>>(g_pages);

@@ -12,7 +12,6 @@
 #include <thread>
 
 #include "preload_faults.h"
-#include "raw_call.h"
 #include "tier_stats.h"
 
 namespace {
@@ -263,29 +262,6 @@ void neighbours() {
   CHECK(good && munmap(p, kBytes) == 0 && close(fd) == 0);
 }
 
-// What a system call of the program's own puts there; the kernel tells an active process.
-void by_raw_calls() {
-  if (g_early) return;
-  push_out();
-  char* p = map(kBytes);
-  fill(p, kBytes, 39);
-  const int fd = memory_file(2 * kMiB);
-  for (int round = 0; round < 3; ++round) {
-    CHECK(raw(SYS_mmap, p + 2 * kMiB, 2 * kMiB, kRw, MAP_SHARED | MAP_FIXED, fd, 0) ==
-          reinterpret_cast<long>(p + 2 * kMiB));
-    fill(p + 2 * kMiB, 2 * kMiB, 41);
-    push_out();
-    CHECK(!tiered(p + 2 * kMiB) && holds(p + 2 * kMiB, 2 * kMiB, 41) && holds(p, 2 * kMiB, 39));
-    CHECK(in_child([=] { return holds(p + 2 * kMiB, 2 * kMiB, 41) && holds(p, 2 * kMiB, 39); }));
-    if (round != 0) CHECK(munmap(p + 2 * kMiB, 2 * kMiB) == 0 && faults(p + 3 * kMiB));
-    put_plain(p + 2 * kMiB, 2 * kMiB);
-    fill(p + 2 * kMiB, 2 * kMiB, 43);
-    push_out();
-    CHECK(holds(p + 2 * kMiB, 2 * kMiB, 43));
-  }
-  CHECK(munmap(p, kBytes) == 0 && close(fd) == 0);
-}
-
 // Several processes, each with pieces of its own.
 void forks() {
   char* p = map(kBytes);
@@ -367,7 +343,6 @@ constexpr Section kSections[] = {
     {"second-views", second_views},
     {"segments", shared_segments},
     {"neighbours", neighbours},
-    {"raw", by_raw_calls},
     {"forks", forks},
     {"outside-stack", [] { outside("stack"); }},
     {"outside-locked", [] { outside("locked"); }},

@@ -8,14 +8,11 @@
 //     stats-cut        the file of live counters is cut to nothing while it is written
 //     log-fifo         the log is a FIFO without a reader: refused at the start
 //     stats-fifo       so are live counters that are to be a FIFO
-//     debug            LUNAR_LOG=debug tells what the housekeeping thread does about maps that raw calls took away
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <csignal>
-#include <fstream>
-#include <iterator>
 #include <string>
 
 #include "preload_test.h"
@@ -85,28 +82,6 @@ int stats_cut() {
   return 0;
 }
 
-// Waits for a line of the log.
-void wait_for_line(const char* path, const char* line) {
-  for (std::string text;; usleep(10000)) {
-    std::ifstream file(path);
-    text.assign(std::istreambuf_iterator<char>(file), {});
-    if (text.find(line) != std::string::npos) return;
-  }
-}
-
-int debug_log() {
-  const char* path = getenv("LUNAR_LOG_FILE");
-  CHECK(path != nullptr);
-  char* p = map_private(kHeap);
-  fill(p, kHeap, 1);
-  CHECK(raw(SYS_munmap, p, kMiB) == 0);
-  wait_for_line(path, "a raw call unmapped 0x");
-  CHECK(raw(SYS_mremap, p + kMiB, kMiB, kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, 0x600000000000ul) == 0x600000000000l);
-  wait_for_line(path, ", to 0x600000000000\n");
-  CHECK(unlink(path) == 0 && holds(p + 2 * kMiB, kHeap - 2 * kMiB, 1, 2 * kMiB / sizeof(long)));
-  return 0;
-}
-
 int not_reached() { return 1; }
 
 // The program must be refused, by one line and exit code 125.
@@ -139,10 +114,6 @@ int main(int argc, char** argv) {
   if (name == "full-pipe-fatal") return run(full_pipe_fatal, "LUNAR_LOG=warning");
   if (name == "no-reader") return run(no_reader, "LUNAR_LOG=warning");
   if (name == "stats-cut") return run(stats_cut, stats.c_str());
-  if (name == "debug") {
-    setenv("LUNAR_LOG_FILE", scratch_path("debug").c_str(), 0);
-    return run(debug_log, "LUNAR_LOG=debug");
-  }
   if (inside) return not_reached();
   if (name == "log-fifo") return refused(argv, "LUNAR_LOG_FILE", "log");
   if (name == "stats-fifo") return refused(argv, "LUNAR_STATS_FILE", "stats");

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Raw calls: munmap, mremap and mmap with MAP_FIXED of tiered memory by a system call in the program's own code, which
+// neither libc's functions nor syscall() show. The pager cannot serve them: pages on the LUN would not come along, and
+// their slots would be found at a place that has become another map's. So the process ends with a line.
+//
+// The kernel reports such a call by an event of the userfaultfd, after the change, and holds the caller until the event
+// is read. Until then it refuses to install pages anywhere (EAGAIN). EVENT_REMOVE stays off, because the pager's own
+// MADV_DONTNEED would wait for it.
+#pragma once
+#include <cstddef>
+
+#include "sys/thread.h"
+#include "sys/uffd.h"
+
+namespace lunar {
+
+struct PagerState;
+
+// Around a call of the pager that unmaps registered pages or maps over them: the event of that call is expected.
+// pre: no thread can have these pages in hand. Threading: a program's thread, inside a MutatorScope; waits for others.
+class OwnUnmap {
+ public:
+  OwnUnmap(PagerState& state, char* begin, size_t bytes);
+  ~OwnUnmap();  // waits until no handler has the event in hand
+  OwnUnmap(const OwnUnmap&) = delete;
+  OwnUnmap& operator=(const OwnUnmap&) = delete;
+
+ private:
+  sys::Locked<sys::Mutex> lock_;
+  PagerState& state_;
+};
+
+// Called by a handler for each event that it has read: ends the process, unless the event is that of an OwnUnmap.
+void judge_event(const PagerState& state, const sys::UffdMessage& event);
+
+}  // namespace lunar
