@@ -4,7 +4,8 @@
 
 Fills the masters to some multiple of their DRAM, moves slots from one master to another and kills a third with SIGKILL,
 both while a client writes; waits for the failover, reads every key back and prints what each node did. Everything lies
-in one directory and goes at the end, the servers too, also on Ctrl-C. Needs redis-server, redis-cli and Python alone.
+in one directory and goes at the end, the servers too, also on Ctrl-C. Needs redis-server, redis-cli and redis-py
+(python3-redis).
 
     cluster.py [--module PATH] [--dram MIB] [--times N] [--slots N] [--directory DIR]
 
@@ -23,7 +24,9 @@ import tempfile
 import threading
 import time
 
-import resp
+import redis
+
+from cluster_client import LOST, Cluster, Connection
 
 MASTERS = 3
 VALUE_BYTES = 4000
@@ -77,10 +80,10 @@ class Node:
                 preexec_fn=die_with_parent)
             while self.process.poll() is None:
                 try:
-                    self.connection = resp.Connection(self.port, PATIENCE_S)
+                    self.connection = Connection(self.port, PATIENCE_S)
                     self.connection.ask("PING")   # it listens before it loads the module, and may refuse that
                     return
-                except OSError:
+                except LOST:
                     time.sleep(0.02)
             if "already in use" not in self.log():
                 break
@@ -150,7 +153,7 @@ class Client:
 
     def __init__(self, values, ports):
         self.values = values
-        self.cluster = resp.Cluster(ports, PATIENCE_S)
+        self.cluster = Cluster(ports, PATIENCE_S)
         self.replica_ms = 5000   # how long a replica may take for a write to count as confirmed; 0: none is asked
 
     def store(self, keys):
@@ -194,7 +197,7 @@ class Load(threading.Thread):
                 self.problems += self.client.read(pick.sample(range(count), 48))
                 self.operations += 64
                 self.pause_s = max(self.pause_s, time.monotonic() - start)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, redis.RedisError) as error:
             self.problems.append(str(error))
 
     def finish(self):
@@ -335,7 +338,7 @@ def main():
     nodes = [Node(directory, f"node-{i}", options) for i in range(2 * MASTERS)]
     try:
         return run(arguments, directory, nodes)
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, redis.RedisError) as error:
         refused = "userfaultfd: not permitted" in str(error)
         print(f"{'skip: userfaultfd' if refused else 'FAIL'}: {error}")
         return 77 if refused else 1
