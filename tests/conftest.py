@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all Python tests share: a directory for a test's files, and how a skip reaches tools/run_tests.py.
+"""What all Python tests share: a directory for a test's files, root's rights, loop devices, and how a skip reaches
+tools/run_tests.py.
 
 A test skips by `pytest.skip("CAPABILITY: reason")`. Where nothing else ran, the exit code is 77.
 """
 import os
+import subprocess
 import tempfile
 
 import pytest
@@ -16,6 +18,29 @@ def directory():
                                      ignore_cleanup_errors=True) as path:
         os.chmod(path, 0o755)
         yield path
+
+
+@pytest.fixture
+def as_root():
+    if os.geteuid() != 0:
+        pytest.skip("root: the test is of a user's rights, or of devices")
+
+
+@pytest.fixture
+def attach(as_root):
+    """attach(FILE, OPTION...): a loop device on it, which is detached after the test."""
+    devices = []
+
+    def attached(backing, *options):
+        done = subprocess.run(["losetup", *options, "-f", "--show", backing], capture_output=True, text=True,
+                              check=False)
+        if done.returncode != 0:
+            pytest.skip(f"loop: {done.stderr.strip()}")
+        devices.append(done.stdout.strip())
+        return devices[-1]
+    yield attached
+    for device in devices:
+        subprocess.run(["losetup", "-d", device], check=False)
 
 
 @pytest.hookimpl(hookwrapper=True)

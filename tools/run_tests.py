@@ -134,7 +134,7 @@ EXPECTED = {
     "redis-server": lambda: True,    # tools/deps installs these
     "openssl": lambda: True,
     "sqlite3": lambda: True,
-    "gcc": lambda: True,
+    "gcc": lambda: shutil.which("gcc") is not None,
     "perl": lambda: True,
     "python3": lambda: True,
     "bubblewrap": has_bubblewrap,

@@ -1,18 +1,16 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`shared_lun_test.py LUNAR STAMPED`: processes that share one formatted LUN (a file), and stripes. Each checks every
-page of its own. Some are killed: their space is taken back, that of the living is not; a daemon that forked twice and
-closed everything keeps its own. At the end the LUN checks clean and is empty."""
+"""Processes that share one formatted LUN (a file), and stripes. Each checks every page of its own. Some are killed:
+their space is taken back, that of the living is not; a daemon that forked twice and closed everything keeps its own. At
+the end the LUN checks clean and is empty."""
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 
-LUNAR, STAMPED = map(os.path.abspath, sys.argv[1:3])
+from build_tree import BUILD, LUNAR
+
+STAMPED = os.path.join(BUILD, "tests/e2e/workload-stamped")
 MIB = 1 << 20
 
 
@@ -32,8 +30,7 @@ def start(luns, seed, mib, passes, *further, size=None):
 
 def sound(child, what):
     output = child.communicate()[0]
-    if child.returncode != 0 or "sound" not in output:
-        raise SystemExit(f"FAIL: {what}: exit code {child.returncode}: {output}")
+    assert child.returncode == 0 and "sound" in output, f"{what}: {output}"
 
 
 def lunar(*words):
@@ -43,24 +40,21 @@ def lunar(*words):
 
 def check_clean(lun):
     result = lunar("check", lun)
-    if result.returncode != 0:
-        raise SystemExit(f"FAIL: `lunar lun check {lun}` exits {result.returncode}: {result.stdout}")
+    assert result.returncode == 0, result.stdout
 
 
 def scratch_luns(lun):
     result = lunar("list", "--json", lun)
-    if result.returncode != 0:
-        raise SystemExit(f"FAIL: `lunar lun list --json {lun}`: {result.stdout}")
+    assert result.returncode == 0, result.stdout
     entries = json.loads(result.stdout)["devices"][0]["virtual_luns"]
     return [entry for entry in entries if entry["scratch"] and entry["in_use"]]
 
 
-def together(directory):
+def test_together(directory):
     """Three at a time on a LUN that has room for them only if the killed one's space comes back."""
     lun = file_of(directory, "shared", 512)
     victim = start([lun], 1, 64, 10000)
-    if victim.stdout.readline() != "filled\n":
-        raise SystemExit(f"FAIL: the first process: {victim.communicate()[0]}")
+    assert victim.stdout.readline() == "filled\n"
     others = [start([lun], seed, 48, 2) for seed in (2, 3)]
     victim.send_signal(signal.SIGKILL)
     victim.wait()
@@ -72,11 +66,10 @@ def together(directory):
     end = time.monotonic() + 20   # the kernel ends the rings of a process, and with them its locks, some time after it
     while (left := scratch_luns(lun)) and time.monotonic() < end:
         time.sleep(0.1)
-    if left:
-        raise SystemExit(f"FAIL: scratch LUNs are left: {left}")
+    assert not left, "scratch LUNs"
 
 
-def daemon(directory):
+def test_daemon(directory):
     lun = file_of(directory, "daemon", 768)
     report = os.path.join(directory, "report")
     parent = start([lun], 5, 144, 1, report, size="448m")
@@ -85,12 +78,11 @@ def daemon(directory):
     while not os.path.exists(report):
         sound(start([lun], 6, 32, 1), "next to a daemon")   # takes what has no owner
     with open(report, encoding="utf-8") as file:
-        if (line := file.read()) != "sound\n":
-            raise SystemExit(f"FAIL: the daemon: {line}")
+        assert file.read() == "sound\n"
     check_clean(lun)
 
 
-def plain(directory):
+def test_plain(directory):
     """An empty file is one tree's: its processes share it, and no other process has it while one of them lives, be it
     a daemon that closed everything before it forked."""
     lun = os.path.join(directory, "plain")
@@ -105,38 +97,18 @@ def plain(directory):
         output = foreign.communicate()[0]
         if foreign.returncode == 125 and "in use" in output:
             refused += 1
-        elif not os.path.exists(report):
-            raise SystemExit("FAIL: another program took the LUN of a living daemon: "
-                             f"exit code {foreign.returncode}: {output}")
+        else:
+            assert os.path.exists(report), f"another program took the LUN of a living daemon: {output}"
     with open(report, encoding="utf-8") as file:
-        if (line := file.read()) != "sound\n":
-            raise SystemExit(f"FAIL: the daemon on a plain file: {line}")
-    if not refused:
-        raise SystemExit("FAIL: the daemon was done before any process could be refused; give it more passes")
+        assert file.read() == "sound\n"
+    assert refused, "the daemon was done before any process could be refused; give it more passes"
 
 
-def composed(directory):
+def test_composed(directory):
     first, second, third = (file_of(directory, name, 192) for name in ("a", "b", "c"))
     sound(start([first, second], 7, 48, 1), "on a stripe of two --lun")
     sound(start([f"stripe:{third};{file_of(directory, 'd', 192)}"], 8, 48, 1), "on a labelled stripe")
     created = lunar("create", f"{first}#cold", "--size", "144m", "--yes")
-    if created.returncode != 0:
-        raise SystemExit(f"FAIL: create: {created.stdout}")
+    assert created.returncode == 0, created.stdout
     sound(start([f"{first}#cold"], 10, 32, 1, size="64m"), "on a named LUN")
     check_clean(first)
-
-
-def main():
-    directory = tempfile.mkdtemp(prefix="lunar-shared-", dir=os.environ.get("TMPDIR", "/var/tmp"))
-    try:
-        for test in (together, daemon, plain, composed):
-            began = time.monotonic()
-            test(directory)
-            print(f"{test.__name__} in {time.monotonic() - began:.1f} s")
-    finally:
-        shutil.rmtree(directory)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

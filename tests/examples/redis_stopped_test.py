@@ -1,26 +1,26 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`redis_stopped_test.py EXAMPLES MODULE CLIENT`: the Redis examples under Ctrl-C, SIGTERM, and with a module that is
-not there: the right exit code, and neither servers nor files are left."""
+"""The Redis examples under Ctrl-C, SIGTERM, and with a module that is not there: the right exit code, and neither
+servers nor files are left."""
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
-EXAMPLES, MODULE, CLIENT = map(os.path.abspath, sys.argv[1:4])
-problems = []
+import pytest
+
+from build_tree import BUILD, MODULE, ROOT
+
+CLIENT = os.path.join(BUILD, "examples/redis/example-redis-client")
 
 
 def cluster(directory, module=MODULE):
-    return [sys.executable, "-B", os.path.join(EXAMPLES, "redis-cluster/cluster.py"), "--module", module,
+    return [sys.executable, "-B", os.path.join(ROOT, "examples/redis-cluster/cluster.py"), "--module", module,
             "--dram", "16", "--directory", directory]
 
 
-def replication(module=MODULE):
-    return [os.path.join(EXAMPLES, "redis/replication.sh"), module, CLIENT, "16"]
+def replication(_, module=MODULE):
+    return [os.path.join(ROOT, "examples/redis/replication.sh"), module, CLIENT, "16"]
 
 
 def servers(directory):
@@ -35,13 +35,11 @@ def servers(directory):
     return found
 
 
-def check_gone(directory, what):
+def gone(directory):
     end = time.monotonic() + 5   # the last thread of a killed server
     while servers(directory) and time.monotonic() < end:
         time.sleep(0.05)
-    left = os.listdir(directory) + [f"process {pid}" for pid in servers(directory)]
-    if left:
-        problems.append(f"{what}: left {', '.join(left)}")
+    assert os.listdir(directory) == [] and servers(directory) == []
 
 
 def start(command, directory):
@@ -50,45 +48,25 @@ def start(command, directory):
                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def stop(command, directory, to_all, number):
-    what = f"{os.path.basename(command[-1] if command[0].endswith('.sh') else command[2])}, {number.name}"
-    child = start(command, directory)
+@pytest.mark.parametrize("stop, number", [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)],
+                         ids=["ctrl-c", "SIGTERM"])
+@pytest.mark.parametrize("example", [cluster, replication])
+def test_stopped(directory, example, stop, number):
+    child = start(example(directory), directory)
     output = child.stdout.readline()   # the servers run
-    if child.poll() == 77 or output.startswith("skip:"):
+    if output.startswith("skip:"):
         child.wait()
-        print(output, end="")
-        sys.exit(77)
-    if not servers(directory):
-        problems.append(f"{what}: no servers to stop: {output}")
-    (os.killpg if to_all else os.kill)(child.pid, number)
+        pytest.skip(output.removeprefix("skip:").strip())
+    assert servers(directory), "no servers to stop"
+    stop(child.pid, number)
     output += child.communicate()[0]
-    if child.returncode != 128 + number:
-        problems.append(f"{what}: exit code {child.returncode}: {output[-1500:]}")
-    check_gone(directory, what)
+    assert child.returncode == 128 + number, output
+    gone(directory)
 
 
-def refuse(command, directory):
-    child = start(command, directory)
+@pytest.mark.parametrize("example", [cluster, replication])
+def test_no_such_module(directory, example):
+    child = start(example(directory, "/no-such-module"), directory)
     output, _ = child.communicate()
-    if child.returncode != 1 or "no-such-module" not in output:
-        problems.append(f"{command}: exit code {child.returncode}: {output[-1500:]}")
-    check_gone(directory, "a module that is not there")
-
-
-def main():
-    # A shell that runs this in the background ignores it, and so would the examples.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/var/tmp")
-    try:
-        for command in (cluster(directory), replication()):
-            stop(command, directory, True, signal.SIGINT)
-            stop(command, directory, False, signal.SIGTERM)
-        refuse(cluster(directory, "/no-such-module"), directory)
-        refuse(replication("/no-such-module"), directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    print("\n".join(problems) or "stopped, and nothing was left")
-    return 1 if problems else 0
-
-
-sys.exit(main())
+    assert child.returncode == 1 and "no-such-module" in output
+    gone(directory)

@@ -1,39 +1,28 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`activation_test.py LUNAR WORKER CASE [--long]`: what a process has before its pager is activated, and how it gets
-from plain to tiered memory. Every step of the worker checks all that it holds."""
+"""What a process has before its pager is activated, and how it gets from plain to tiered memory. Every step of the
+worker checks all that it holds."""
 import os
 import re
 import subprocess
 import sys
-import tempfile
 
-LUNAR, WORKER = map(os.path.abspath, sys.argv[1:3])
-CASE = sys.argv[3]
-LONG = "--long" in sys.argv
+import pytest
+
+from build_tree import BUILD, LUNAR
+
+WORKER, STORM = (os.path.join(BUILD, "tests/preload", name) for name in ("activation_worker", "activation_storm"))
 MIB = 1 << 20
 ANOTHER_USER = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
 
 
-def fail(what):
-    raise SystemExit(f"FAIL: {CASE}: {what}")
+def command(dram, *steps, before=()):
+    return [LUNAR, "run", "--dram", dram, "--size", "512m", "--stats", "--", *before, WORKER, *steps]
 
 
-def skip(capability, reason):
-    print(f"skip: {capability}: {reason}")
-    raise SystemExit(77)
-
-
-def command(dram, *steps, before=(), size="512m", stats=True):
-    flags = ["--dram", dram, "--size", size, *(["--stats"] if stats else [])]
-    return [LUNAR, "run", *flags, "--", *before, WORKER, *steps]
-
-
-def run(dram, *steps, before=(), expect=0, **further):
+def run(dram, *steps, before=()):
     result = subprocess.run(command(dram, *steps, before=before), stdin=subprocess.DEVNULL, capture_output=True,
-                            text=True, check=False, **further)
-    if result.returncode != expect or (expect == 0 and "sound" not in result.stdout):
-        fail(f"{' '.join(steps)}: exit code {result.returncode}\n{result.stdout}{result.stderr[-3000:]}")
+                            text=True, check=False)
+    assert result.returncode == 0 and "sound" in result.stdout, f"{steps}: {result}"
     return result
 
 
@@ -42,10 +31,10 @@ def figure(text, key):
     return int(found[-1]) if found else 0
 
 
-def evicted(result, what):
+def evicted(*arguments, **options):
+    result = run(*arguments, **options)
     of_each_process = map(int, re.findall(r"lunar: stats: evictions (\d+)", result.stderr))
-    if max(of_each_process, default=0) < 1000:
-        fail(f"{what}: nothing was evicted, nothing is proven\n{result.stdout}{result.stderr}")
+    assert max(of_each_process, default=0) >= 1000, f"{arguments}: nothing was evicted, nothing is proven"
 
 
 def anonymous(pid):
@@ -89,131 +78,110 @@ class Tree:
 
     def start(self, *steps):
         pid, said = self.ask(f"start {WORKER} {' '.join(steps)}")
-        if said != "held":
-            fail(f"a worker said {said}")
+        assert said == "held"
         return int(pid)
 
     def end(self):
         bad = int(self.ask("end")[0])
         self.shell.communicate()
-        if bad:
-            fail(f"{bad} workers did not find what they had written")
+        assert bad == 0, "workers that did not find what they had written"
 
 
-def eight():
+def test_eight():
     """Eight processes of 7 MiB under 16 MiB: no more than the budget and what an idle worker has."""
     tree = Tree("16m")
     idle = anonymous(tree.start("say:held"))
     workers = [tree.start("grow:7", "say:held") for _ in range(8)]
     held = sum(max(0, anonymous(pid) - idle) for pid in workers)
-    print(f"eight workers hold {held / MIB:.1f} MiB more than the {idle / MIB:.1f} MiB of an idle one each")
     # Each has tables, jemalloc's metadata and stacks of its own that are no tiered memory.
-    if held > 16 * MIB + 8 * MIB // 4:
-        fail(f"{held / MIB:.1f} MiB under a budget of 16 MiB")
+    assert held <= 16 * MIB + 8 * MIB // 4
     tree.end()
 
 
-def rights():
+@pytest.mark.parametrize("steps", ["setuid", "closeall setuid", "chroot", "chroot setuid", "seccomp", "grow:4 setuid"])
+def test_rights(directory, as_root, steps):
     """A process that drops root, changes its root directory, or installs a filter before it grows is served."""
-    if os.geteuid() != 0:
-        skip("root", "only root has rights to drop")
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as root:
-        for steps in (["setuid"], ["closeall", "setuid"], [f"chroot:{root}"], [f"chroot:{root}", "setuid"],
-                      ["seccomp"], ["grow:4", "setuid"]):
-            evicted(run("32m", *steps, "grow:64"), " ".join(steps))
-    evicted(run("32m", "grow:64", before=ANOTHER_USER), "setpriv")
+    evicted("32m", *steps.replace("chroot", f"chroot:{directory}").split(), "grow:64")
+
+
+def test_rights_of_children(as_root):
+    evicted("32m", "grow:64", before=ANOTHER_USER)
     # A child that is started with neither descriptors nor rights.
     spawn = ("import subprocess, sys\n"
              "rights = dict(close_fds=True, user=65534, group=65534, extra_groups=[])\n"
              "sys.exit(subprocess.run(sys.argv[1:], **rights).returncode)\n")
-    evicted(run("32m", "grow:64", before=(sys.executable, "-c", spawn)), "a child without descriptors")
+    evicted("32m", "grow:64", before=(sys.executable, "-c", spawn))
     # A forked child grows after its parent has dropped root. runtime/LIMITS.md: not on a host with swap.
-    if not any(line.startswith("/") for line in open("/proc/swaps")):
-        evicted(run("48m", "setuid", "grow:4", "fork:64", "grow:64"), "setuid, then fork")
+    with open("/proc/swaps", encoding="ascii") as swaps:
+        if not any(line.startswith("/") for line in swaps):
+            evicted("48m", "setuid", "grow:4", "fork:64", "grow:64")
 
 
-def one_line():
+def test_one_line(directory, as_root):
     """What cannot be activated says so once."""
-    if os.geteuid() != 0:
-        skip("root", "needs another user")
-    directory = tempfile.mkdtemp(dir="/var/tmp")
     lun = os.path.join(directory, "private")
     os.mkdir(lun, 0o700)
-    try:
-        words = command("32m", "grow:64", "again:500", before=ANOTHER_USER)
-        words[2:2] = ["--lun", lun]
-        os.chmod(directory, 0o755)
-        result = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        lines = [line for line in result.stderr.splitlines() if line.startswith("lunar") and "stats:" not in line]
-        if result.returncode != 0 or "refused" not in result.stdout or len(lines) != 1 or lun not in lines[0]:
-            fail(f"exit code {result.returncode}, {len(lines)} lines\n{result.stdout}{result.stderr[:3000]}")
-    finally:
-        os.rmdir(lun)
-        os.rmdir(directory)
+    words = command("32m", "grow:64", "again:500", before=ANOTHER_USER)
+    words[2:2] = ["--lun", lun]
+    result = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("lunar") and "stats:" not in line]
+    assert result.returncode == 0 and "refused" in result.stdout, result
+    assert len(lines) == 1 and lun in lines[0]
 
 
-def huge():
+@pytest.mark.parametrize("dram, steps", [
+    ("64m", "map:24 huge grow:100 map:40 grow:20"), ("64m", "grow:20 advise huge grow:12 fork:2 grow:60"),
+    ("64m", "map:24 huge fork:20 grow:100 fork:8")], ids=["maps", "heap", "forks"])
+def test_huge(dram, steps):
     """Huge pages that are there before activation are adopted and evicted."""
     with open("/sys/kernel/mm/transparent_hugepage/enabled", encoding="ascii") as file:
         if "[never]" in file.read():
-            skip("huge-pages", "switched off")
-    evicted(run("64m", "map:24", "huge", "grow:100", "map:40", "grow:20"), "huge pages")
-    evicted(run("64m", "grow:20", "advise", "huge", "grow:12", "fork:2", "grow:60"), "huge pages of the heap")
-    evicted(run("64m", "map:24", "huge", "fork:20", "grow:100", "fork:8"), "huge pages and forks")
+            pytest.skip("huge-pages: switched off")
+    evicted(dram, *steps.split())
 
 
-def small():
+def test_small():
     """Once activated, no memory of ours can become a huge page behind the account's back (where they are `always`)."""
-    evicted(run("64m", "grow:100", "small"), "small pages")
+    evicted("64m", "grow:100", "small")
 
 
-def forks():
+@pytest.mark.parametrize("dram, steps", [
+    ("64m", "grow:8 fork:4 fork:100 grow:30 fork:8 grow:60 fork:8"), ("32m", "grow:20 fork:8 fork:8 grow:30"),
+    ("32m", "stray grow:4 fork:4 grow:60 fork:8")], ids=["around", "activates", "first-thread-ended"])
+def test_forks(dram, steps):
     """Children made before activation, by it, and after it."""
-    evicted(run("64m", "grow:8", "fork:4", "fork:100", "grow:30", "fork:8", "grow:60", "fork:8"), "forks")
-    evicted(run("32m", "grow:20", "fork:8", "fork:8", "grow:30"), "a fork that activates")
-    evicted(run("32m", "stray", "grow:4", "fork:4", "grow:60", "fork:8"), "the first thread ended")
+    evicted(dram, *steps.split())
 
 
-def plain():
+def test_plain():
     """A process that fits stays plain and says so."""
     result = run("64m", "grow:40")
-    if figure(result.stderr, "armed") != 0 or "plain" not in result.stderr:
-        fail(f"no word of it:\n{result.stderr}")
+    assert figure(result.stderr, "armed") == 0 and "plain" in result.stderr
 
 
-def storm():
+@pytest.mark.parametrize("runs", [3, pytest.param(12, marks=pytest.mark.slow)])
+def test_storm(runs):
     """Threads that write, discard, protect, move and unmap, and fork, while the process is activated."""
-    words = [os.path.join(os.path.dirname(WORKER), "activation_storm"), "3"]
+    own = os.environ.get("LUNAR_SEED")
     activated = 0
-    if "LUNAR_SEED" in os.environ:
-        seeds = [int(os.environ["LUNAR_SEED"])]
-    else:
-        seeds = [int.from_bytes(os.urandom(4), "little") for _ in range(12 if LONG else 3)]
-    for seed in seeds:
-        print(f"LUNAR_SEED={seed}", flush=True)
-        result = subprocess.run([LUNAR, "run", "--dram", "48m", "--size", "4g", "--stats", "--", *words, str(seed)],
+    for seed in [int(own)] if own else [int.from_bytes(os.urandom(4), "little") for _ in range(runs)]:
+        print(f"LUNAR_SEED={seed}")
+        result = subprocess.run([LUNAR, "run", "--dram", "48m", "--size", "4g", "--stats", "--", STORM, "3", str(seed)],
                                 stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if result.returncode != 0 or "sound" not in result.stdout:
-            fail(f"seed {seed}: exit code {result.returncode}\n{result.stdout}{result.stderr[-3000:]}")
+        assert result.returncode == 0 and "sound" in result.stdout, result
         activated += figure(result.stderr, "armed")
-    if not activated:
-        fail("no run was activated")
+    assert activated, "no run was activated"
 
 
-def discards():
+@pytest.mark.parametrize("runs", [24, pytest.param(100, marks=pytest.mark.slow)])
+def test_discards(runs):
     """Discards during the first evictions of what was there before activation. The two meet in every tenth run or
     so."""
-    for _ in range(100 if LONG else 24):
-        evicted(run("24m", "discards:16"), "discards")
+    for _ in range(runs):
+        evicted("24m", "discards:16")
 
 
-def noreserve():
+def test_noreserve():
     """MAP_NORESERVE memory is plain too while there is room, and counted by what is there afterwards."""
-    result = run("64m", "noreserve:24", "grow:8")
-    if figure(result.stderr, "armed") != 0:
-        fail(f"activated by 32 MiB of 64\n{result.stderr}")
-    evicted(run("64m", "noreserve:24", "grow:8", "noreserve:60", "grow:20", "fork:4"), "MAP_NORESERVE")
-
-
-{"storm": storm, "discards": discards, "noreserve": noreserve, "eight": eight, "rights": rights, "one-line": one_line,
- "huge": huge, "small": small, "forks": forks, "plain": plain}[CASE]()
+    assert figure(run("64m", "noreserve:24", "grow:8").stderr, "armed") == 0
+    evicted("64m", "noreserve:24", "grow:8", "noreserve:60", "grow:20", "fork:4")

@@ -1,8 +1,6 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`programs_test.py LUNAR PROGRAM`: a real program twice, plain and under `lunar run` with less DRAM than it needs.
-What it reports and its exit code must be equal, and the tiered run must have evicted. `programs_test.py --list` names
-the programs.
+"""A real program twice, plain and under `lunar run` with less DRAM than it needs. What it reports and its exit code
+must be equal, and the tiered run must have evicted.
 
 A program is a function that takes a `run` (plain or tiered) and returns what is compared: text or a dict of test
 outcomes."""
@@ -15,27 +13,23 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 
+import pytest
+
 import fastcgi
+from build_tree import LUNAR
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = "/usr/bin/python3"   # Debian's: the test suite is of its version
 MIB = 1 << 20
 
 
-class Skip(Exception):
-    """The host lacks what the first word names."""
-
-
 class Run:
     """One side. `start` gives a process whose output goes to files; what `lunar run --stats` said is read from them."""
 
-    def __init__(self, lunar, scratch, dram, size):
-        self.lunar, self.scratch, self.dram, self.size = lunar, scratch, dram, size
-        self.tiered = lunar is not None
+    def __init__(self, tiered, scratch, dram, size):
+        self.tiered, self.scratch, self.dram, self.size = tiered, scratch, dram, size
         self.errors = os.path.join(scratch, "errors")
         open(self.errors, "w", encoding="utf-8").close()
 
@@ -43,7 +37,7 @@ class Run:
         if not self.tiered:
             return command
         flags = ["--dram", self.dram, "--size", self.size, "--lun", self.scratch, "--stats"]
-        return [self.lunar, "run", *flags, "--", *command]
+        return [LUNAR, "run", *flags, "--", *command]
 
     def start(self, command, **options):
         options.setdefault("stdin", subprocess.DEVNULL)
@@ -75,7 +69,7 @@ class Run:
 
 def need(path, word):
     if not os.path.exists(path) and shutil.which(path) is None:
-        raise Skip(f"{word}: {path} is not installed")
+        pytest.skip(f"{word}: {path} is not installed")
 
 
 # ---- CPython's own tests -------------------------------------------------------------------------------------------
@@ -97,7 +91,7 @@ def python_tests(name):
         for test, where, verdict in OUTCOME.findall(out):
             verdicts[f"{where}:{test}"] = verdict
         if len(verdicts) < 5:
-            raise SystemExit(f"FAIL: {name}: {len(verdicts)} tests seen, exit code {code}: {out[-3000:]} "
+            pytest.fail(f"{name}: {len(verdicts)} tests seen, exit code {code}: {out[-3000:]} "
                              f"{run.said()[-1000:]}")
         verdicts["exit code"] = str(code)
         if code != 0:
@@ -142,7 +136,7 @@ def postgres(run):
     memory."""
     need("/usr/lib/postgresql", "postgresql")
     if os.geteuid() != 0:
-        raise Skip("root: becomes the user postgres")
+        pytest.skip("root: becomes the user postgres")
     binaries = "/usr/lib/postgresql/" + max(os.listdir("/usr/lib/postgresql"), key=float) + "/bin"
     place = os.path.join(run.scratch, "pg")
     os.mkdir(place)
@@ -165,7 +159,7 @@ def postgres(run):
         deadline = time.monotonic() + 60
         while ask("select 1").returncode != 0:
             if time.monotonic() > deadline or server.poll() is not None:
-                raise SystemExit(f"FAIL: postgres does not answer: {run.said()[-6000:]}")
+                pytest.fail(f"postgres does not answer: {run.said()[-6000:]}")
             time.sleep(0.2)
         answers = []
         for text in ("create table t as select i, md5(i::text) as m from generate_series(1, 700000) i",
@@ -200,7 +194,7 @@ def memcached(run):
     grows."""
     need("memcached", "memcached")
     if os.geteuid() != 0:
-        raise Skip("root: memcached -u nobody")
+        pytest.skip("root: memcached -u nobody")
     port = free_port()
     server = run.start(["memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", str(port), "-U", "0", "-m", "512",
                         "-t", "2"])
@@ -213,7 +207,7 @@ def memcached(run):
                 break
             except OSError:
                 if time.monotonic() > deadline or server.poll() is not None:
-                    raise SystemExit(f"FAIL: memcached does not answer: {run.said()}") from None
+                    pytest.fail(f"memcached does not answer: {run.said()}")
                 time.sleep(0.1)
         stream = link.makefile("rwb")
         items = 30000
@@ -228,7 +222,7 @@ def memcached(run):
                 for _ in range(100):
                     line = stream.readline()
                     if line != b"STORED\r\n":
-                        raise SystemExit(f"FAIL: memcached: set: {line!r}; {run.said()[-2000:]}")
+                        pytest.fail(f"memcached: set: {line!r}; {run.said()[-2000:]}")
         for i in range(0, items, 3):
             i = i * 7919 % items
             stream.write(b"get k%d\r\n" % i)
@@ -239,7 +233,7 @@ def memcached(run):
             data = stream.read(int(head.split()[3]) + 2)[:-2]
             stream.readline()
             if data != value(i):
-                raise SystemExit(f"FAIL: memcached: item {i} is another one")
+                pytest.fail(f"memcached: item {i} is another one")
             found += 1
             digest.update(data)
         with open(f"/proc/{session_member(server.pid, 'memcached')}/status", encoding="utf-8") as status:
@@ -273,7 +267,7 @@ def php(run):
     need("php", "php")
     code, out = run.output(["php", "-d", "memory_limit=-1", f"{HERE}/heap.php"])
     if not out.startswith(PHP_SAYS):
-        raise SystemExit(f"FAIL: php: exit code {code}: {out}{run.said()}")
+        pytest.fail(f"php: exit code {code}: {out}{run.said()}")
     return f"exit code {code}\n{out}"
 
 
@@ -293,7 +287,7 @@ def php_fpm(run):
         deadline = time.monotonic() + 30
         while not os.path.exists(listens):
             if time.monotonic() > deadline or server.poll() is not None:
-                raise SystemExit(f"FAIL: php-fpm does not answer: {run.said()}")
+                pytest.fail(f"php-fpm does not answer: {run.said()}")
             time.sleep(0.1)
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             answers = list(pool.map(lambda _: fastcgi.request(listens, script), range(6)))
@@ -301,7 +295,7 @@ def php_fpm(run):
         server.send_signal(signal.SIGQUIT)
         server.wait()
     if not all(answer.startswith(PHP_SAYS) for answer in answers):
-        raise SystemExit(f"FAIL: php-fpm: {answers}")
+        pytest.fail(f"php-fpm: {answers}")
     return f"exit code {server.returncode}\n{''.join(answers)}"
 
 
@@ -314,7 +308,7 @@ def growing(*before, root=True):
     """A program that grows after it has given something up; words in front of it, or a word for it."""
     def program(run):
         if root and os.geteuid() != 0:
-            raise Skip("root: gives rights up")
+            pytest.skip("root: gives rights up")
         os.chmod(run.scratch, 0o1777)
         words = [word for word in before if not word.startswith("--grow=")]
         options = [word.removeprefix("--grow=") for word in before if word.startswith("--grow=")]
@@ -330,7 +324,7 @@ def debugger(run):
     try:
         line = child.stdout.readline().split()
         if not line or line[0] != "ready":
-            raise SystemExit(f"FAIL: {line} {run.said()}")
+            pytest.fail(f"{line} {run.said()}")
         address, size = int(line[1], 0), int(line[2])
         commands = ["set pagination off", "set confirm off"]
         if run.tiered:
@@ -412,37 +406,16 @@ def compare(name, plain, tiered):
     return [] if plain == tiered else [f"plain:  {plain[-2000:]}\ntiered: {tiered[-6000:]}"]
 
 
-def main():
-    if sys.argv[1:] == ["--list"]:
-        print("\n".join(PROGRAMS))
-        return 0
-    lunar, name = os.path.abspath(sys.argv[1]), sys.argv[2]
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name, directory):
     program, dram, size = PROGRAMS[name]
     results = []
-    for side in (None, lunar):
-        scratch = tempfile.mkdtemp(prefix="lunar-programs-", dir="/var/tmp")
-        try:
-            run = Run(side, scratch, dram, size)
-            begun = time.monotonic()
-            results.append(program(run))
-            evictions, complaints = run.evictions(), run.complaints()
-            took = time.monotonic() - begun
-            print(f"{'tiered' if side else 'plain'}: {took:.1f} s, {evictions} evictions", flush=True)
-        except Skip as why:
-            print(f"skip: {why}")
-            return 77
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    for line in complaints[:10]:
+    for tiered in (False, True):
+        scratch = os.path.join(directory, "tiered" if tiered else "plain")
+        os.mkdir(scratch)
+        run = Run(tiered, scratch, dram, size)
+        results.append(program(run))
+    for line in run.complaints()[:10]:
         print(f"said: {line}")
-    differences = compare(name, *results)
-    for line in differences:
-        print(f"FAIL: {line}")
-    if evictions == 0 and name not in NO_EVICTIONS:
-        print("FAIL: the tiered run evicted nothing")
-        return 1
-    return 1 if differences else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    assert compare(name, *results) == []
+    assert run.evictions() > 0 or name in NO_EVICTIONS

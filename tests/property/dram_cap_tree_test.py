@@ -1,6 +1,5 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`dram_cap_tree_test.py LUNAR CAP_MEMBER [--long]`: the DRAM budget holds for a whole process tree, by the kernel's
+"""The DRAM budget holds for a whole process tree, by the kernel's
 count.
 
 Each tree runs in a memory cgroup of its own, whose anonymous memory is read every few 100 us. What is allowed beyond
@@ -9,7 +8,7 @@ SLACK_SERVICE (stacks, data of the libraries; twice that for one that exec began
 program has outside of the tier by itself (brk, maps below 256 KiB: SLACK_PROGRAM for a Python or a compiler). Trees: a
 process that forks 1, 4, 8 and 64 times with all members writing, processes that end while others press, make -j, a
 Python pool and a heap that doubles at once. A tree that never came near its budget proves nothing, and fails. Skipped
-(77) where no memory cgroup can be made.
+where no memory cgroup can be made.
 
 The kernel keeps its count of anonymous memory by processor, and a reader adds the processors up one after the other:
 where it has to wait in between, what was freed on the first one meanwhile is missing, and what was taken on the others
@@ -24,10 +23,12 @@ import sys
 import tempfile
 import time
 
-LUNAR, MEMBER = map(os.path.abspath, sys.argv[1:3])
-LONG = "--long" in sys.argv
+import pytest
+
+from build_tree import BUILD, LUNAR
+
+MEMBER = os.path.join(BUILD, "tests/property/cap_member")
 MIB = 1 << 20
-SHORT = (1, 128, 100), (4, 128, 60), (64, 256, 10)   # children that write, the budget, what each writes, in MiB
 SLACK_TREE = 4 * MIB
 SLACK_SERVICE = MIB // 2
 SLACK_PROGRAM = 3 * MIB // 2
@@ -58,8 +59,7 @@ class Cgroup:
             total = "memory.usage_in_bytes" if version == 1 else "memory.current"
             self.total = os.open(os.path.join(self.path, total), os.O_RDONLY)
             return
-        print("skip: memory-cgroup:", getattr(self, "refusal", "no memory controller is mounted"))
-        sys.exit(77)
+        pytest.skip("memory-cgroup: " + str(getattr(self, "refusal", "no memory controller is mounted")))
 
     @staticmethod
     def sweep(root):
@@ -101,7 +101,7 @@ class Cgroup:
 
 
 def watch(name, dram_mib, command, size="4g", near=0.7, outside=0):
-    """Runs the tree; returns False when it failed or its anonymous memory passed what is allowed."""
+    """Runs the tree: its anonymous memory stays within what is allowed."""
     group = Cgroup()
     began = time.time()
     output = tempfile.TemporaryFile()
@@ -129,18 +129,12 @@ def watch(name, dram_mib, command, size="4g", near=0.7, outside=0):
             worst = max(worst, anonymous - cap - SLACK_TREE - most * (SLACK_SERVICE + outside))
         text = (f"{name}: budget {dram_mib} MiB, anonymous peak {peak / MIB:.1f} MiB, {most} processes, "
                 f"{samples} samples, {time.time() - began:.1f} s")
+        print(text)
         if child.returncode != 0:
-            print(f"FAIL: {text}: exit code {child.returncode}")
             dump(output)
-            return False
-        if worst > 0:
-            print(f"FAIL: {text}: {worst / MIB:.1f} MiB above the budget and its slack")
-            return False
-        if peak < near * cap:
-            print(f"FAIL: {text}: the budget was hardly used, nothing was proven")
-            return False
-        print("ok:", text, flush=True)
-        return True
+        assert child.returncode == 0
+        assert worst <= 0, "bytes above the budget and its slack"
+        assert peak >= near * cap, "the budget was hardly used, nothing was proven"
     finally:
         group.end()
 
@@ -200,7 +194,7 @@ if os.fork() == 0:
 """
 
 
-def orphan(directory):
+def test_orphan(directory):
     """Refused with one line: no budget of its own, and not without one."""
     script = os.path.join(directory, "orphan.py")
     with open(script, "w") as file:
@@ -214,14 +208,10 @@ def orphan(directory):
             if text:
                 break
             time.sleep(0.1)
-    if text.count("\n") == 1 and "account of this tree's DRAM budget is not to be found" in text:
-        print("ok: a daemon without its tree's account is refused", flush=True)
-        return True
-    print(f"FAIL: a daemon without its tree's account: {text or 'not a word'}")
-    return False
+    assert text.count("\n") == 1 and "account of this tree's DRAM budget is not to be found" in text
 
 
-def overhead():
+def test_overhead():
     """What of the budget cannot hold pages of the program, with four times as much data: below 5%."""
     dram = 256 * MIB
     with tempfile.TemporaryFile() as output:
@@ -231,11 +221,8 @@ def overhead():
         lines = output.read().decode().splitlines()
         stats = dict(line.split()[2:4] for line in lines if line.startswith("lunar: stats: "))
     fixed, resident = int(stats["fixed_bytes"]), int(stats["peak_resident_bytes"])
-    text = (f"overhead of 256 MiB: fixed {fixed / MIB:.1f} MiB ({100 * fixed / dram:.1f}%), "
-            f"resident peak {resident / MIB:.1f} MiB")
-    good = 0 < fixed < 0.05 * dram and resident > 0.95 * dram
-    print("ok:" if good else "FAIL:", text, flush=True)
-    return good
+    assert 0 < fixed < 0.05 * dram
+    assert resident > 0.95 * dram
 
 
 def make_tree(directory, files):
@@ -251,36 +238,43 @@ def make_tree(directory, files):
     return ["make", "-s", "-j4", "-C", directory]
 
 
-def main():
-    good = overhead()
-    turns = 6 if LONG else 1
-    for _ in range(turns):
-        trees = ((1, 128, 100), (4, 128, 100), (8, 128, 60), (64, 256, 24)) if LONG else SHORT
-        rounds = "6" if LONG else "1"
-        for children, dram, mib in trees:
-            command = [MEMBER, "forks", str(children), str(mib), rounds]
-            good &= watch(f"{children} forks", dram, command, size="12g")
-        good &= watch("burst", 64, [MEMBER, "burst", "96"])
-        good &= watch("a fork handler that allocates", 64, [MEMBER, "late", "44"])
-        good &= watch("spawns", 64, [MEMBER, "spawns", "60", "1900"], outside=SLACK_SERVICE)
-        good &= watch("members end", 256, [MEMBER, "ends", "300", "36" if LONG else "5"])
-        with tempfile.TemporaryDirectory() as directory:
-            script = os.path.join(directory, "pool.py")
-            with open(script, "w") as file:
-                file.write(POOL % ((64, 64) if LONG else (12, 12)))
-            good &= watch("python pool", 64, [sys.executable, script], outside=SLACK_PROGRAM)
-            script = os.path.join(directory, "closers.py")
-            with open(script, "w") as file:
-                file.write(CLOSERS)
-            for how in ("subprocess", "raw", "closefrom", "each", "cloexec", "dup2"):
-                good &= watch(f"descriptors: {how}", 48, [sys.executable, script, MEMBER, how], outside=SLACK_PROGRAM)
-            good &= orphan(directory)
-            if shutil.which("cc"):
-                good &= watch("make -j4", 64, make_tree(directory, 32 if LONG else 2), near=0.3, outside=SLACK_PROGRAM)
-            else:
-                print("make -j4 is left out: there is no C compiler on this system (a virtual machine's)")
-    return 0 if good else 1
+def script_of(directory, text):
+    path = os.path.join(directory, "program.py")
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+    return path
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+# Children that write, the budget, what each writes, in MiB, and how often.
+@pytest.mark.parametrize("children, dram, mib, rounds", [
+    (1, 128, 100, 1), (4, 128, 60, 1), (64, 256, 10, 1),
+    *(pytest.param(*row, 6, marks=pytest.mark.slow) for row in ((1, 128, 100), (4, 128, 100), (8, 128, 60),
+                                                                (64, 256, 24)))])
+def test_forks(children, dram, mib, rounds):
+    watch(f"{children} forks", dram, [MEMBER, "forks", str(children), str(mib), str(rounds)], size="12g")
+
+
+@pytest.mark.parametrize("words, dram, outside", [
+    ("burst 96", 64, 0), ("late 44", 64, 0),   # late: a fork handler that allocates
+    ("spawns 60 1900", 64, SLACK_SERVICE), ("ends 300 5", 256, 0),
+    pytest.param("ends 300 36", 256, 0, marks=pytest.mark.slow)])
+def test_members(words, dram, outside):
+    watch(words, dram, [MEMBER, *words.split()], outside=outside)
+
+
+@pytest.mark.parametrize("jobs", [12, pytest.param(64, marks=pytest.mark.slow)])
+def test_python_pool(directory, jobs):
+    script = script_of(directory, POOL % (jobs, jobs))
+    watch("python pool", 64, [sys.executable, script], outside=SLACK_PROGRAM)
+
+
+@pytest.mark.parametrize("how", ["subprocess", "raw", "closefrom", "each", "cloexec", "dup2"])
+def test_descriptors(directory, how):
+    watch(how, 48, [sys.executable, script_of(directory, CLOSERS), MEMBER, how], outside=SLACK_PROGRAM)
+
+
+@pytest.mark.parametrize("files", [2, pytest.param(32, marks=pytest.mark.slow)])
+def test_make(directory, files):
+    if not shutil.which("cc"):
+        pytest.skip("gcc: there is no C compiler on this system")
+    watch("make -j4", 64, make_tree(directory, files), near=0.3, outside=SLACK_PROGRAM)

@@ -189,7 +189,9 @@ def test_loads(servers, directory, good):
         assert "unknown command" in server.client.refused("LUNAR", "STATS").lower()
         assert load(server, good) == ""
         assert [server.figure(name) for name in FIGURES] == expected
+        seen = len(server.text())
         assert load(server, good) and load(server, ""), "it loads twice"
+        assert server.text()[seen:].count("the module is loaded already") == 2
         seen = len(server.text())
         assert server.client.refused("MODULE", "UNLOAD", "lunar"), "it is unloaded"
         assert "restart the server without the module" in server.text()[seen:]

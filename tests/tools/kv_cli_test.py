@@ -109,7 +109,7 @@ def test_pairs(directory):
     before = {line for line in done("scan", place, "--hex").splitlines()}
     assert b"00ff" in before and len(before) == 7
     found = done("scan", place, "--prefix", "from ", "--values", "--limit", "1")
-    assert found.startswith(b"from "), "scan --prefix --limit --values"
+    assert found.startswith(b"from ") and found.count(b"\n") == 1, "scan --prefix --limit --values"
     assert b"\\x00\\xff\n" in done("scan", place), "scan shows what is no text"
     done("set", place, "a\\\tb\u00e9")
     assert done("scan", place, "--prefix", "a") == "a\\\\\\x09b\u00e9\n".encode(), "scan shows what can be read"

@@ -1,22 +1,16 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`run_tree_test.py LUNAR CASE`: what `lunar run` does for a whole tree of processes, and what is left of it.
-
-  one-budget   programs that a program executes share its budget: by the kernel's count, all of them together stay
-               within it
-  no-files     with the default LUN nothing lies in its directory by name: not while a tree runs, and not after kill -9
-  file-size    a limit on file sizes (ulimit -f) ends no program: one that needs little runs, one that needs more gets
-               no memory, and one line
-"""
+"""What `lunar run` does for a whole tree of processes, and what is left of it."""
 import os
 import re
 import resource
 import signal
 import subprocess
 import sys
-import tempfile
 
-LUNAR, CASE = os.path.abspath(sys.argv[1]), sys.argv[2]
+import pytest
+
+from build_tree import LUNAR
+
 MIB = 1 << 20
 # Takes memory, says so, and gives it up when it is told to.
 HOLDS = "import sys\nheld = bytearray(b'x') * ({mib} << 20)\nprint('held', flush=True)\nsys.stdin.readline()\n"
@@ -31,8 +25,9 @@ PARENT = ("import subprocess, sys\n"
           "sys.exit(max(child.returncode for child in children))\n")
 
 
-def fail(what):
-    raise SystemExit(f"FAIL: {CASE}: {what}")
+def skip_without_right(said):
+    if "userfaultfd" in said and os.geteuid() != 0:
+        pytest.skip("userfaultfd: " + said.splitlines()[0])
 
 
 def start(dram, mib, count, *flags):
@@ -46,17 +41,14 @@ def start(dram, mib, count, *flags):
     if words[count:] != ["held"] * count:
         tree.kill()
         error = tree.communicate()[1]
-        if "userfaultfd" in error and os.geteuid() != 0:
-            print("skip: userfaultfd: " + error.splitlines()[0])
-            raise SystemExit(77)
-        fail(f"it said {words}: {error[-2000:]}")
+        skip_without_right(error)
+        pytest.fail(f"it said {words}: {error[-2000:]}")
     return tree, [tree.pid, *map(int, words[:count])]
 
 
 def end(tree):
     error = tree.communicate("go\n")[1]
-    if tree.returncode != 0:
-        fail(f"exit code {tree.returncode}: {error[-2000:]}")
+    assert tree.returncode == 0, error
 
 
 def anonymous(pid):
@@ -64,7 +56,7 @@ def anonymous(pid):
         return int(re.search(r"Pss_Anon:\s*(\d+) kB", file.read())[1]) * 1024
 
 
-def one_budget():
+def test_one_budget():
     """Four programs of 40 MiB under 64: one of them alone stays within it, and four budgets would hold all of the 160
     MiB."""
     small, pids = start("64m", 1, 4)
@@ -73,10 +65,8 @@ def one_budget():
     tree, pids = start("64m", 40, 4)
     held = sum(map(anonymous, pids))
     print(f"{held / MIB:.1f} MiB, of which {idle / MIB:.1f} MiB are there without the data")
-    if held - idle > 64 * MIB + 5 * MIB // 2:   # each process's own: tools/README.md, "What `--dram` covers"
-        fail(f"{(held - idle) / MIB:.1f} MiB more than idle under a budget of 64 MiB")
-    if held < 48 * MIB:
-        fail(f"{held / MIB:.1f} MiB: nothing is proven")
+    assert held - idle <= 64 * MIB + 5 * MIB // 2   # each process's own: tools/README.md, "What `--dram` covers"
+    assert held >= 48 * MIB, "nothing is proven"
     end(tree)
 
 
@@ -99,29 +89,20 @@ def named_files(pids, directory):
     return unlinked, named
 
 
-def no_files():
-    tree, pids = start("32m", 40, 2)
-    unlinked, named = named_files(pids, "/var/tmp")
-    if named:
-        fail(f"named files while it runs: {named}")
-    if not unlinked:
-        fail("no process has a LUN in /var/tmp: nothing is proven")
-    inodes = {entry.inode() for entry in os.scandir("/var/tmp")}
+@pytest.mark.parametrize("own", [False, True], ids=["default", "own"])
+def test_no_files(directory, own):
+    """With the default LUN, or in a directory of our own, nothing lies there by name: not while a tree runs, and not
+    after kill -9."""
+    place = directory if own else "/var/tmp"
+    before = {entry.inode() for entry in os.scandir(place)}
+    tree, pids = start("32m", 40, 2, *(["--lun", directory] if own else []))
+    unlinked, named = named_files(pids, place)
+    assert not named
+    assert unlinked, "no process has a LUN there: nothing is proven"
     os.killpg(tree.pid, signal.SIGKILL)
     tree.communicate()
-    new = [entry for entry in os.scandir("/var/tmp") if entry.inode() not in inodes]
-    left = [entry.name for entry in new if "lunar" in entry.name and entry.is_file()]
-    if left:
-        fail(f"kill -9 left {left}")
-    # The same in a directory of our own, where every file would be ours.
-    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="lunar-test-") as directory:
-        tree, pids = start("32m", 40, 2, "--lun", directory)
-        if os.listdir(directory):
-            fail(f"named files while it runs: {os.listdir(directory)}")
-        os.killpg(tree.pid, signal.SIGKILL)
-        tree.communicate()
-        if os.listdir(directory):
-            fail(f"kill -9 left {os.listdir(directory)}")
+    new = [entry for entry in os.scandir(place) if entry.inode() not in before]
+    assert not [entry.name for entry in new if own or ("lunar" in entry.name and entry.is_file())]
 
 
 # Takes memory; exit code 3 when it gets none.
@@ -133,28 +114,19 @@ TAKES = ("import sys\n"
          "sys.exit(held.count(b'x') != {mib} << 20)\n")
 
 
-def with_file_size(limit, mib):
-    """In a pipe: what the program writes is no file. Returns the exit code, and what was said."""
+@pytest.mark.parametrize("limit, mib, code, says", [
+    (resource.RLIM_INFINITY, 80, 0, ""), (40 * MIB, 4, 0, ""), (40 * MIB, 80, 3, "limit on file sizes"),
+    (64 << 10, 80, 3, "limit on file sizes")])
+def test_file_size(limit, mib, code, says):
+    """A limit on file sizes (ulimit -f) ends no program: one that needs little runs, one that needs more gets no
+    memory, and one line. (In a pipe: what the program writes is no file.)"""
     def limited():
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     program = [sys.executable, "-c", TAKES.format(mib=mib)]
     ended = subprocess.run([LUNAR, "run", "--dram", "32m", "--size", "1g", "--", *program], capture_output=True,
                            text=True, check=False, env={**os.environ, "PYTHONMALLOC": "malloc"}, preexec_fn=limited)
-    return ended.returncode, ended.stderr
-
-
-def file_size():
-    for limit, mib, code, says in ((resource.RLIM_INFINITY, 80, 0, ""), (40 * MIB, 4, 0, ""),
-                                   (40 * MIB, 80, 3, "limit on file sizes"),
-                                   (64 << 10, 80, 3, "limit on file sizes")):
-        got, said = with_file_size(limit, mib)
-        lines = [line for line in said.splitlines() if "lunar" in line]
-        if "userfaultfd" in said and got == 125 and os.geteuid() != 0:
-            print("skip: userfaultfd: " + lines[0])
-            raise SystemExit(77)
-        if got != code or says not in said or len(lines) != (says != ""):
-            fail(f"{mib} MiB with files of at most {limit}: exit code {got} where {code} is expected; "
-                 f"it said {said[-2000:]}")
-
-
-{"one-budget": one_budget, "no-files": no_files, "file-size": file_size}[CASE]()
+    if ended.returncode == 125:
+        skip_without_right(ended.stderr)
+    assert ended.returncode == code, ended.stderr
+    assert says in ended.stderr
+    assert len([line for line in ended.stderr.splitlines() if "lunar" in line]) == (says != "")

@@ -1,22 +1,18 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`run_unserved_test.py LUNAR OTHER_LIBC STATIC SANITIZED CASE`: programs that the preload library cannot serve.
-
-  refused   `lunar run` refuses each of them in one line, also behind a #! line or glibc's loader
-  children  started by a program that it serves, by whichever call, they run without the library and without a word on
-            standard error; with `--log info` one line says so
-  loader    `lunar run -- ld.so PROGRAM` serves the program
-"""
+"""Programs that the preload library cannot serve."""
 import ctypes.util
 import os
 import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 
-LUNAR, OTHER_LIBC, STATIC, SANITIZED, CASE = (os.path.abspath(word) for word in sys.argv[1:6])
-CASE = os.path.basename(CASE)
+import pytest
+
+from build_tree import BUILD, LUNAR
+
+OTHER_LIBC, STATIC, SANITIZED = (os.path.join(BUILD, "tests/tools", name)
+                                 for name in ("other_libc", "static_program", "sanitized_program"))
 LOADER = "/lib64/ld-linux-x86-64.so.2"
 STARTS = {   # what a Python program does to become, or start, sys.argv[1]
     "execv": "os.execv(name, [name])",
@@ -36,17 +32,12 @@ BEGIN = ("import ctypes, os, subprocess, sys\nname = sys.argv[1]\n"
          "def end(pid): sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n")
 
 
-def fail(what):
-    raise SystemExit(f"FAIL: {CASE}: {what}")
-
-
 def lunar(*command, flags=(), **variables):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("LUNAR_", "LD_"))}
     ended = subprocess.run([LUNAR, "run", "--dram", "32m", *flags, "--", *command], capture_output=True, text=True,
                            check=False, env={**environment, **variables})
     if "userfaultfd" in ended.stderr and os.geteuid() != 0:
-        print("skip: userfaultfd: " + ended.stderr.splitlines()[0])
-        raise SystemExit(77)
+        pytest.skip("userfaultfd: " + ended.stderr.splitlines()[0])
     return ended
 
 
@@ -68,61 +59,58 @@ def other_machine(directory):
     return written(directory, "other_machine", elf + part + code)
 
 
-def refused(directory):
+def test_refused(directory):
+    """`lunar run` refuses each of them in one line, also behind a #! line or glibc's loader."""
     script = written(directory, "script", f"#!{OTHER_LIBC}\n".encode())
     for words, says in (([OTHER_LIBC], "another C library"), ([script], "another C library"), ([STATIC], "statically"),
                         ([SANITIZED], "AddressSanitizer"), ([other_machine(directory)], "another architecture"),
                         ([LOADER, OTHER_LIBC], "another C library"),
                         ([LOADER, "--argv0", "x", "--inhibit-cache", STATIC], "statically")):
         ended = lunar(*words)
-        if ended.returncode != 125 or says not in ended.stderr or ended.stderr.count("\n") != 1 or ended.stdout:
-            fail(f"{words}: exit code {ended.returncode}, it said {ended.stderr!r} {ended.stdout!r}")
+        assert (ended.returncode, ended.stdout) == (125, "")
+        assert says in ended.stderr and ended.stderr.count("\n") == 1
 
 
 def child(how, name, says, keeps, code=9):
-    """keeps: the library's name may stay in its environment."""
+    """Started by a program that is served it runs without the library and without a word on standard error; with
+    `--log info` one line says so. keeps: the library's name may stay in its environment."""
     ended = lunar(sys.executable, "-c", BEGIN + STARTS[how], name, flags=["--log", "info"])
-    lines = [line for line in ended.stderr.splitlines() if "runs without Lunar" in line]
     if ended.returncode == 126 or "Exec format error" in ended.stderr:
         return   # this kernel does not run such programs
-    if ended.returncode != code or len(lines) != 1 or says not in lines[0]:
-        fail(f"{name} by {how}: exit code {ended.returncode}, it said {ended.stderr!r}")
-    if not keeps and ended.stdout.strip() not in ("LD_PRELOAD=", ""):
-        fail(f"{name} by {how}: it saw {ended.stdout!r}")
+    lines = [line for line in ended.stderr.splitlines() if "runs without Lunar" in line]
+    assert ended.returncode == code and len(lines) == 1 and says in lines[0], ended
+    assert keeps or ended.stdout.strip() in ("LD_PRELOAD=", "")
     ended = lunar(sys.executable, "-c", BEGIN + STARTS[how], name)
-    if ended.returncode != code or ended.stderr:
-        fail(f"{name} by {how}: silent by default, but it said {ended.stderr!r}")
+    assert (ended.returncode, ended.stderr) == (code, "")
 
 
-def children(directory):
-    for how in STARTS:
-        child(how, OTHER_LIBC, "another C library", False)
+@pytest.mark.parametrize("how", STARTS)
+def test_child_by(how):
+    child(how, OTHER_LIBC, "another C library", False)
+
+
+def test_children(directory):
     child("execve", SANITIZED, "sanitizer", False)
     child("execve", STATIC, "statically linked", True, 0)
     child("execve", other_machine(directory), "another architecture", False)
     child("subprocess", written(directory, "script", f"#! {OTHER_LIBC} -x\n".encode()), "another C library", False)
-    # Other libraries stay.
-    other = ctypes.util.find_library("z") or "libc.so.6"
-    ended = lunar("/bin/sh", "-c", OTHER_LIBC, LD_PRELOAD=other)
-    if ended.stdout != f"LD_PRELOAD={other}\n":
-        fail(f"it saw {ended.stdout!r} of {other}")
-    if os.geteuid() == 0:
-        suid = shutil.copy(STATIC, os.path.join(directory, "suid"))
-        os.chown(suid, 65534, 65534)
-        os.chmod(suid, 0o4755)
-        child("execve", suid, "gains rights", True, 0)
+    other = ctypes.util.find_library("z") or "libc.so.6"   # other libraries stay
+    assert lunar("/bin/sh", "-c", OTHER_LIBC, LD_PRELOAD=other).stdout == f"LD_PRELOAD={other}\n"
 
 
-def loader(_):
+def test_setuid_child(directory, as_root):
+    suid = shutil.copy(STATIC, os.path.join(directory, "suid"))
+    os.chown(suid, 65534, 65534)
+    os.chmod(suid, 0o4755)
+    child("execve", suid, "gains rights", True, 0)
+
+
+def test_loader():
+    """`lunar run -- ld.so PROGRAM` serves the program."""
     program = "import ctypes; print(ctypes.CDLL(None).lunar_is_tiered is not None, bytearray(50 << 20).count(0))"
     for words in ([LOADER], [LOADER, "--argv0", "python3"]):
         ended = lunar(*words, os.path.realpath(sys.executable), "-c", program, flags=["--stats"], PYTHONMALLOC="malloc")
-        if ended.returncode != 0 or ended.stdout != f"True {50 << 20}\n" or "stats: armed 1" not in ended.stderr:
-            fail(f"{words}: exit code {ended.returncode}, {ended.stdout!r} {ended.stderr[-1500:]!r}")
+        assert (ended.returncode, ended.stdout) == (0, f"True {50 << 20}\n"), ended.stderr
+        assert "stats: armed 1" in ended.stderr
     ended = lunar(LOADER, "--version")
-    if ended.returncode != 0 or ended.stderr:
-        fail(f"--version: {ended.returncode} {ended.stderr!r}")
-
-
-with tempfile.TemporaryDirectory(prefix="lunar-test-") as scratch:
-    {"refused": refused, "children": children, "loader": loader}[CASE](scratch)
+    assert (ended.returncode, ended.stderr) == (0, "")
