@@ -32,17 +32,18 @@ int Store::move_record(const Record* record, Address from) {
   const uint64_t hash = hash_of_record(record), units = record->units() - stripped;
   Shard& shard = shard_of(hash);
   const ShardLock lock(*this, shard);
-  std::atomic<uint64_t>* place = shard.index.find_entry(hash, [&](Address address) { return address == from; });
+  const Index& index = shard.index_of(record);
+  std::atomic<uint64_t>* place = index.find_entry(hash, [&](Address address) { return address == from; });
   if (!place) return 0;
   Address to;
   if (const int status = log_.allocate(units, true, from, &to); status < 0) return status;
   Record* copy = log_.at(to);
   memcpy(static_cast<void*>(copy), record, units * kUnitBytes);  // no writer is in it: the lock
-  copy->size_type = static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(record->type()));
-  if (log_.commits()) copy->note_moved(log_.segment_of(from), stripped);
+  constexpr uint32_t kLost = RecordNotes::kReplacesPair | RecordNotes::kReplacesLarge;
+  copy->size_type = static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(record->type())) |
+                    (record->size_type & RecordNotes::kPiece);
+  if (log_.commits()) copy->note_moved(log_.segment_of(from), record->moved() ? 0 : record->size_type & kLost);
   Index::replace(place, to);
-  if (record->type() == RecordType::kLarge && log_.is_run(record->large()))
-    log_.run_published(record->large(), Index::short_of(hash, to));
   log_.drop_live(from, units + stripped);
   log_.published(to);
   cleaned_.fetch_add(units * kUnitBytes, std::memory_order_relaxed);
@@ -103,7 +104,7 @@ int Store::save_for_space(TriesForSpace* tries) {
     return 0;
   }
   if (++tries->fruitless < 3) return 0;
-  if (tries->for_one_segment) full_at_ = bytes_live();
+  full_at_ = log_.bytes_live();
   return -ENOSPC;
 }
 
@@ -114,8 +115,8 @@ Store::Gain Store::gain_segment(bool may_clean, TriesForSpace* tries, int* error
   int chosen = may_clean ? log_.victim(&segment) : -EAGAIN;
   // Before the store is full: what deletes have freed in each segment is worth more work than usual.
   if (chosen == -ENOSPC && tries->poor < kPoorMost && (chosen = log_.poor_victim(&segment)) == 0 &&
-      ++tries->poor == kPoorMost && tries->for_one_segment)
-    full_at_ = bytes_live();
+      ++tries->poor == kPoorMost)
+    full_at_ = log_.bytes_live();
   const int status = chosen == 0 ? clean(segment) : chosen;
   if (status == 0 || status == -EBADMSG) return Gain::kDone;
   if (log_.any_retired()) return Gain::kWait;
@@ -189,7 +190,7 @@ int Store::room_for_segment() {
 
 int Store::room_for_segment_locked() {
   bool retried = false;
-  TriesForSpace tries{.for_one_segment = true};
+  TriesForSpace tries;
   for (unsigned round = 0;;) {
     if (const int status = room_for_frames(); status < 0) return status;
     const uint64_t free = log_.reclaim();
@@ -202,7 +203,7 @@ int Store::room_for_segment_locked() {
       continue;
     }
     // Neither saves nor cleaning did help, and what lives has become no less since: they would not now.
-    if (full_at_ != 0 && bytes_live() + log_.segment_bytes() > full_at_) return -ENOSPC;
+    if (full_at_ != 0 && log_.bytes_live() + log_.segment_bytes() > full_at_) return -ENOSPC;
     full_at_ = 0;
     if (log_.held_suffice()) {
       if (const int status = save_for_space(&tries); status < 0) return status;
@@ -223,67 +224,6 @@ int Store::room_for_segment_locked() {
       case Gain::kDone:
         break;
     }
-  }
-}
-
-// A window that is held back, by cleaning others first where what lives in it has no place yet.
-int Store::reserve_window(uint64_t count, uint64_t* first) {
-  TriesForSpace tries;
-  for (unsigned round = 0;;) {
-    if (const int status = room_for_frames(); status < 0) return status;
-    log_.reclaim();
-    if (const int status = log_.reserve_window(count, first); status != -EAGAIN) return status;
-    int error = -ENOSPC;
-    const Gain gain = gain_segment(true, &tries, &error);
-    if (gain == Gain::kOver || gain == Gain::kFull) return error;
-    if (gain == Gain::kWait) wait_a_little(round++);
-  }
-}
-
-// Frees the window of all that may lie in it. -EBADMSG: some of it cannot be read whole; -EAGAIN: there is nothing to
-// move into: another window, or none, is the answer to both.
-int Store::empty_window() {
-  uint64_t segment;
-  for (unsigned round = 0;;) {
-    const SegmentState state = log_.next_in_window(&segment);
-    int status = 0;
-    switch (state) {
-      case SegmentState::kReserved:
-        return 0;
-      case SegmentState::kSealed:
-      case SegmentState::kDamaged:
-      case SegmentState::kOpen:
-      case SegmentState::kNext:
-        if (status = room_for_frames(); status < 0) return status;
-        status = state == SegmentState::kOpen || state == SegmentState::kNext ? log_.move_tail_on() : clean(segment);
-        if (status == -EAGAIN && log_.reclaim() > log_.state_reserve()) {  // others have the frames
-          wait_a_little(round++);
-          continue;
-        }
-        break;
-      case SegmentState::kRetired:
-        wait_a_little(round++);
-        log_.reclaim();
-        break;
-      default:
-        status = save();
-    }
-    if (status < 0) return status;
-  }
-}
-
-int Store::make_run(uint64_t count, uint64_t* first) {
-  if (count > log_.segments()) return -ENOSPC;
-  log_.seal_tails();
-  for (;;) {
-    if (const int status = reserve_window(count, first); status < 0) return status;
-    const int status = empty_window();
-    if (status == 0) {
-      log_.take_reserved();
-      return 0;
-    }
-    log_.release_window();
-    if (status != -EAGAIN && status != -EBADMSG) return status;
   }
 }
 
@@ -315,20 +255,6 @@ int Store::compact() {
     if (bytes_in_use() >= best) return 0;
     best = bytes_in_use();
   }
-}
-
-int Store::room_for_run(uint64_t count, uint64_t* first) {
-  if (log_.take_run(count, first) == 0 || !lock_for_room([&] { return log_.take_run(count, first) == 0; })) return 0;
-  log_.reclaim();
-  int status = log_.take_run(count, first);
-  const auto take_grown = [&] {
-    return log_.grow(count + log_.reserve()) == 0 && log_.take_run(count, first) == 0 ? 0 : -ENOSPC;
-  };
-  if (status < 0 && grows_before_cleaning()) status = take_grown();
-  if (status < 0) status = make_run(count, first);
-  if (status == -ENOSPC) status = take_grown();
-  cleaning_.unlock();
-  return status == -ENOSPC ? refuse_as_full() : status;
 }
 
 }  // namespace lunar::kv

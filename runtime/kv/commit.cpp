@@ -172,20 +172,6 @@ Log::Uncommitted Log::take_uncommitted() {
   return out;
 }
 
-// A segment of the log must have something in it.
-int Log::move_tail_on() {
-  if (commits()) {
-    constexpr uint64_t kUnits = sizeof(Record) / kUnitBytes;
-    Address address;
-    if (const int status = allocate(kUnits, true, {}, &address); status < 0) return status;
-    new_mark(reinterpret_cast<char*>(at(address)), sizeof(Record), 0);
-    drop_live(address, kUnits);
-    published(address);
-  }
-  seal_tails();
-  return 0;
-}
-
 // Where the batch after one that ends at `end` begins: room for a mark, or none.
 uint64_t Log::batch_end(uint64_t end) {
   const uint64_t to = round_up(end, kBlockBytes);
@@ -207,10 +193,6 @@ void Log::prepare(uint64_t number, uint64_t from, uint64_t to) {
 }
 
 int Log::write_uncommitted(const Uncommitted& part) {
-  // A large pair is durable before the record that leads to it is written.
-  if (run_written_.exchange(false, std::memory_order_acq_rel)) {
-    if (const int status = flush_device(); status < 0) return status;
-  }
   const bool alone = part.first == part.last;
   bool wrote = false;
   for (uint64_t at = part.first; at;) {
@@ -379,14 +361,6 @@ int Log::read_to_replay(uint64_t number, uint64_t bytes, char** memory) {
 void Log::replayed(uint64_t number, uint64_t life, uint32_t used) {
   if (state(number) == SegmentState::kFree) restore(number, SegmentState::kSealed, life, 0, used);
   segments_[number].used.store(used, std::memory_order_relaxed);
-}
-
-int Log::restore_run(const LargePlace& place) {
-  if (!possible(place)) return -EBADMSG;
-  for (uint64_t i = place.first; i < place.first + place.count; ++i)
-    if (state(i) != SegmentState::kFree) return -EBADMSG;
-  for (uint64_t i = place.first; i < place.first + place.count; ++i) restore(i, SegmentState::kLarge, place.life, 0, 0);
-  return 0;
 }
 
 }  // namespace lunar::kv

@@ -49,9 +49,7 @@ void Log::retire_all() {
   MutexLock guard(mutex_);
   for (uint64_t i = 0; i < count_; ++i) {
     const SegmentState now = state(i);
-    const bool records = now == SegmentState::kSealed || now == SegmentState::kDamaged;
-    if (!records && (now != SegmentState::kLarge || pending(i))) continue;
-    segments_[i].live.store(0, std::memory_order_relaxed);
+    if (now != SegmentState::kSealed && now != SegmentState::kDamaged) continue;
     segments_[i].records.store(0, std::memory_order_relaxed);
     retire_locked(i, epoch);
   }
@@ -95,8 +93,10 @@ int Store::clear() {
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].lock.lock();
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
     shards_[i].index.clear();
+    shards_[i].pieces.clear();
     shards_[i].pair_bytes.store(0, std::memory_order_relaxed);
   }
+  note_cleared();
   clears_.fetch_add(1, std::memory_order_relaxed);
   log_.retire_all();
   full_at_ = 0;

@@ -24,40 +24,37 @@ uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 uint64_t hash_of(Bytes key) { return XXH3_64bits(key.data, key.size); }
 
+// What a damaged index leads to may be no record: its length leads out of no mapping.
 Bytes Store::key_of(const Record* record) const {
-  // What a damaged index leads to may be no record: its length leads out of no mapping.
-  if (record->type() == RecordType::kPair)
-    return {record->key(), smaller(record->key_bytes, log_.inline_units_max() * kUnitBytes)};
-  return {log_.run_memory(record->large().first), record->large().key_bytes};
+  return {record->key(), smaller(record->key_bytes, log_.inline_units_max() * kUnitBytes)};
 }
 
 uint64_t Store::hash_of_record(const Record* record) const {
-  return record->type() == RecordType::kPair ? hash_of(key_of(record)) : record->large().hash;
+  return record->type() == RecordType::kPair ? hash_of(key_of(record)) : record->pieces().hash;
 }
 
 bool Store::is_key(const Record* record, uint64_t hash, Bytes key) const {
-  if (record->type() == RecordType::kLarge && record->large().hash != hash) return false;
+  if (record->type() == RecordType::kLarge && record->pieces().hold_key)
+    return record->pieces().hash == hash && record->pieces().key_bytes == key.size;
   const Bytes own = key_of(record);
   return own.size == key.size && (key.size == 0 || memcmp(own.data, key.data, key.size) == 0);
 }
 
-// 1, 0, or -errno.
-int Store::is_key_of_run(const LargePlace& place, uint64_t hash, Bytes key) {
-  if (place.hash != hash || place.key_bytes != key.size) return 0;
-  char piece[4096];
-  for (uint64_t at = 0; at < key.size; at += sizeof piece) {
-    const uint64_t n = smaller(sizeof piece, key.size - at);
-    if (const int status = log_.read_run(place, at, piece, n); status < 0) return status;
-    if (memcmp(piece, static_cast<const char*>(key.data) + at, n) != 0) return 0;
+// 1, 0, or -errno as read_pieces().
+int Store::is_key_of_pieces(const Pieces& pieces, Bytes key) {
+  char part[4096];
+  for (uint64_t at = 0; pieces.hold_key && at < key.size; at += sizeof part) {
+    const uint64_t n = smaller(sizeof part, key.size - at);
+    if (const int status = read_pieces(pieces, at, part, n); status < 0) return status;
+    if (memcmp(part, static_cast<const char*>(key.data) + at, n) != 0) return 0;
   }
   return 1;
 }
 
 Record* Store::resident(Address address, Candidate* cold) const {
   Record* record = log_.in_dram(address);
-  if (record && (record->type() == RecordType::kPair || !log_.on_device())) return record;
-  *cold = {address, log_.life_of(address), record && log_.possible(record->large()) ? record->large() : LargePlace{}};
-  return nullptr;
+  if (!record) *cold = {address, log_.life_of(address), {}};
+  return record;
 }
 
 // -ENOENT: not in DRAM; it may be one of `cold`.
@@ -75,43 +72,35 @@ int64_t Store::get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t byt
       return false;
     }
     if (!is_key(record, hash, key)) return false;
-    if (record->type() == RecordType::kPair) {
-      result = static_cast<int64_t>(value_copy_out(record, offset, buffer, bytes));
-      if (log_.on_device()) log_.note_read(record);
-      return true;
+    if (log_.on_device()) log_.note_read(record);
+    if (record->type() == RecordType::kLarge) {
+      cold->list[cold->count++] = {address, 0, record->pieces()};
+      return !record->pieces().hold_key;  // else another may have the same hash and length
     }
-    const LargePlace& place = record->large();
-    if (offset < place.value_bytes && bytes)
-      memcpy(buffer, log_.run_memory(place.first) + place.value_at() + offset,
-             smaller(place.value_bytes - offset, bytes));
-    result = static_cast<int64_t>(place.value_bytes);
+    result = static_cast<int64_t>(value_copy_out(record, offset, buffer, bytes));
     return true;
   });
   if (result >= 0 || cold->count == 0) guard.count();
   return result;
 }
 
-// -ENOENT: it is another key's.
+// -ENOENT: it is another key's. -ESTALE: its pieces are gone.
 int64_t Store::get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
-  LargePlace place = one.place;
-  if (place.count == 0) {
+  Pieces pieces = one.pieces;
+  if (pieces.id == 0) {
     Look look(log_);
     if (const int status = look.cold(one.address, one.life); status < 0) return status;
-    if (look->type() == RecordType::kPair) {
-      if (!is_key(look.record(), hash, key)) return -ENOENT;
-      log_.cache().admit(look.record(), one.address, one.life);
+    if (!is_key(look.record(), hash, key)) return -ENOENT;
+    log_.cache().admit(look.record(), one.address, one.life);
+    if (look->type() == RecordType::kPair)
       return static_cast<int64_t>(value_copy_out(look.record(), offset, buffer, bytes));
-    }
-    place = look->large();
+    pieces = look->pieces();
   }
-  if (const int same = is_key_of_run(place, hash, key); same <= 0) return same < 0 ? same : -ENOENT;
-  if (offset < place.value_bytes && bytes) {
-    if (const int status =
-            log_.read_run(place, place.value_at() + offset, buffer, smaller(place.value_bytes - offset, bytes));
-        status < 0)
-      return status;
-  }
-  return static_cast<int64_t>(place.value_bytes);
+  if (const int same = is_key_of_pieces(pieces, key); same <= 0) return same < 0 ? same : -ENOENT;
+  const uint64_t rest = offset < pieces.value_bytes ? pieces.value_bytes - offset : 0;
+  const int status =
+      read_pieces(pieces, pieces.value_at() + smaller(offset, pieces.value_bytes), buffer, smaller(rest, bytes));
+  return status < 0 ? status : static_cast<int64_t>(pieces.value_bytes);
 }
 
 // With the lock of the shard: for more candidates than are noted, and what moves faster than it is read.
@@ -121,7 +110,10 @@ int64_t Store::get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes
   Found found;
   if (const int status = find_locked(shard, hash, key, &found); status < 0) return status;
   if (!found.place) return -ENOENT;
-  if (found.run.count) return get_cold({found.address, 0, found.run}, hash, key, buffer, bytes, offset);
+  if (found.pieces.id != 0) {
+    const int64_t result = get_cold({found.address, 0, found.pieces}, hash, key, buffer, bytes, offset);
+    return result == -ESTALE ? -EBADMSG : result;  // what it leads to cannot be gone
+  }
   Look look(log_);
   if (const int status = look.locked(found.address); status < 0) return status;
   return static_cast<int64_t>(value_copy_out(look.record(), offset, buffer, bytes));
@@ -139,7 +131,7 @@ int64_t Store::cold_begin(ColdGet* get, Bytes key, void* buffer, uint64_t bytes,
   Candidates cold;
   const int64_t result = get_resident(hash, key, buffer, bytes, offset, &cold);
   if (result >= 0 || cold.count == 0) return result;
-  if (cold.count > 1 || cold.more || cold.list[0].place.count) return -EAGAIN;
+  if (cold.count > 1 || cold.more || cold.list[0].pieces.id != 0) return -EAGAIN;
   char* block = log_.take_block();
   if (!block) return -ENOBUFS;
   *get = {{},
@@ -205,17 +197,15 @@ int64_t Store::copy_key(const Record* record, void* buffer, uint64_t bytes) cons
 }
 
 int64_t Store::copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes) {
-  LargePlace place = one.place;
-  if (place.count == 0) {
+  Pieces pieces = one.pieces;
+  if (pieces.id == 0) {
     Look look(log_);
     if (const int status = look.cold(one.address, one.life); status < 0) return status;
-    if (look->type() == RecordType::kPair) return copy_key(look.record(), buffer, bytes);
-    place = look->large();
+    if (look->type() == RecordType::kPair || !look->pieces().hold_key) return copy_key(look.record(), buffer, bytes);
+    pieces = look->pieces();
   }
-  if (const uint64_t n = smaller(place.key_bytes, bytes)) {
-    if (const int status = log_.read_run(place, 0, buffer, n); status < 0) return status;
-  }
-  return static_cast<int64_t>(place.key_bytes);
+  const int status = read_pieces(pieces, 0, buffer, smaller(pieces.key_bytes, bytes));
+  return status < 0 ? status : static_cast<int64_t>(pieces.key_bytes);
 }
 
 }  // namespace lunar::kv

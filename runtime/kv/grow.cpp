@@ -47,7 +47,7 @@ int Log::grow(uint64_t segments) {
 }
 
 // Where most of it lives cleaning costs more than space, of which the device has some.
-bool Store::grows_before_cleaning() const { return log_.may_grow() && bytes_live() > log_.bytes() / 8 * 5; }
+bool Store::grows_before_cleaning() const { return log_.may_grow() && log_.bytes_live() > log_.bytes() / 8 * 5; }
 
 // -ENOSPC, with a line for the first.
 int Store::refuse_as_full() {

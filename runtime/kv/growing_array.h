@@ -41,6 +41,7 @@ class GrowingArray {
     return true;
   }
   void clear() { count_ = 0; }
+  void pop() { --count_; }  // pre: not empty
   T* begin() const { return data_; }
   T* end() const { return data_ + count_; }
   T& operator[](uint64_t i) const { return data_[i]; }

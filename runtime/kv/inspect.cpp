@@ -40,6 +40,7 @@ void Store::info(StoreInfo* out) {
   }
   out->keys = count();
   out->pair_bytes = bytes_actual();
+  out->pieces = pieces();
   out->index_bytes = index_bytes();
   out->dram_bytes = dram_used();
   out->shards = 1u << shard_bits_;
@@ -77,12 +78,14 @@ class Sweeper {
   void read_segment(uint64_t number, uint64_t bytes);
   const char* fault_at(uint64_t offset, uint64_t end) const;
   uint64_t check_segment(uint64_t number, uint64_t next);
-  uint64_t check_live(const Record* record, uint64_t number, uint64_t offset);
-  void check_run(const LargePlace& place);
-  void check_runs_led_to();
-  bool run_is_sound(const LargePlace& place, Damage* damage);
-  bool deliver_run(const LargePlace& place, Damage* damage);
-  void report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end, bool live);
+  void show_key(const Record* record, char* shown, Damage* damage);
+  enum class Lives : uint8_t { kNo, kPair, kPiece };
+  uint64_t check_live(const Record* record, uint64_t number, uint64_t offset, Lives lives);
+  void check_large(const Record* record, uint64_t number, uint64_t offset);
+  void check_head_of(const Record* piece, uint64_t number, uint64_t offset);
+  int read_large(const Pieces& pieces);
+  int deliver_large(const Record* record);
+  void report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end, Lives lives);
   uint64_t address_in(uint64_t next, uint64_t number) const;
 
   Store& store_;
@@ -91,11 +94,11 @@ class Sweeper {
   CheckReport* out_;
   char* memory_ = nullptr;         // of one segment
   int unread_ = 0;                 //   of which the device failed to give blocks, which are zeros
-  uint64_t* addresses_ = nullptr;  // of all entries, in order
+  uint64_t* addresses_ = nullptr;  // of all entries, in order: address << 1 | whether it is of a piece
   uint64_t count_ = 0;
-  uint64_t doubtful_ = 0;   // pairs that salvage has taken from their records alone
-  int status_ = 0;          // not 0: the end
-  bool* led_to_ = nullptr;  // of each segment: a sound record leads to a large pair there
+  uint64_t doubtful_ = 0;  // pairs that salvage has taken from their records alone
+  int status_ = 0;         // not 0: the end
+  PieceKey last_ = {};     // the piece whose head was looked for last
 };
 
 // The copies that opening did not need.
@@ -156,16 +159,7 @@ void Sweeper::report_doubtful(const Record* record, uint64_t number, uint64_t of
                 .segment = number,
                 .offset = offset_of(number * log_.segment_bytes() + offset),
                 .bytes = record->units() * kUnitBytes};
-  if (record->type() == RecordType::kPair) {
-    damage.key = store_.key_of(record);
-    damage.key_bytes = damage.key.size;
-    damage.key_readable = true;
-  } else {
-    const LargePlace& place = record->large();
-    damage.key = {shown, std::min(place.key_bytes, kKeyShown)};
-    damage.key_bytes = place.key_bytes;
-    damage.key_readable = log_.read_run(place, 0, shown, damage.key.size) == 0;
-  }
+  show_key(record, shown, &damage);
   ++out_->doubtful;
   ++doubtful_;
   report(damage);
@@ -185,15 +179,8 @@ void Sweeper::report_lost(const Record* record, uint64_t number, uint64_t offset
     damage.what = "set behind the damage";
     damage.fault = "it is left out: the value of before is shown, if there was one";
   }
-  if (record && record->type() == RecordType::kPair) {
-    damage.key = store_.key_of(record);
-    damage.key_bytes = damage.key.size;
-    damage.key_readable = true;
-  } else if (record && record->type() == RecordType::kLarge) {
-    const LargePlace& place = record->large();
-    damage.key = {shown, std::min(place.key_bytes, kKeyShown)};
-    damage.key_bytes = place.key_bytes;
-    damage.key_readable = log_.read_run(place, 0, shown, damage.key.size) == 0;
+  if (record && record->type() != RecordType::kDeleted) {
+    show_key(record, shown, &damage);
   } else if (record) {
     damage.what = "delete behind the damage";
     damage.fault = "it is left out: its key is shown";
@@ -204,9 +191,12 @@ void Sweeper::report_lost(const Record* record, uint64_t number, uint64_t offset
 
 void Sweeper::gather_addresses() {
   for (unsigned i = 0; i < 1u << store_.shard_bits_; ++i) {
-    const Index& index = store_.shards_[i].index;
-    for (uint64_t bucket = 0; bucket < index.buckets(); ++bucket)
-      index.for_bucket(bucket, [&](uint64_t entry) { addresses_[count_++] = Index::address_in(entry).value; });
+    const Shard& shard = store_.shards_[i];
+    for (const Index* index : {&shard.index, &shard.pieces})
+      for (uint64_t bucket = 0; bucket < index->buckets(); ++bucket)
+        index->for_bucket(bucket, [&](uint64_t entry) {
+          addresses_[count_++] = Index::address_in(entry).value << 1 | (index == &shard.pieces ? 1 : 0);
+        });
   }
   std::sort(addresses_, addresses_ + count_);
 }
@@ -226,14 +216,17 @@ const char* Sweeper::fault_at(uint64_t offset, uint64_t end) const {
 // Where entry `next` leads, from the start of segment `number`; its end when that lies in another.
 uint64_t Sweeper::address_in(uint64_t next, uint64_t number) const {
   const uint64_t begin = number * log_.segment_bytes();
-  const bool inside = next < count_ && addresses_[next] * kUnitBytes < begin + log_.segment_bytes();
-  return inside ? addresses_[next] * kUnitBytes - begin : log_.segment_bytes();
+  const bool inside = next < count_ && (addresses_[next] >> 1) * kUnitBytes < begin + log_.segment_bytes();
+  return inside ? (addresses_[next] >> 1) * kUnitBytes - begin : log_.segment_bytes();
 }
 
 // What is wrong between `offset` and `end`. A key that stands there is believed when the index has it at that address.
-void Sweeper::report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end, bool live) {
+void Sweeper::report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end, Lives lives) {
+  const bool live = lives == Lives::kPair;
   const uint64_t begin = number * log_.segment_bytes();
-  Damage damage{.what = live ? "record" : "space of dead records",
+  Damage damage{.what = live                     ? "record"
+                        : lives == Lives::kPiece ? "piece of a large pair"
+                                                 : "space of dead records",
                 .fault = fault_at(offset, end),
                 .pair_lost = live,
                 .in_segment = true,
@@ -241,107 +234,115 @@ void Sweeper::report_damaged(const Record* record, uint64_t number, uint64_t off
                 .offset = offset_of(begin + offset),
                 .bytes = end - offset};
   const uint64_t room = log_.segment_bytes() - offset;
-  if (live && sizeof(Record) + uint64_t{record->key_bytes} <= room && record->type() == RecordType::kPair) {
-    damage.key = {record->key(), record->key_bytes};
-    damage.key_bytes = record->key_bytes;
-    damage.key_readable = store_.lives(hash_of(damage.key), Address{(begin + offset) / kUnitBytes});
+  if (live && sizeof(Record) + uint64_t{record->key_bytes} <= room && log_.possible(record, room)) {
+    damage.key = store_.key_of(record);
+    damage.key_bytes = damage.key.size;
+    damage.key_readable = store_.lives(record, Address{(begin + offset) / kUnitBytes});
   }
   report(damage);
 }
 
-// Part by part.
-bool Sweeper::run_is_sound(const LargePlace& place, Damage* damage) {
-  char byte;
-  for (uint64_t at = 0; at < place.value_at() + place.value_bytes; at += Log::kPartData) {
-    const int status = log_.read_run(place, at, &byte, 1);
-    if (status == 0) continue;
-    if (status != -EBADMSG) damage->fault = errno_text(status);
-    const uint64_t where = place.first * log_.segment_bytes() + at / Log::kPartData * Log::kPartBytes;
-    damage->segment = where / log_.segment_bytes();
-    damage->offset = offset_of(where);
-    damage->bytes = Log::kPartBytes;
-    return false;
-  }
-  return true;
+void Sweeper::show_key(const Record* record, char* shown, Damage* damage) {
+  damage->key = store_.key_of(record);
+  damage->key_bytes = damage->key.size;
+  damage->key_readable = true;
+  if (record->type() != RecordType::kLarge || !record->pieces().hold_key) return;
+  const Pieces& pieces = record->pieces();
+  damage->key = {shown, std::min(pieces.key_bytes, kKeyShown)};
+  damage->key_bytes = pieces.key_bytes;
+  damage->key_readable = store_.read_pieces(pieces, 0, shown, damage->key.size) == 0;
 }
 
-// Reads it whole, and hands it over.
-bool Sweeper::deliver_run(const LargePlace& place, Damage* damage) {
-  const uint64_t bytes = sweep_.keys_only ? place.key_bytes : place.value_at() + place.value_bytes;
-  auto* pair = static_cast<char*>(map_private(bytes + 1, ForkPolicy::kInherit));
-  if (!pair) {
-    status_ = -ENOMEM;
-    return true;
-  }
-  const bool whole = log_.read_run(place, 0, pair, bytes) == 0;
-  const Bytes value{sweep_.keys_only ? nullptr : pair + place.value_at(), place.value_bytes};
-  if (whole && !sweep_.on_pair(sweep_.context, {pair, place.key_bytes}, value)) status_ = -ECANCELED;
-  unmap_private(pair, bytes + 1);
-  return whole || run_is_sound(place, damage);
+// Piece by piece.
+int Sweeper::read_large(const Pieces& pieces) {
+  GrowingArray<char> part;
+  if (!part.fill(pieces.piece_bytes)) return -ENOMEM;
+  int status = 0;
+  for (uint64_t i = 0; status == 0 && i < pieces.count(); ++i)
+    status = store_.read_pieces(pieces, i * pieces.piece_bytes, part.begin(), pieces.bytes_of(i));
+  return status;
 }
 
-void Sweeper::check_run(const LargePlace& place) {
-  char key[kKeyShown];
-  const uint64_t shown = std::min(place.key_bytes, kKeyShown);
+// Reads it whole, or with keys_only no value, and hands it over.
+int Sweeper::deliver_large(const Record* record) {
+  const Pieces& pieces = record->pieces();
+  const uint64_t bytes = sweep_.keys_only ? (pieces.hold_key ? pieces.key_bytes : 0) : pieces.bytes();
+  auto* read = static_cast<char*>(map_private(bytes + 1, ForkPolicy::kInherit));
+  if (!read) return -ENOMEM;
+  const int status = store_.read_pieces(pieces, 0, read, bytes);
+  const Bytes key = pieces.hold_key ? Bytes{read, pieces.key_bytes} : store_.key_of(record);
+  const Bytes value{sweep_.keys_only ? nullptr : read + pieces.value_at(), pieces.value_bytes};
+  if (status == 0 && !sweep_.on_pair(sweep_.context, key, value)) status_ = -ECANCELED;
+  unmap_private(read, bytes + 1);
+  return status;
+}
+
+void Sweeper::check_large(const Record* record, uint64_t number, uint64_t offset) {
+  const int status = sweep_.on_pair ? deliver_large(record) : read_large(record->pieces());
+  if (status == -ENOMEM) status_ = status;
+  if (status == 0) {
+    out_->read_bytes += record->pieces().bytes();
+    ++out_->large_pairs;
+  }
+  if (status == 0 || status == -ENOMEM) return;
+  char shown[kKeyShown];
   Damage damage{.what = "large pair",
-                .fault = "the checksum of a part is wrong",
-                .key_bytes = place.key_bytes,
+                .fault = status == -ESTALE    ? "a piece of it is not there"
+                         : status == -EBADMSG ? "the checksum of a piece is wrong"
+                                              : errno_text(status),
                 .pair_lost = true,
                 .in_segment = true,
-                .segment = place.first,
-                .offset = offset_of(place.first * log_.segment_bytes()),
-                .bytes = place.value_at() + place.value_bytes};
-  bool taken = !log_.is_run(place);
-  for (uint64_t i = place.first; !taken && i < place.first + place.count; ++i) taken = led_to_[i];
-  for (uint64_t i = place.first; !taken && i < place.first + place.count; ++i) led_to_[i] = true;
-  if (taken) damage.fault = "its segments are another's";
-  if (!taken && (sweep_.on_pair ? deliver_run(place, &damage) : run_is_sound(place, &damage))) {
-    out_->read_bytes += damage.bytes;
-    ++out_->large_pairs;
-    return;
-  }
-  damage.key_readable = !taken && log_.read_run(place, 0, key, shown) == 0;
-  damage.key = {key, shown};
+                .segment = number,
+                .offset = offset_of(number * log_.segment_bytes() + offset),
+                .bytes = record->units() * kUnitBytes};
+  show_key(record, shown, &damage);
   report(damage);
 }
 
-// What a record led to that is damaged now, or was when another took its place.
-void Sweeper::check_runs_led_to() {
-  const auto lost = [&](uint64_t i) {
-    return i < log_.segments() && log_.state(i) == SegmentState::kLarge && !led_to_[i];
-  };
-  for (uint64_t i = 0; i < log_.segments(); ++i) {
-    if (!lost(i)) continue;
-    const uint64_t first = i;
-    while (lost(i + 1)) ++i;
-    report({.what = "segments of large pairs",
-            .fault = "no sound record leads to them",
-            .in_segment = true,
-            .segment = first,
-            .offset = offset_of(first * log_.segment_bytes()),
-            .bytes = (i + 1 - first) * log_.segment_bytes()});
-  }
+// What is left of a pair whose head is damaged, or was when another took its place.
+void Sweeper::check_head_of(const Record* piece, uint64_t number, uint64_t offset) {
+  PieceKey key;
+  memcpy(&key, piece->key(), sizeof key);
+  const bool same = key.owner == last_.owner && key.id == last_.id;
+  last_ = key;
+  if (same) return;
+  const auto* head = store_.shard_of(key.owner).index.find_entry(key.owner, [&](Address address) {
+    Look look(log_);
+    return look.locked(address) == 0 && look->type() == RecordType::kLarge && look->pieces().id == key.id;
+  });
+  if (head) return;
+  report({.what = "pieces of a large pair",
+          .fault = "no sound record leads to them",
+          .in_segment = true,
+          .segment = number,
+          .offset = offset_of(number * log_.segment_bytes() + offset),
+          .bytes = piece->units() * kUnitBytes});
 }
 
 // A sound record that the index leads to: whether it is the one that it should be. Its units.
-uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t offset) {
+uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t offset, Lives lives) {
   const uint64_t begin = number * log_.segment_bytes();
-  const bool is_pair = record->type() == RecordType::kPair || record->type() == RecordType::kLarge;
-  if (!is_pair || !store_.lives(store_.hash_of_record(record), Address{(begin + offset) / kUnitBytes})) {
+  const bool has_key = record->type() == RecordType::kPair || record->type() == RecordType::kLarge;
+  const bool piece = lives == Lives::kPiece, is_pair = has_key && record->is_piece() == piece;
+  if (!is_pair || !store_.lives(record, Address{(begin + offset) / kUnitBytes})) {
     report({.what = "index",
             .fault = is_pair ? "it leads another key to this record" : "it leads to a record of no pair",
-            .pair_lost = true,
+            .pair_lost = !piece,
             .in_segment = true,
             .segment = number,
             .offset = offset_of(begin + offset),
             .bytes = record->units() * kUnitBytes});
     return record->units();
   }
+  if (piece) {
+    check_head_of(record, number, offset);
+    return record->units();
+  }
   const GrowingArray<uint64_t>& doubtful = store_.rebuilt_.doubtful;
   if (std::binary_search(doubtful.begin(), doubtful.end(), (begin + offset) / kUnitBytes))
     report_doubtful(record, number, offset);
   if (record->type() == RecordType::kLarge) {
-    check_run(record->large());
+    check_large(record, number, offset);
   } else {
     ++out_->records;
     const Bytes value{reinterpret_cast<const char*>(record + 1) + round_up(record->key_bytes, 8), record->value_bytes};
@@ -359,9 +360,10 @@ uint64_t Sweeper::check_segment(uint64_t number, uint64_t next) {
   for (uint64_t at = number == 0 ? kUnitBytes : 0; at < used && status_ == 0;) {
     const auto* record = reinterpret_cast<const Record*>(memory_ + at);
     const bool live = address_in(next, number) == at;
+    const Lives lives = !live ? Lives::kNo : (addresses_[next] & 1) != 0 ? Lives::kPiece : Lives::kPair;
     if (live) ++next;
     if (log_.sound(record, Address{(begin + at) / kUnitBytes}, life, used - at)) {
-      live ? live_units += check_live(record, number, at) : ++out_->dead_records;
+      live ? live_units += check_live(record, number, at, lives) : ++out_->dead_records;
       at += record->units() * kUnitBytes;
     } else {
       // A length that leads to a sound record is right, else the next that is known counts.
@@ -371,13 +373,13 @@ uint64_t Sweeper::check_segment(uint64_t number, uint64_t next) {
           log_.sound(reinterpret_cast<const Record*>(memory_ + behind), Address{(begin + behind) / kUnitBytes}, life,
                      used - behind))
         end = behind;
-      report_damaged(record, number, at, end, live);
+      report_damaged(record, number, at, end, lives);
       at = end;
     }
     for (; address_in(next, number) < at; ++next)
       report({.what = "index",
               .fault = "it leads into the middle of a record",
-              .pair_lost = true,
+              .pair_lost = (addresses_[next] & 1) == 0,
               .in_segment = true,
               .segment = number,
               .offset = offset_of(begin + address_in(next, number))});
@@ -393,12 +395,12 @@ uint64_t Sweeper::check_segment(uint64_t number, uint64_t next) {
 }
 
 int Sweeper::run() {
-  const uint64_t bytes = (store_.count() + 1) * sizeof(uint64_t), segment_bytes = log_.segment_bytes();
-  // A record's header, or a LargePlace, may seem to begin at a segment's very end.
+  const uint64_t bytes = (store_.count() + store_.pieces() + 1) * sizeof(uint64_t),
+                 segment_bytes = log_.segment_bytes();
+  // A record's header may seem to begin at a segment's very end.
   memory_ = static_cast<char*>(map_private(segment_bytes + kBlockBytes, ForkPolicy::kInherit));
   addresses_ = static_cast<uint64_t*>(map_private(bytes, ForkPolicy::kInherit));
-  led_to_ = static_cast<bool*>(map_private(log_.segments(), ForkPolicy::kInherit));
-  const bool room = memory_ && addresses_ && led_to_;
+  const bool room = memory_ && addresses_;
   if (room) {
     check_heads();
     report_rebuilt();
@@ -409,12 +411,10 @@ int Sweeper::run() {
     gather_addresses();
     for (uint64_t i = 0, next = 0; status_ == 0 && i < log_.segments(); ++i)
       if (log_.state(i) == SegmentState::kSealed) next = check_segment(i, next);
-    if (status_ == 0) check_runs_led_to();
     if (status_ == 0) report_missing();
   }
   if (memory_) unmap_private(memory_, segment_bytes + kBlockBytes);
   if (addresses_) unmap_private(addresses_, bytes);
-  if (led_to_) unmap_private(led_to_, log_.segments());
   return room ? status_ : -ENOMEM;
 }
 

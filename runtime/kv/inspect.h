@@ -18,11 +18,12 @@ struct StoreInfo {
   uint64_t features_compatible = 0, features_read_only = 0, features_incompatible = 0;
 
   uint64_t keys = 0, pair_bytes = 0;
+  uint64_t pieces = 0;                       // of large pairs
   uint64_t index_bytes = 0, dram_bytes = 0;  // of DRAM
   unsigned shards = 0;
   uint64_t segment_bytes = 0;
   uint64_t segments[kSegmentStates] = {};  // by SegmentState
-  uint64_t live_bytes = 0;                 // of live records in segments; large pairs take whole segments
+  uint64_t live_bytes = 0;                 // of live records in segments
 };
 
 // Something that differs from what was written.

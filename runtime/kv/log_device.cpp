@@ -25,7 +25,6 @@ constexpr unsigned kBuffers = 32;
 Log::FramePlan Log::plan_frames(uint64_t limit, unsigned segment_bits, uint64_t count) {
   const uint64_t bytes = limit / 4 * 3, segment = uint64_t{1} << segment_bits;
   FramePlan plan{segment / 16 + 2 * kBlockBytes, bytes / 16 / kColdBytes, 0, 0, 0};
-  if (plan.buffer_bytes < kPartBytes) plan.buffer_bytes = kPartBytes;
   if (plan.blocks > kBlocksMax) plan.blocks = kBlocksMax;
   plan.reading = kBuffers * plan.buffer_bytes + plan.blocks * kColdBytes;
   plan.own = segment + sizeof(Frame) + segment / kMarkBytes / 8;
@@ -70,14 +69,19 @@ int Log::open_frames(uint64_t limit, bool read_only) {
   return read_only ? 0 : device_->reserve(DeviceOffset{device_offset_}, count_ << segment_bits_);
 }
 
+char* Log::try_buffer() {
+  uint32_t free = buffers_.load(std::memory_order_relaxed);
+  while (free) {
+    const unsigned i = static_cast<unsigned>(__builtin_ctz(free));
+    if (buffers_.compare_exchange_weak(free, free & ~(1u << i), std::memory_order_acquire))
+      return frames_memory_ + ((frame_count_ + 1) << segment_bits_) + i * buffer_bytes_;
+  }
+  return nullptr;
+}
+
 char* Log::take_buffer() {
   for (unsigned round = 0;; ++round) {
-    uint32_t free = buffers_.load(std::memory_order_relaxed);
-    while (free) {
-      const unsigned i = static_cast<unsigned>(__builtin_ctz(free));
-      if (buffers_.compare_exchange_weak(free, free & ~(1u << i), std::memory_order_acquire))
-        return frames_memory_ + ((frame_count_ + 1) << segment_bits_) + i * buffer_bytes_;
-    }
+    if (char* buffer = try_buffer()) return buffer;
     round < 50 ? sys::yield_cpu() : sys::sleep_ns(20'000);  // all are with reads under way
   }
 }
@@ -167,7 +171,8 @@ void Log::keep_what_was_read(uint64_t frame) {
     const auto* record = reinterpret_cast<const Record*>(memory + at);
     const bool read = read_mark(in_frames + at).load(std::memory_order_relaxed) >> at / kMarkBytes % 64 & 1;
     const Address address{(begin + at) / kUnitBytes};
-    if (read && record->type() == RecordType::kPair && lives_in_index_(index_owner_, record, address))
+    const bool pair = record->type() == RecordType::kPair || record->type() == RecordType::kLarge;
+    if (read && pair && lives_in_index_(index_owner_, record, address))
       cache_.admit(record, address, life(number), true);
     at += record->units() * kUnitBytes;
   }
@@ -290,8 +295,6 @@ void Log::save_cut(media::Root* root) {
     segment.at_cut = {};
     if (now == SegmentState::kSealed || now == SegmentState::kDamaged || now == SegmentState::kOpen)
       segment.at_cut = {life(i), live(i), used_durable(i), media::SegmentKind::kRecords, 0};
-    else if (now == SegmentState::kLarge && !pending(i))
-      segment.at_cut = {life(i), 0, 0, media::SegmentKind::kRun, segment.entry.load(std::memory_order_relaxed)};
   }
 }
 
@@ -354,13 +357,13 @@ void Log::settle(uint64_t life_of_state) {
   }
 }
 
-void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used, uint32_t entry) {
+void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used) {
   Segment& segment = segments_[number];
   segment.life.store(life, std::memory_order_relaxed);
   segment.live.store(live, std::memory_order_relaxed);
+  live_units_.fetch_add(live, std::memory_order_relaxed);
   segment.records.store(0, std::memory_order_relaxed);
   segment.used.store(used, std::memory_order_relaxed);
-  segment.entry.store(entry, std::memory_order_relaxed);
   segment.written.store(true, std::memory_order_relaxed);
   segment.tail = tail_count() - 1;
   segment.opened_at = bytes() / kUnitBytes;  // before the open by as much as the log holds
@@ -379,6 +382,7 @@ void Log::forget_restored() {
     segment.state.store(SegmentState::kFree, std::memory_order_release);
   }
   free_.store(count_, std::memory_order_relaxed);
+  live_units_.store(0, std::memory_order_relaxed);
   links_ = 0;
 }
 
@@ -442,11 +446,21 @@ int Log::cold_record(Address address, uint64_t life, char* block, uint64_t bytes
     note_record(own);
     return -EAGAIN;
   }
-  // What was not read may have been a LargePlace.
   if (!sound(record, address, life, room - skip)) return -EBADMSG;
   note_record(own);
   *out = record;
   return 0;
+}
+
+uint64_t Log::span_bytes(Address address, uint64_t units) const {
+  const uint64_t at = address.value * kUnitBytes, end = at + units * kUnitBytes;
+  if (segment_of(address) >= count_ || end > (segment_of(address) + 1) << segment_bits_) return 0;
+  return round_up(end, kBlockBytes) - round_down(at, kBlockBytes);
+}
+
+const Record* Log::record_in_span(Address address, uint64_t units, uint64_t life, const char* buffer) const {
+  const auto* record = reinterpret_cast<const Record*>(buffer + address.value * kUnitBytes % kBlockBytes);
+  return sound(record, address, life, units * kUnitBytes) ? record : nullptr;
 }
 
 // One record into `buffer`, from a block's beginning. Where in it: as on the device.
@@ -472,7 +486,7 @@ int Log::read_record(Address address, uint64_t life, char* buffer) {
   return status == -EAGAIN ? -EBADMSG : status;
 }
 
-// The index leads to pairs alone; what else a sound record says, it was led to by a forged or damaged index.
+// An index leads to pairs and pieces alone; what else a sound record says, it was led to by a forged or damaged index.
 int Look::keep_pair() {
   if (record_->type() == RecordType::kPair || record_->type() == RecordType::kLarge) return 0;
   record_ = nullptr;
@@ -531,85 +545,19 @@ bool Log::possible_size(const Record* record, uint64_t room) const {
 bool Log::possible(const Record* record, uint64_t room) const {
   if (!possible_size(record, room)) return false;
   if (record->type() == RecordType::kDeleted) return record->key_bytes == sizeof(DeletedKey);
+  if (record->is_piece()) return record->type() == RecordType::kPair && record->key_bytes == sizeof(PieceKey);
   if (record->type() != RecordType::kLarge) return true;
-  return record->key_bytes == sizeof(LargePlace) && record->value_bytes == 0 && possible(record->large());
+  if (record->value_bytes != sizeof(Pieces)) return false;
+  const Pieces& pieces = record->pieces();
+  return pieces.key_bytes <= kPairBytesMax && pieces.value_bytes <= kPairBytesMax && pieces.id != 0 &&
+         pieces.hold_key <= 1 && record->key_bytes == (pieces.hold_key ? 0 : pieces.key_bytes) &&
+         pieces.bytes() <= bytes() && pieces.piece_bytes != 0 && pieces.piece_bytes <= piece_bytes_max();
 }
 
 bool Log::sound(const Record* record, Address address, uint64_t life, uint64_t room) const {
   // Readers would wait for the end of a change that an odd version says is under way; no checksum covers it.
   return possible_size(record, room) && record->version % 2 == 0 &&
          record->checksum == record_checksum(record, address, life) && possible(record, room);
-}
-
-bool Log::possible(const LargePlace& place) const {
-  return place.key_bytes <= kPairBytesMax && place.value_bytes <= kPairBytesMax && place.count != 0 &&
-         place.count == run_segments(place.value_at() + place.value_bytes) && place.first < count_ &&
-         place.count <= count_ - place.first;
-}
-
-bool Log::are_of_runs(uint64_t first, uint64_t count) const {
-  if (first >= count_ || count > count_ - first) return false;
-  for (uint64_t i = first; i < first + count; ++i) {
-    if (state(i) != SegmentState::kLarge || pending(i)) return false;
-  }
-  return true;
-}
-
-bool Log::is_run(const LargePlace& place) const {
-  return possible(place) && life(place.first) == place.life && are_of_runs(place.first, place.count);
-}
-
-uint64_t Log::run_segments(uint64_t bytes) const {
-  const uint64_t whole = device_ ? (bytes + kPartData - 1) / kPartData * kPartBytes : bytes;
-  return (whole + segment_bytes() - 1) >> segment_bits_;
-}
-
-int Log::write_run(const LargePlace& place, Bytes key, Bytes value) {
-  const uint64_t total = place.value_at() + value.size, value_at = place.value_at();
-  if (!device_) {
-    char* memory = run_memory(place.first);
-    if (key.size) memcpy(memory, key.data, key.size);
-    if (value.size) memcpy(memory + value_at, value.data, value.size);
-    return 0;
-  }
-  char* buffer = take_buffer();
-  int status = 0;
-  for (uint64_t part = 0, from = 0; status == 0 && from < total; ++part, from += kPartData) {
-    char* data = buffer + sizeof(uint64_t);
-    memset(data, 0, kPartData);
-    const uint64_t to = from + kPartData < total ? from + kPartData : total;
-    if (from < key.size)
-      memcpy(data, static_cast<const char*>(key.data) + from, (key.size < to ? key.size : to) - from);
-    if (to > value_at && value.size) {
-      const uint64_t begin = from > value_at ? from : value_at;
-      memcpy(data + (begin - from), static_cast<const char*>(value.data) + (begin - value_at), to - begin);
-    }
-    const uint64_t checksum = part_checksum(data, kPartData, part, place.life);
-    memcpy(buffer, &checksum, sizeof checksum);
-    status = transfer(Op::kWrite, (place.first << segment_bits_) + part * kPartBytes, buffer, kPartBytes);
-  }
-  give_buffer(buffer);
-  run_written_.store(true, std::memory_order_release);
-  return status;
-}
-
-int Log::read_run(const LargePlace& place, uint64_t offset, void* to, uint64_t bytes) {
-  if (!possible(place)) return -EBADMSG;
-  char* buffer = take_buffer();
-  int status = 0;
-  for (auto* out = static_cast<char*>(to); status == 0 && bytes;) {
-    const uint64_t part = offset / kPartData, skip = offset % kPartData;
-    const uint64_t n = bytes < kPartData - skip ? bytes : kPartData - skip;
-    status = transfer(Op::kRead, (place.first << segment_bits_) + part * kPartBytes, buffer, kPartBytes);
-    uint64_t checksum;
-    memcpy(&checksum, buffer, sizeof checksum);
-    if (status == 0 && checksum != part_checksum(buffer + sizeof checksum, kPartData, part, place.life))
-      status = -EBADMSG;
-    if (status == 0) memcpy(out, buffer + sizeof checksum + skip, n);
-    out += n, offset += n, bytes -= n;
-  }
-  give_buffer(buffer);
-  return status;
 }
 
 }  // namespace lunar::kv

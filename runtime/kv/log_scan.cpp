@@ -135,7 +135,8 @@ void LogScan::gather(const Slot& slot) {
       return;
     }
     at_ += record->units() * kUnitBytes;
-    if (record->type() != RecordType::kPair) continue;
+    const bool pair = record->type() == RecordType::kPair && !record->is_piece();
+    if (!pair && (record->type() != RecordType::kLarge || record->pieces().hold_key)) continue;
     const uint64_t hash = store_->hash_of_record(record);
     store_->shard_of(hash).index.prefetch(hash);
     batch_[batch_count_++] = {record, hash};

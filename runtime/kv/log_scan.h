@@ -7,7 +7,8 @@
 //
 // Marks in the index (index.h) say which keys were returned, so sets and cleaning may move keys meanwhile. What this
 // scan leaves out is returned later, when the walk goes through the index and returns each key without a mark: keys of
-// segments in DRAM, of large pairs, and of segments that could not be read or were reused before the read completed.
+// segments in DRAM, and of segments that could not be read or were reused before the read completed, and keys that are
+// too large for a record.
 // Threading: one thread at a time, any. Takes the lock of one shard at a time. Blocks for the device.
 // May not: exceed the store's budget, of which it takes a thirty-second (at least two segments).
 #pragma once

@@ -26,15 +26,16 @@ bool is_certain(Proof proof) { return proof == Proof::kWord || proof == Proof::k
 
 struct Seen {
   uint64_t hash;
-  uint64_t packed;  // address | units << 40 | Proof << 56
+  uint64_t packed;  // address | units << 40 | Proof << 56 | of a piece << 63
   Address address() const { return Address{packed & ((uint64_t{1} << kAddressBits) - 1)}; }
   uint64_t units() const { return packed >> kAddressBits & 0xffff; }
-  Proof proof() const { return static_cast<Proof>(packed >> 56); }
+  Proof proof() const { return static_cast<Proof>(packed >> 56 & 0x7f); }
+  bool piece() const { return packed >> 63 != 0; }
 };
 
 struct LargeSeen {
   uint64_t address;
-  LargePlace place;
+  Pieces pieces;
 };
 
 // An entry, turned so that words are sorted by address.
@@ -112,7 +113,7 @@ class Rebuilder {
   }
   int doubt(const Seen* first, const Seen* last);
   int take(const Seen& seen, bool doubtful);
-  bool run_is_whole(const LargePlace& place) const;
+  bool are_there(const Pieces& pieces) const;
   const LargeSeen* large_at(Address address) const;
   int fill();
 
@@ -284,15 +285,14 @@ uint64_t Rebuilder::guess_life(uint64_t segment) const {
 int Rebuilder::note(const Record* record, Address address) {
   if (record->type() == RecordType::kMark) return 0;
   const bool gone = record->type() == RecordType::kDeleted, large = record->type() == RecordType::kLarge;
-  const uint64_t hash = gone    ? reinterpret_cast<const DeletedKey*>(record + 1)->hash
-                        : large ? record->large().hash
-                                : hash_of({record->key(), record->key_bytes});
+  const uint64_t hash = gone ? reinterpret_cast<const DeletedKey*>(record + 1)->hash : store_.hash_of_record(record);
   const Proof proof = gone ? Proof::kGone : proof_of(turned_entry(hash, address));
-  const Seen seen{hash, address.value | uint64_t{record->units()} << kAddressBits | static_cast<uint64_t>(proof) << 56};
+  const Seen seen{hash, address.value | uint64_t{record->units()} << kAddressBits | static_cast<uint64_t>(proof) << 56 |
+                            uint64_t{record->is_piece()} << 63};
   Known& known = known_[log_.segment_of(address)];
   known.named += proof == Proof::kWord || proof == Proof::kHint ? 1 : 0;
   if (!seen_.push(seen)) return -ENOMEM;
-  return large && !large_.push({address.value, record->large()}) ? -ENOMEM : 0;
+  return large && !large_.push({address.value, record->pieces()}) ? -ENOMEM : 0;
 }
 
 // Bytes in which no record is sound: a word that leads there is the entry of a record that is damaged. (Words with tag
@@ -308,7 +308,8 @@ int Rebuilder::note_damaged(uint64_t segment, uint64_t from, uint64_t to) {
     const bool confirmed = readable && turned_entry(hash, address(segment, at)) == *word;
     const bool may_be_count = turned_entry(*word, Address{0}) == 0;
     if (!confirmed && may_be_count) continue;
-    if (!confirmed) hash = *word;  // of no key: a group of its own, and the entry is as it was
+    if (confirmed && record->is_piece()) continue;  // its head shows that it is not there
+    if (!confirmed) hash = *word;                   // of no key: a group of its own, and the entry is as it was
     const uint64_t packed = address(segment, at).value | static_cast<uint64_t>(Proof::kLost) << 56;
     if (!seen_.push({hash, packed})) return -ENOMEM;
   }
@@ -384,13 +385,18 @@ int Rebuilder::take(const Seen& seen, bool doubtful) {
   if (doubtful && !out_->doubtful.push(seen.address().value)) return -ENOMEM;
   Known& known = known_[log_.segment_of(seen.address())];
   ++known.current;
-  ++keys_;
+  keys_ += seen.piece() ? 0 : 1;
   return current_.push(seen) ? 0 : -ENOMEM;
 }
 
-// A key that a word of the state names.
+// A key that a word of the state names. A piece that none names is what it says, too, whenever it was written: heads
+// tell whether it counts.
 int Rebuilder::decide(const Seen* first, const Seen* last) {
   const Seen* current = std::find_if(first, last, [](const Seen& one) { return is_certain(one.proof()); });
+  if (current == last)
+    current = std::find_if(first, last, [&](const Seen& one) {
+      return one.piece() && one.proof() != Proof::kGone && !may_be_a_strangers(one);
+    });
   return current == last ? 0 : take(*current, false);
 }
 
@@ -403,12 +409,12 @@ bool Rebuilder::is_better(const Seen& one, const Seen& other) const {
 int Rebuilder::doubt(const Seen* first, const Seen* last) {
   const Seen *newest = nullptr, *gone = nullptr;
   for (const Seen* one = first; one != last; ++one) {
-    if (is_certain(one->proof())) return 0;
+    if (is_certain(one->proof()) || one->piece()) return 0;
     if (may_be_a_strangers(*one)) continue;
     const Seen*& best = one->proof() == Proof::kGone ? gone : newest;
     if (best && !is_better(*one, *best)) continue;
     const LargeSeen* large = large_at(one->address());
-    if (!large || run_is_whole(large->place)) best = one;
+    if (!large || are_there(large->pieces)) best = one;
   }
   if (!newest || (gone && is_newer(*gone, *newest) && has_order(*gone, *newest))) return 0;
   return take(*newest, true);
@@ -420,10 +426,14 @@ const LargeSeen* Rebuilder::large_at(Address address) const {
   return found != large_.end() && found->address == address.value ? found : nullptr;
 }
 
-bool Rebuilder::run_is_whole(const LargePlace& place) const {
-  char byte;
-  for (uint64_t at = 0; at < place.value_at() + place.value_bytes; at += Log::kPartData)
-    if (log_.read_run(place, at, &byte, 1) != 0) return false;
+bool Rebuilder::are_there(const Pieces& pieces) const {
+  const auto before = [](const Seen& one, uint64_t hash) { return one.hash < hash; };
+  for (uint64_t number = 0; number < pieces.count(); ++number) {
+    const PieceKey key{pieces.hash, pieces.id, number};
+    const uint64_t hash = hash_of({&key, sizeof key});
+    const Seen* found = std::lower_bound(seen_.begin(), seen_.end(), hash, before);
+    if (found == seen_.end() || found->hash != hash) return false;
+  }
   return true;
 }
 
@@ -434,10 +444,10 @@ int Rebuilder::fill() {
       log_.restore(i, SegmentState::kSealed, known_[i].life, 0, known_[i].used);
   for (const Seen& seen : current_) {
     const Address address = seen.address();
-    if (const int status = store_.shard_of(seen.hash).index.insert(seen.hash, address); status < 0) return status;
+    Shard& shard = store_.shard_of(seen.hash);
+    Index& index = seen.piece() ? shard.pieces : shard.index;
+    if (const int status = index.insert(seen.hash, address); status < 0) return status;
     log_.add_live(address, seen.units());
-    // Where that fails, its segments are another's, and the sweep says so.
-    if (const LargeSeen* large = large_at(address)) (void)log_.restore_run(large->place);
   }
   return 0;
 }

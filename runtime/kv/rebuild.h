@@ -13,7 +13,7 @@
 // of a neighbour), or a batch's header has it. A sound record proves it. By a header alone it may be a segment that
 // another store has left in this place: a record of it counts if a word names one there.
 //
-// Memory beyond dram_bytes: twice the state (some 20 bytes per key), 16 bytes per sound record and per key, 56 per
+// Memory beyond dram_bytes: twice the state (some 20 bytes per key), 16 bytes per sound record and per key, 48 per
 // large pair, 32 per segment; arrays are copied as they double.
 // Threading: one thread, at open. Blocks for the device; allocates.
 #pragma once

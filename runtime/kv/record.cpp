@@ -6,6 +6,8 @@
 
 #include <stddef.h>
 
+#include <new>
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -37,6 +39,17 @@ void store_word(char* at, uint64_t word) {
 }
 
 }  // namespace
+
+void fill_head(Record* record, uint32_t notes, RecordType type, uint64_t units, Bytes key, uint64_t value_bytes) {
+  new (record) Record{0, 0, notes | static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(type)),
+                      static_cast<uint32_t>(key.size), static_cast<uint32_t>(value_bytes)};
+  if (key.size) memcpy(record + 1, key.data, key.size);
+}
+
+void fill_record(Record* record, RecordType type, uint64_t units, Bytes key, Bytes value) {
+  fill_head(record, 0, type, units, key, value.size);
+  if (value.size) memcpy(record->value(), value.data, value.size);
+}
 
 void value_copy_words(const char* value, uint64_t offset, void* to, uint64_t n) {
   auto* out = static_cast<char*>(to);

@@ -14,11 +14,14 @@
 // The checksum (XXH3 of what follows `version`, seeded by the record's address and its segment's life) is computed when
 // the record leaves DRAM for a device. A read from there either returns this record, or detects that it is not.
 //
-// A pair that is too large for a segment of the log has type kLarge: the record holds a LargePlace, and key and value
-// are in a run of segments that belongs to the pair, one after the other.
+// A pair that is too large for a record has type kLarge: the *head*. Its key is the pair's, and its value is a Pieces:
+// what says where the value is. The value lies in *pieces*, records of type kPair with RecordNotes::kPiece, whose keys
+// are PieceKeys. (A key that is too large for a head lies in the pieces too, before the value; the head's is empty.)
+// Pieces are cleaned, saved, replayed and cached as other records are. They have an index of their own in each shard,
+// so nothing that goes over keys meets one.
 //
 // If the log is to be replayed (commit.cpp), a record says what it replaces, so that replay reads no other record. The
-// record of a set or delete ends with a Replaced (or ReplacedRun); one that cleaning moved has the same size as before.
+// record of a set or delete ends with a Replaced (or ReplacedLarge); one that cleaning moved has lost that.
 // kDeleted: the key was deleted; the record holds a DeletedKey. kMark: a record without a key: the header of a batch,
 // padding, or a record whose set failed. The index leads to neither.
 //
@@ -49,61 +52,79 @@ struct Bytes {
 
 enum class RecordType : uint32_t { kMark = 0, kPair = 1, kLarge = 2, kDeleted = 3 };
 
-struct LargePlace;
 struct Replaced;
 
 // What a record says in addition to its pair, in the bits of Record::size_type above type and units (14 bits).
 struct RecordNotes {
-  static constexpr uint32_t kReplacesPair = 1u << 16, kReplacesRun = 1u << 17;  // the record ends with that structure
-  // Cleaning moved it from a segment whose number has the 10 bits at kFromAt; it lost so many units in the move (3 bits
-  // at kStrippedAt: of nothing, Replaced or ReplacedRun).
+  // The record ends with that structure; if it was moved, it has lost it.
+  static constexpr uint32_t kReplacesPair = 1u << 16, kReplacesLarge = 1u << 17;
+  // Cleaning moved it from a segment whose number has the 12 bits at kFromAt.
   static constexpr uint32_t kMoved = 1u << 18;
-  static constexpr unsigned kStrippedAt = 19, kFromAt = 22;
+  static constexpr uint32_t kPiece = 1u << 19;  // of a large pair; with kDeleted: what was deleted is one
+  static constexpr unsigned kFromAt = 20;
 };
+
+// The value of a head. A value is cut into pieces of piece_bytes each, of which only the last may be shorter.
+struct Pieces {
+  uint64_t hash;  // of the pair's key
+  uint64_t key_bytes, value_bytes;
+  uint64_t id;  // of this set of the pair: no other of the store has the same, in any run of a program. 0: no pieces
+  uint32_t piece_bytes;
+  uint32_t hold_key;  // 1: the key lies in them, and the value behind it, from a multiple of 8 on; 0: in the head
+
+  uint64_t value_at() const { return hold_key ? round_up(key_bytes, 8) : 0; }
+  uint64_t bytes() const { return value_at() + value_bytes; }
+  uint64_t count() const { return id ? (bytes() + piece_bytes - 1) / piece_bytes : 0; }
+  uint64_t bytes_of(uint64_t number) const {
+    const uint64_t rest = bytes() - number * piece_bytes;
+    return rest < piece_bytes ? rest : piece_bytes;
+  }
+};
+static_assert(sizeof(Pieces) == 40);
+
+struct PieceKey {
+  uint64_t owner;  // the hash of the pair's key
+  uint64_t id, number;
+};
+static_assert(sizeof(PieceKey) == 24);
 
 struct Record {
   uint64_t checksum;
   uint32_t version;
   uint32_t size_type;  // RecordNotes | units << 2 | RecordType
-  uint32_t key_bytes;  // kLarge, kDeleted: of the structure; value_bytes is 0
+  uint32_t key_bytes;  // kDeleted: of the structure; value_bytes is 0
   uint32_t value_bytes;
 
   uint32_t units() const { return size_type >> 2 & 0x3fff; }
   RecordType type() const { return static_cast<RecordType>(size_type & 3); }
   const char* key() const { return reinterpret_cast<const char*>(this + 1); }
   char* value() { return reinterpret_cast<char*>(this + 1) + round_up(key_bytes, 8); }
-  const LargePlace& large() const;  // pre: kLarge
+  bool is_piece() const { return (size_type & RecordNotes::kPiece) != 0; }
+  // Pre: kLarge.
+  const Pieces& pieces() const { return *reinterpret_cast<const Pieces*>(key() + round_up(key_bytes, 8)); }
   uint64_t value_room() const {
     return units() * kUnitBytes - sizeof(Record) - round_up(key_bytes, 8) - replaced_units(size_type) * kUnitBytes;
   }
   // units of the structure at the end of the record
   static constexpr unsigned replaced_units(uint32_t notes) {
-    return notes & RecordNotes::kReplacesRun ? 5 : notes & RecordNotes::kReplacesPair ? 2 : 0;
+    return notes & RecordNotes::kMoved ? 0 : noted_units(notes);
   }
   Replaced* replaced();  // pre: it replaces something
-  void note_moved(uint64_t from_segment, unsigned stripped_units) {
-    size_type |= RecordNotes::kMoved | stripped_units << RecordNotes::kStrippedAt |
-                 static_cast<uint32_t>(from_segment & 0x3ff) << RecordNotes::kFromAt;
+  // lost: the notes of what it lost in the move.
+  void note_moved(uint64_t from_segment, uint32_t lost) {
+    size_type |= RecordNotes::kMoved | lost | static_cast<uint32_t>(from_segment & 0xfff) << RecordNotes::kFromAt;
   }
   bool moved() const { return (size_type & RecordNotes::kMoved) != 0; }
-  uint32_t stripped_units() const { return size_type >> RecordNotes::kStrippedAt & 7; }
+  uint32_t stripped_units() const { return moved() ? noted_units(size_type) : 0; }
   // Whether it may have been moved from that segment.
-  bool may_be_from(uint64_t segment) const { return size_type >> RecordNotes::kFromAt == (segment & 0x3ff); }
+  bool may_be_from(uint64_t segment) const { return size_type >> RecordNotes::kFromAt == (segment & 0xfff); }
+
+ private:
+  static constexpr unsigned noted_units(uint32_t notes) {
+    return notes & RecordNotes::kReplacesLarge ? 5 : notes & RecordNotes::kReplacesPair ? 2 : 0;
+  }
 };
 static_assert(sizeof(Record) == 24);
-
-// The place of a pair that is too large for a record: key, then (rounded up to 8) value, from the start of segment
-// `first`.
-struct LargePlace {
-  uint64_t hash;
-  uint64_t key_bytes, value_bytes;
-  uint64_t first, count;  // segments
-  uint64_t life;          // of the run (record_log.h: Segment::life): the seed of its checksums
-
-  uint64_t value_at() const { return round_up(key_bytes, 8); }
-};
-static_assert(sizeof(LargePlace) == 48);
-inline const LargePlace& Record::large() const { return *reinterpret_cast<const LargePlace*>(key()); }
 
 struct DeletedKey {
   uint64_t hash, key_bytes;
@@ -114,11 +135,11 @@ struct Replaced {
   uint32_t units, value_bytes;
 };
 static_assert(sizeof(Replaced) == 16);
-struct ReplacedRun {  // the record of a large pair
-  uint64_t value_bytes, first, count;
+struct ReplacedLarge {              // the head of a large pair
+  uint64_t value_bytes, id, count;  // of its pieces
   Replaced record;
 };
-static_assert(sizeof(ReplacedRun) == 40 && offsetof(ReplacedRun, record) == 24);
+static_assert(sizeof(ReplacedLarge) == 40 && offsetof(ReplacedLarge, record) == 24);
 inline Replaced* Record::replaced() {
   return reinterpret_cast<Replaced*>(reinterpret_cast<char*>(this) + units() * kUnitBytes - sizeof(Replaced));
 }
@@ -126,6 +147,10 @@ inline Replaced* Record::replaced() {
 constexpr uint64_t record_units(uint64_t key_bytes, uint64_t value_bytes) {
   return (sizeof(Record) + round_up(key_bytes, 8) + value_bytes + kUnitBytes - 1) / kUnitBytes;
 }
+
+// Writes a record of so many units but for its value.
+void fill_head(Record* record, uint32_t notes, RecordType type, uint64_t units, Bytes key, uint64_t value_bytes);
+void fill_record(Record* record, RecordType type, uint64_t units, Bytes key, Bytes value);
 
 inline uint32_t word32(const uint32_t& word, std::memory_order order) {
   return std::atomic_ref<uint32_t>(const_cast<uint32_t&>(word)).load(order);

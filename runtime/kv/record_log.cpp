@@ -231,68 +231,11 @@ void Log::note_whether_state_is_wanted() {
   if (room_ends || log_grows) state_wanted_.store(true, std::memory_order_relaxed);
 }
 
-// The shortest row of free segments that is long enough: of all, or in a log of very many of the next kSeenMost from
-// where the last was. Pre: the mutex.
-bool Log::find_row(uint64_t count, uint64_t* first) {
-  uint64_t length = 0, best = UINT64_MAX;
-  // Behind the last segment, and at last where it began, a row ends.
-  for (uint64_t seen = 0, i = next_run_; seen <= count_ + 1 && best != count; ++seen, i = i < count_ ? i + 1 : 0) {
-    const bool free = seen <= count_ && i < count_ && state(i) == SegmentState::kFree;
-    if (free && length < count + kSeenMost) {
-      ++length;
-      continue;
-    }
-    if (length >= count && length < best) best = length, *first = i - length;
-    length = 0;
-    if (seen >= kSeenMost && best != UINT64_MAX) break;
-  }
-  if (best != UINT64_MAX && count_ > kSeenMost) next_run_ = *first;
-  return best != UINT64_MAX;
-}
-
-int Log::take_run(uint64_t count, uint64_t* first) {
-  MutexLock guard(mutex_);
-  note_next_state();
-  if (!room_for_writers(count) || !find_row(count, first)) return -EAGAIN;
-  for (uint64_t i = *first; i < *first + count; ++i) {
-    segments_[i].pending.store(true, std::memory_order_relaxed);
-    segments_[i].saved = commits();
-    segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
-    note_taken(i);
-  }
-  segments_[*first].life.store(new_life(), std::memory_order_release);
-  free_.fetch_sub(count, std::memory_order_relaxed);
-  return 0;
-}
-
-void Log::run_published(const LargePlace& place, uint32_t entry) {
-  for (uint64_t i = place.first; i < place.first + place.count; ++i) {
-    segments_[i].entry.store(entry, std::memory_order_relaxed);
-    segments_[i].pending.store(false, std::memory_order_relaxed);
-  }
-}
-
-LargePlace Log::run_of(uint32_t entry) const {
-  LargePlace run{};
-  for (uint64_t i = 0; i < count_; ++i) {
-    if (state(i) != SegmentState::kLarge || pending(i)) continue;
-    if (segments_[i].entry.load(std::memory_order_relaxed) != entry) continue;
-    if (run.count == 0) run.first = i, run.life = life(i);
-    if (i != run.first + run.count++) return {};
-  }
-  return run;
-}
-
-void Log::retire(uint64_t first, uint64_t count) {
-  const uint64_t epoch = epochs_->retire();
-  MutexLock guard(mutex_);
-  for (uint64_t i = first; i < first + count; ++i) retire_locked(i, epoch);
-}
-
 // Pre: the mutex.
 void Log::retire_locked(uint64_t number, uint64_t epoch) {
   Segment& segment = segments_[number];
   segment.state.store(SegmentState::kRetired, std::memory_order_release);
+  live_units_.fetch_sub(segment.live.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
   segment.retired = epoch;
   segment.next_retired = 0;
   if (last_retired_)
@@ -339,13 +282,11 @@ bool Log::has_room() {
   return true;
 }
 
-// Free, or the window's. Pre: the mutex.
+// Pre: the mutex.
 void Log::give_back(uint64_t number) {
-  const bool in_window = number - window_ < window_count_;
   if (state(number) == SegmentState::kState) --links_;
   segments_[number].saved = false;
-  segments_[number].state.store(in_window ? SegmentState::kReserved : SegmentState::kFree, std::memory_order_release);
-  if (in_window) return;
+  segments_[number].state.store(SegmentState::kFree, std::memory_order_release);
   free_.fetch_add(1, std::memory_order_relaxed);
   note_free(number);
 }
@@ -378,117 +319,6 @@ bool Log::retry_damaged() {
     any = true;
   }
   return any;
-}
-
-// What it costs to have a segment for a large pair: what lives in it moves; a saved state is written anew elsewhere,
-// the log goes on elsewhere. UINT64_MAX: it cannot be had.
-uint64_t Log::cost_in_window(uint64_t number) const {
-  const uint64_t whole = segment_bytes() / kUnitBytes;
-  switch (state(number)) {
-    case SegmentState::kFree:
-      return 0;
-    case SegmentState::kRetired:
-    case SegmentState::kHeld:  // what is free already comes first
-      return 1;
-    case SegmentState::kSealed:
-      return live(number);
-    case SegmentState::kDamaged:
-      return live(number) == 0 ? 1 : UINT64_MAX;
-    case SegmentState::kOpen:
-    case SegmentState::kNext:
-    case SegmentState::kState:
-      return whole + live(number);
-    default:
-      return UINT64_MAX;
-  }
-}
-
-// The one that costs least, in one pass: the window moves on by a segment at a time. What changes meanwhile makes the
-// choice worse, no more. Pre: the mutex.
-bool Log::cheapest_window(uint64_t count, uint64_t* first) const {
-  uint64_t best = UINT64_MAX, begin = 0, cost = 0;
-  for (uint64_t i = 0; i < count_; ++i) {
-    const uint64_t own = cost_in_window(i);
-    if (own == UINT64_MAX) {
-      begin = i + 1;
-      cost = 0;
-      continue;
-    }
-    cost += own;
-    if (i + 1 - begin < count) continue;
-    if (cost < best) best = cost, *first = begin;
-    const uint64_t left = cost_in_window(begin++);
-    cost -= std::min(cost, left);
-  }
-  return best != UINT64_MAX;
-}
-
-int Log::reserve_window(uint64_t count, uint64_t* first) {
-  MutexLock guard(mutex_);
-  note_next_state();
-  if (!cheapest_window(count, first)) return -ENOSPC;
-  uint64_t inside = 0, held_inside = 0, units = 0, heads = 0;
-  for (uint64_t i = *first; i < *first + count; ++i) {
-    const SegmentState now = state(i);
-    inside += now == SegmentState::kFree ? 1 : 0;
-    held_inside += now == SegmentState::kHeld ? 1 : 0;
-    heads += now == SegmentState::kOpen || now == SegmentState::kNext ? 1 : 0;
-    units += now == SegmentState::kSealed || now == SegmentState::kOpen ? live(i) : 0;
-  }
-  const uint64_t outside = free_.load(std::memory_order_relaxed) - inside, held_outside = held() - held_inside;
-  // What lives there must find room elsewhere, a sixteenth of each segment being lost at its end, and where the log
-  // goes on, and leave the reserve, in which a state has its place.
-  const uint64_t room = segment_bytes() / kUnitBytes / 16 * 15;
-  LUNAR_DCHECK(room > 0);
-  const uint64_t wanted = units / room + 1 + heads;
-  if (outside < wanted + free_reserve() || outside + held_outside < wanted + reserve()) return -EAGAIN;
-  for (uint64_t i = *first; i < *first + count; ++i) {
-    if (state(i) != SegmentState::kFree) continue;
-    segments_[i].state.store(SegmentState::kReserved, std::memory_order_release);
-    note_taken(i);
-  }
-  free_.fetch_sub(inside, std::memory_order_relaxed);
-  window_ = *first;
-  window_count_ = count;
-  window_needs_.store(wanted, std::memory_order_relaxed);
-  return 0;
-}
-
-// In the order in which they are to be dealt with: what is moved first is freed by the same saved state.
-SegmentState Log::next_in_window(uint64_t* number) const {
-  constexpr SegmentState kOrder[] = {SegmentState::kSealed, SegmentState::kDamaged, SegmentState::kOpen,
-                                     SegmentState::kNext,   SegmentState::kRetired, SegmentState::kHeld,
-                                     SegmentState::kState};
-  for (const SegmentState wanted : kOrder) {
-    for (*number = window_; *number < window_ + window_count_; ++*number) {
-      if (state(*number) == wanted) return wanted;
-    }
-  }
-  return SegmentState::kReserved;
-}
-
-void Log::take_reserved() {
-  MutexLock guard(mutex_);
-  for (uint64_t i = window_; i < window_ + window_count_; ++i) {
-    segments_[i].pending.store(true, std::memory_order_relaxed);
-    segments_[i].saved = commits();
-    segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
-  }
-  segments_[window_].life.store(new_life(), std::memory_order_release);
-  window_count_ = 0;
-  window_needs_.store(0, std::memory_order_relaxed);
-}
-
-void Log::release_window() {
-  MutexLock guard(mutex_);
-  for (uint64_t i = window_; i < window_ + window_count_; ++i) {
-    if (state(i) != SegmentState::kReserved) continue;
-    segments_[i].state.store(SegmentState::kFree, std::memory_order_release);
-    free_.fetch_add(1, std::memory_order_relaxed);
-    note_free(i);
-  }
-  window_count_ = 0;
-  window_needs_.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace lunar::kv

@@ -3,7 +3,6 @@
 // *tails*: of values that are overwritten soon or late each has one (placement.cpp).
 //
 //   segment   │ record │ record │ ...           │ unused │     free ─► open ─► sealed ─► (cleaned) retired ─► free
-//   run       │ key of a large pair │ value ...            │ free ─► large ─────────────► retired ─► free
 //
 // Each segment counts its live records and their units: publishing a record adds to both, replacing or deleting one
 // subtracts. The first count says whether any record is live, so the second may be a guess after damage. Cleaning takes
@@ -19,9 +18,6 @@
 //
 // If sets are durable when they return, there is one tail, which is written in batches instead, each once (commit.cpp).
 //
-// Large pairs are in runs of neighbouring segments; on a device in parts of 64 KiB, each with a checksum, and never in
-// frames. If no run is free, cleaning makes one: it reserves the window that is cheapest to empty, and moves the live
-// records out of it.
 // Threading: any. allocate holds a spin lock for some instructions; calls that pick segments take a mutex; those on the
 // device block. May not: call the store.
 #pragma once
@@ -54,19 +50,8 @@ class MutexLock {  // locks a mutex without blocking signals: no handler of ours
 // kDamaged: a record in it cannot be read, so it cannot be cleaned; its live records are read as before.
 // kHeld: free, except that the saved state refers to it. kState: part of a saved state (saved_state.cpp).
 // kNext: a future tail (store_format.h: BatchHeader::next).
-enum class SegmentState : uint8_t {
-  kFree,
-  kReserved,
-  kOpen,
-  kSealed,
-  kDamaged,
-  kLarge,
-  kRetired,
-  kHeld,
-  kState,
-  kNext
-};
-constexpr unsigned kSegmentStates = 10;
+enum class SegmentState : uint8_t { kFree, kReserved, kOpen, kSealed, kDamaged, kRetired, kHeld, kState, kNext };
+constexpr unsigned kSegmentStates = 9;
 
 constexpr unsigned kTails = 4;
 
@@ -83,10 +68,7 @@ struct Segment {
   uint32_t durable = 0;
   uint64_t next_uncommitted = 0;  // number + 1. Under the tail's lock
   std::atomic<SegmentState> state{SegmentState::kFree};
-  std::atomic<bool> written{false};  // written to the device
-  std::atomic<bool> pending{false};  // kLarge: no record leads to it yet
-  // kLarge: Index::short_of the entry that leads to its record, in case the record is damaged later; 0: not known
-  std::atomic<uint32_t> entry{0};
+  std::atomic<bool> written{false};    // written to the device
   bool saved = false;                  // the saved state, or the log after it, refers to it. Under the mutex
   bool touched = false;                // in memory: its memory may be resident. Under the mutex
   bool retired_at_cut = false;         // was kRetired at the cut, so the state being saved does not refer to it
@@ -115,9 +97,7 @@ class Log {
   static constexpr uint64_t kReserve = 3, kAheadMost = 8, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
   static constexpr uint64_t kPaddingShare = 50, kFramesShare = 16, kTablesShare = 16, kMarkBytes = 64;
   static constexpr uint64_t kDelayMostNs = 1'000'000, kSeenMost = 16'384;
-  static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB, kPartBytes = 64 * kKiB;
-  static constexpr uint64_t kPartData =
-      kPartBytes - sizeof(uint64_t);  // a part: checksum, then this much of a large pair
+  static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB, kPieceBytesMin = 4 * kKiB;
 
   // The least budget, in whole MiB, for a log on a device: frames and tables fit, and a small index.
   static uint64_t dram_least(const LogPlace& place);
@@ -141,6 +121,7 @@ class Log {
   // Returns whether no record lives in its segment any more.
   bool drop_live(Address address, uint64_t units) {
     of(address).live.fetch_sub(static_cast<uint32_t>(units), std::memory_order_relaxed);
+    live_units_.fetch_sub(units, std::memory_order_relaxed);
     return of(address).records.fetch_sub(1, std::memory_order_relaxed) == 1;
   }
   // The record at an address; nullptr: it is not in DRAM. It stays there while the caller is in the epoch in which it
@@ -169,41 +150,24 @@ class Log {
   uint64_t segment_of(Address address) const { return address.value * kUnitBytes >> segment_bits_; }
   uint64_t life_of(Address address) const { return life(segment_of(address)); }
   uint64_t life(uint64_t number) const { return segments_[number].life.load(std::memory_order_acquire); }
-  // The size limit of records; a larger pair is in a run, and its record is a descriptor.
+  // The size limit of records; a larger pair lies in pieces.
   uint64_t inline_units_max() const { return segment_bytes() / 16 / kUnitBytes; }
-  // Whether a record or place can be in this log, that is, no length or place leads out of it. A checksum proves that a
+  // Bytes of a large pair that a piece holds at most. What a piece finds no room for at the end of a segment is lost
+  // until that is cleaned: a 64th of the segment on average.
+  uint64_t piece_bytes_max() const {
+    const uint64_t record = segment_bytes() / 32;
+    return (record < kPieceBytesMin ? kPieceBytesMin : record) - sizeof(Record) - sizeof(PieceKey);
+  }
+  // Whether a record can be in this log, that is, no length leads out of it. A checksum proves that a
   // store wrote a record, not that the record makes sense. room: bytes from the record to the end of the memory.
   bool possible(const Record* record, uint64_t room) const;
   // Whether a record is possible, and is what was written at `address` in that life of its segment. Pre: `room` bytes
   // can be read.
   bool sound(const Record* record, Address address, uint64_t life, uint64_t room) const;
-  bool possible(const LargePlace& place) const;
 
-  // Runs. take_run: *first: the first of `count` free neighbours, in the smallest gap that is large enough; -EAGAIN:
-  // there is none. retire: the segments can be reused once no reader looks at them.
-  uint64_t run_segments(uint64_t bytes) const;
-  [[nodiscard]] int take_run(uint64_t count, uint64_t* first);
-  // entry: Index::short_of the entry that leads to its record from now on. Pre: the lock of its shard.
-  void run_published(const LargePlace& place, uint32_t entry);
-  // The place of the run whose record that entry leads to. count 0: not known, or there are several.
-  LargePlace run_of(uint32_t entry) const;
-  uint64_t run_bytes_least(uint64_t count) const {  // the least bytes that take `count` segments. Pre: on a device
-    return ((count - 1) << segment_bits_) / kPartBytes * kPartData + 1;
-  }
-  bool pending(uint64_t number) const { return segments_[number].pending.load(std::memory_order_relaxed); }
-  void retire(uint64_t first, uint64_t count);
   // Retires a segment in which no record lives and none is being written; any other stays (empty_segments.cpp).
   void retire_empty(uint64_t number);
   void retire_all();  // whatever lives in them. Pre: the cleaning mutex, the locks of all shards; the index is empty
-  bool are_of_runs(uint64_t first, uint64_t count) const;
-  // Whether the run is at that place, and nothing else uses the segments. Pre: the lock of its shard.
-  bool is_run(const LargePlace& place) const;
-  // The memory of a run in DRAM. Pre: not on a device, and the caller is in an epoch.
-  char* run_memory(uint64_t first) const { return segments_[first].memory.load(std::memory_order_acquire); }
-  [[nodiscard]] int write_run(const LargePlace& place, Bytes key, Bytes value);
-  // Pre: on a device. Never reads from a frame, whatever is at `first` by now. -EBADMSG: damaged, or no longer this
-  // pair's.
-  [[nodiscard]] int read_run(const LargePlace& place, uint64_t offset, void* to, uint64_t bytes);
 
   // The segment to clean next: sealed, with all its records published (placement.cpp). -ENOSPC: no segment would free
   // an eighth; -EAGAIN: one may, soon.
@@ -218,18 +182,6 @@ class Log {
   // Lets damaged segments be tried again, because a device may have failed only for a moment. Returns whether there are
   // any.
   bool retry_damaged();
-  // Reserves the window of `count` neighbours that is cheapest to empty: its free segments, those in it that become
-  // free from now on, and, outside it, the space that its live records will take, which writers leave free until then.
-  // Only large pairs and damaged segments with live records cannot be moved. -ENOSPC: there is no such window; -EAGAIN:
-  // there is no room yet for its live records. One window at a time, until take_reserved() makes it a run (when all of
-  // it is reserved: see next_in_window()) or release_window() gives it up.
-  [[nodiscard]] int reserve_window(uint64_t count, uint64_t* first);
-  // A segment of the window that is not reserved yet, and its state; kReserved: there is none.
-  SegmentState next_in_window(uint64_t* number) const;
-  // Continues the log in a segment other than the tail or the next one. -EAGAIN: none is free, or no frame.
-  [[nodiscard]] int move_tail_on();
-  void take_reserved();
-  void release_window();
   SegmentState state(uint64_t number) const { return segments_[number].state.load(std::memory_order_acquire); }
   uint32_t used(uint64_t number) const { return segments_[number].used.load(std::memory_order_relaxed); }
   uint32_t live(uint64_t number) const {
@@ -266,7 +218,7 @@ class Log {
   bool log_is_long() const;
   // Whether a state should be saved before writers have to wait for it: the log has three quarters of its maximum
   // length, or writers have few free segments left and saving a state would free a sixteenth of all. As of the time
-  // when the last segment or run was taken.
+  // when the last segment was taken.
   bool state_wanted() const { return state_wanted_.load(std::memory_order_relaxed); }
   void save_begins() { state_wanted_.store(false, std::memory_order_relaxed); }
   uint64_t commits_done() const { return commits_.load(std::memory_order_relaxed); }
@@ -283,9 +235,9 @@ class Log {
   void replayed(uint64_t number, uint64_t life, uint32_t used);  // it belongs to the log, up to that byte
   void add_live(Address address, uint64_t units) {
     of(address).live.fetch_add(static_cast<uint32_t>(units), std::memory_order_relaxed);
+    live_units_.fetch_add(units, std::memory_order_relaxed);
     of(address).records.fetch_add(1, std::memory_order_relaxed);
   }
-  [[nodiscard]] int restore_run(const LargePlace& place);                            // -EBADMSG: not free
   uint64_t first_at(uint64_t number) const { return number == 0 ? kUnitBytes : 0; }  // 0 is not a valid address
   // Bytes used that are in the saved state; of the tail, only what is durable.
   uint32_t used_durable(uint64_t number) const {
@@ -318,8 +270,8 @@ class Log {
   enum class Saved : uint8_t { kYes, kNo, kUnknown };
   void save_end(Saved saved);
   void settle(uint64_t life);  // after kUnknown: the durable state is that of `life`; links of others are freed
-  // Restores one segment of a state that is being loaded: kSealed, kLarge or kState. Pre: just opened.
-  void restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used, uint32_t entry = 0);
+  // Restores one segment of a state that is being loaded: kSealed or kState. Pre: just opened.
+  void restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used);
   void forget_restored();  // undoes all restore() calls
   void begin_lives(uint64_t from) { lives_.store(from, std::memory_order_relaxed); }
   uint64_t new_life() { return lives_.fetch_add(1, std::memory_order_relaxed) + 1; }
@@ -328,7 +280,7 @@ class Log {
   // the part of that which cleaning may not use either.
   uint64_t reserve() const { return cleaning_reserve_.load(std::memory_order_relaxed) + free_reserve() - kReserve; }
   uint64_t held_wanted() const { return cleaning_reserve_.load(std::memory_order_relaxed) / 4 * 3; }  // by a save
-  uint64_t free_reserve() const { return kReserve + state_reserve() + window_needs_.load(std::memory_order_relaxed); }
+  uint64_t free_reserve() const { return kReserve + state_reserve(); }
   uint64_t state_reserve() const { return state_reserve_.load(std::memory_order_relaxed); }
   // Whether writers may take `count` segments.
   bool room_for_writers(uint64_t count) const {
@@ -368,6 +320,16 @@ class Log {
   void cold_command(Address address, iovec* piece, Command* out);                                        // pre: *piece
   [[nodiscard]] int cold_record(Address address, uint64_t life, char* block, uint64_t bytes, Record** out);
 
+  // Buffers for records, each for one of any length with the blocks that it lies in. take_buffer: waits for one; a
+  // thread that has one may only try_buffer(), which returns nullptr if there is none.
+  char* take_buffer();
+  char* try_buffer();
+  void give_buffer(char* buffer);
+  // For a record whose length is known: the bytes to read from the beginning of its first block (cold_command); 0: it
+  // would lead out of its segment. Then the record in them; nullptr: it is not what was written there in that life.
+  uint64_t span_bytes(Address address, uint64_t units) const;
+  const Record* record_in_span(Address address, uint64_t units, uint64_t life, const char* buffer) const;
+
   // Frees retired segments that no reader looks at any more. Returns the number of free segments.
   uint64_t reclaim();
   bool has_room();  // for a writer's next segment
@@ -392,6 +354,7 @@ class Log {
   uint64_t segment_bytes() const { return uint64_t{1} << segment_bits_; }
   uint64_t segments() const { return count_; }
   uint64_t bytes() const { return count_ << segment_bits_; }
+  uint64_t bytes_live() const { return live_units_.load(std::memory_order_relaxed) * kUnitBytes; }
   uint64_t bytes_in_use() const;  // in segments that are neither free nor empty
   uint64_t ios() const { return ios_.load(std::memory_order_relaxed); }
 
@@ -457,9 +420,6 @@ class Log {
   int roll(Tail& tail, bool cleaning);
   uint64_t segments_ahead() const;
   bool take_one(bool cleaning, uint64_t* number);
-  uint64_t cost_in_window(uint64_t number) const;
-  bool cheapest_window(uint64_t count, uint64_t* first) const;
-  bool find_row(uint64_t count, uint64_t* first);
   // on a device (log_device.cpp)
   // How a budget is divided for a log on a device: the size of buffers, blocks, and segments that there is DRAM for.
   struct FramePlan {
@@ -485,8 +445,6 @@ class Log {
   int read_record(Address address, uint64_t life, char* buffer);
   uint64_t guess_bytes(uint64_t at) const;
   void note_record(uint64_t bytes);
-  char* take_buffer();
-  void give_buffer(char* buffer);
 
   char* memory_ = nullptr;
   Segment* segments_ = nullptr;
@@ -503,7 +461,6 @@ class Log {
   // larger if states are saved, so that more writes share the cost of one
   std::atomic<uint64_t> cleaning_reserve_{kReserve};
   std::atomic<uint64_t> held_{0}, state_reserve_{0};
-  std::atomic<uint64_t> window_needs_{0};  // segments that the live records of the window move to
   std::atomic<bool> state_wanted_{false}, cleaning_wanted_{false};
   char* frames_memory_ = nullptr;  // frames, one more for the cleaner, buffers
   Frame* frames_ = nullptr;        // under the mutex
@@ -527,11 +484,11 @@ class Log {
   std::atomic<uint64_t> clock_{0};  // units that were set so far
   alignas(64) sys::Mutex mutex_;    // state changes
   std::atomic<uint64_t> free_{0}, retired_{0};
-  uint64_t touched_free_ = 0, touched_end_ = 0;  // in memory: free segments with memory; none lies from the latter on
-  uint64_t links_ = 0;                           // segments that are kState
-  uint64_t next_free_ = 0, next_victim_ = 0, next_run_ = 0;  // where to look first
-  uint64_t first_retired_ = 0, last_retired_ = 0;            // number + 1, oldest first
-  uint64_t window_ = 0, window_count_ = 0;                   // the reserved window; count 0: none
+  std::atomic<uint64_t> live_units_{0};            // of all segments
+  uint64_t touched_free_ = 0, touched_end_ = 0;    // in memory: free segments with memory; none lies from the latter on
+  uint64_t links_ = 0;                             // segments that are kState
+  uint64_t next_free_ = 0, next_victim_ = 0;       // where to look first
+  uint64_t first_retired_ = 0, last_retired_ = 0;  // number + 1, oldest first
 
   // commit.cpp
   uint64_t log_id_ = 0;                                    // 0: no batches
@@ -549,7 +506,7 @@ class Log {
   alignas(64) std::atomic<uint64_t> durable_{0};   // batches
   std::atomic<uint64_t> arrived_{0}, commits_{0};  // number of calls of commit(), and of commits, so far
   std::atomic<uint32_t> ended_{0};                 // futex: changes with the end of each commit
-  std::atomic<bool> committing_{false}, failed_{false}, run_written_{false};
+  std::atomic<bool> committing_{false}, failed_{false};
 };
 
 // Access to a record: in DRAM, where an epoch keeps it, or in a buffer that it was read into. One per thread at a time;

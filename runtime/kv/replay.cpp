@@ -25,25 +25,25 @@ unsigned long long number_of(uint64_t value) { return value; }
 Store::Before Store::before_of(Record* record) {
   const Replaced& old = *record->replaced();
   Before out{nullptr, Address{old.address}, old.units, old.value_bytes, 0, 0};
-  if (record->size_type & RecordNotes::kReplacesRun) {
-    const auto& run =
-        *reinterpret_cast<const ReplacedRun*>(reinterpret_cast<const char*>(&old) - offsetof(ReplacedRun, record));
-    out.value_bytes = run.value_bytes;
-    out.run = run.first;
-    out.run_count = run.count;
+  if (record->size_type & RecordNotes::kReplacesLarge) {
+    const auto& large =
+        *reinterpret_cast<const ReplacedLarge*>(reinterpret_cast<const char*>(&old) - offsetof(ReplacedLarge, record));
+    out.value_bytes = large.value_bytes;
+    out.id = large.id;
+    out.count = large.count;
   }
   return out;
 }
 
 // The entry of the record that cleaning moved here. Its tag and its segment are enough to know it, nearly always.
-std::atomic<uint64_t>* Store::find_moved(Shard& shard, uint64_t hash, const Record* record, Address* from) {
+std::atomic<uint64_t>* Store::find_moved(Index& index, uint64_t hash, const Record* record, Address* from) {
   unsigned found = 0;
   const auto may_be = [&](Address address) { return record->may_be_from(log_.segment_of(address)); };
-  shard.index.find_entry(hash, [&](Address address) {
+  index.find_entry(hash, [&](Address address) {
     if (may_be(address)) *from = address, ++found;
     return false;
   });
-  return shard.index.find_entry(hash, [&](Address address) {
+  return index.find_entry(hash, [&](Address address) {
     if (found == 1) return address == *from;
     if (!may_be(address)) return false;
     *from = address;
@@ -56,19 +56,53 @@ std::atomic<uint64_t>* Store::find_moved(Shard& shard, uint64_t hash, const Reco
 }
 
 // What salvage of a damaged state has taken for the pair of that hash (rebuild.h): the log knows better.
-void Store::find_rebuilt(Shard& shard, uint64_t hash, Before* out) {
-  out->place = shard.index.find_entry(hash, [&](Address address) {
+void Store::find_rebuilt(Index& index, uint64_t hash, Before* out) {
+  out->place = index.find_entry(hash, [&](Address address) {
     Look look(log_);
     if (look.locked(address) < 0 || hash_of_record(look.record()) != hash) return false;
     out->address = address;
     out->units = look->units();
     out->value_bytes = look->value_bytes;
-    if (look->type() != RecordType::kLarge || !log_.is_run(look->large())) return true;
-    out->value_bytes = look->large().value_bytes;
-    out->run = look->large().first;
-    out->run_count = look->large().count;
+    if (look->type() != RecordType::kLarge) return true;
+    out->value_bytes = look->pieces().value_bytes;
+    out->id = look->pieces().id;
+    out->count = look->pieces().count();
     return true;
   });
+}
+
+// What of the log is in hand: pieces from the first one to their head, and from the head's end to that of number 0.
+// There are no more at a time than a store has places for, and as many as had no room for the record of their delete.
+int Store::note_in_hand(const Record* record, uint64_t hash, const Before& before) {
+  if (before.id != 0 && !left_in_hand_.push({hash, before.id, before.count})) return -ENOMEM;
+  if (record->type() == RecordType::kLarge) end_in_hand(hash, record->pieces().id);
+  if (!record->is_piece()) return 0;
+  if (record->type() == RecordType::kDeleted) {
+    const auto ends = [&](const media::InHand& one) {
+      const PieceKey first{one.owner, one.id, 0};
+      return hash_of({&first, sizeof first}) == hash;
+    };
+    const media::InHand* one = std::find_if(left_in_hand_.begin(), left_in_hand_.end(), ends);
+    if (one != left_in_hand_.end()) end_in_hand(one->owner, one->id);
+    return 0;
+  }
+  PieceKey key;
+  memcpy(&key, record->key(), sizeof key);
+  for (media::InHand& one : left_in_hand_) {
+    if (one.owner != key.owner || one.id != key.id) continue;
+    one.count = std::max(one.count, key.number + 1);
+    return 0;
+  }
+  return left_in_hand_.push({key.owner, key.id, key.number + 1}) ? 0 : -ENOMEM;
+}
+
+void Store::end_in_hand(uint64_t owner, uint64_t id) {
+  for (media::InHand& one : left_in_hand_) {
+    if (one.owner != owner || one.id != id) continue;
+    one = *(left_in_hand_.end() - 1);
+    left_in_hand_.pop();
+    return;
+  }
 }
 
 // 0; -EBADMSG: it does not fit what was before it, nothing was changed; -ENOMEM: the index.
@@ -76,47 +110,41 @@ int Store::apply(Record* record, Address address) {
   if (record->type() == RecordType::kMark) return 0;
   const bool deleted = record->type() == RecordType::kDeleted, large = record->type() == RecordType::kLarge;
   const auto& gone = *reinterpret_cast<const DeletedKey*>(record + 1);
-  const uint64_t hash = deleted ? gone.hash
-                        : large ? record->large().hash
-                                : hash_of({record->key(), record->key_bytes});
-  const uint64_t key_bytes = deleted ? gone.key_bytes : large ? record->large().key_bytes : record->key_bytes;
-  const uint64_t value_bytes = large ? record->large().value_bytes : record->value_bytes;
+  const uint64_t hash = deleted ? gone.hash : hash_of_record(record);
+  const uint64_t key_bytes = deleted ? gone.key_bytes : large ? record->pieces().key_bytes : record->key_bytes;
+  const uint64_t value_bytes = large ? record->pieces().value_bytes : record->value_bytes;
   Shard& shard = shard_of(hash);
+  Index& index = shard.index_of(record);
   const bool replaces = Record::replaced_units(record->size_type) != 0;
   Before before;
   if (record->moved()) {
-    before.place = find_moved(shard, hash, record, &before.address);
+    before.place = find_moved(index, hash, record, &before.address);
     before.units = record->units() + record->stripped_units();
     before.value_bytes = value_bytes;
   } else if (replaces) {
     before = before_of(record);
-    before.place = shard.index.find_entry(hash, [&](Address at) { return at == before.address; });
+    before.place = index.find_entry(hash, [&](Address at) { return at == before.address; });
   }
   if (rebuilt_.any && !before.place) {  // it may have another entry now, or none
     before = {};
-    find_rebuilt(shard, hash, &before);
-    rebuilt_.settled += record->moved() || replaces || deleted ? 1 : 0;
+    find_rebuilt(index, hash, &before);
+    rebuilt_.settled += !record->is_piece() && (record->moved() || replaces || deleted) ? 1 : 0;
   } else if ((record->moved() || replaces || deleted) && !before.place) {
     return -EBADMSG;
   }
-  if (before.run_count && !log_.are_of_runs(before.run, before.run_count)) return -EBADMSG;
-  if (large && !record->moved()) {
-    if (const int status = log_.restore_run(record->large()); status < 0) return status;
-  }
+  if (!record->moved())
+    if (const int status = note_in_hand(record, hash, before); status < 0) return status;
   if (deleted) {
-    if (before.place) shard.index.erase(before.place);
+    if (before.place) index.erase(before.place);
   } else if (before.place) {
     Index::replace(before.place, address);
-  } else if (const int status = shard.index.insert(hash, address); status < 0) {
+  } else if (const int status = index.insert(hash, address); status < 0) {
     return status;
   }
-  if (large && log_.is_run(record->large())) log_.run_published(record->large(), Index::short_of(hash, address));
   if (!deleted) log_.add_live(address, record->units());
-  if (before.place) {
-    log_.drop_live(before.address, before.units);
-    if (before.run_count) log_.retire(before.run, before.run_count);
-  }
-  shard.count_bytes(deleted ? 0 : key_bytes + value_bytes, before.place ? key_bytes + before.value_bytes : 0);
+  if (before.place) log_.drop_live(before.address, before.units);
+  if (!record->is_piece())
+    shard.count_bytes(deleted ? 0 : key_bytes + value_bytes, before.place ? key_bytes + before.value_bytes : 0);
   return 0;
 }
 
@@ -230,8 +258,9 @@ int Store::visit_lost(void* context, OnLost on_lost) {
     }
     for (uint64_t at = from; at < to;) {
       const auto* record = reinterpret_cast<const Record*>(memory + at);
-      // What cleaning has moved is where it was.
-      if (record->type() != RecordType::kMark && !record->moved()) on_lost(context, record, segment, at);
+      // What cleaning has moved is where it was; pieces are their head's.
+      const bool of_pair = record->type() != RecordType::kMark && !record->is_piece();
+      if (of_pair && !record->moved()) on_lost(context, record, segment, at);
       at += record->units() * kUnitBytes;
     }
     return true;

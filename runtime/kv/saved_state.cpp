@@ -215,6 +215,7 @@ int Store::open_root(const StoreOptions& options, ErrorText* why) {
     status = replay(root, why);
     budget_.keep_for_chains(0);
   }
+  if (status == 0) drop_in_hand();
   if (status < 0 || read_only_ || (root.log == 0 && options.durability == Durability::kFlush)) return status;
   return begin_commits(options, why);
 }
@@ -252,6 +253,7 @@ int Store::load(media::Root* out, ErrorText* why) {
                     !salvage_ && root_.newest_intact() ? "; `lunar kv dump --salvage` goes by one that is sound" : "");
   StateReader state(log_, root, &rebuilt_.parts);
   status = load_segments(state);
+  if (status == 0) status = load_in_hand(state);
   if (status == 0) status = load_shards(state);
   if (status == 0 && (!state.at_end() || count() != root.keys)) status = -EBADMSG;
   if (status == 0 && rebuilt_.parts.count() != 0)
@@ -275,12 +277,15 @@ int Store::load(media::Root* out, ErrorText* why) {
 // The state is damaged: what of it was loaded is dropped.
 int Store::load_rebuilt(const media::Root& root) {
   rebuilt_.parts.clear();
+  left_in_hand_.clear();
   log_.forget_restored();
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
     Shard& shard = shards_[i];
-    const unsigned bits = shard.index.bits();
-    shard.index.close();
-    if (const int status = shard.index.open(bits, &budget_); status < 0) return status;
+    for (Index* index : {&shard.index, &shard.pieces}) {
+      const unsigned bits = index->bits();
+      index->close();
+      if (const int status = index->open(bits, &budget_); status < 0) return status;
+    }
   }
   return rebuild(*this, root, &rebuilt_);
 }
@@ -291,12 +296,10 @@ int Store::load_segments(StateReader& state) {
     media::SegmentEntry entry;
     if (const int status = state.take(&entry, sizeof entry); status < 0) return status;
     if (entry.kind == media::SegmentKind::kFree) continue;
-    const bool run = entry.kind == media::SegmentKind::kRun;
-    if ((!run && entry.kind != media::SegmentKind::kRecords) || log_.state(i) != SegmentState::kFree) return -EBADMSG;
+    if (entry.kind != media::SegmentKind::kRecords || log_.state(i) != SegmentState::kFree) return -EBADMSG;
     if (entry.used > log_.segment_bytes() || entry.used % kUnitBytes != 0 || entry.live > entry.used / kUnitBytes)
       return -EBADMSG;
-    log_.restore(i, run ? SegmentState::kLarge : SegmentState::kSealed, entry.life, entry.live, entry.used,
-                 entry.entry);
+    log_.restore(i, SegmentState::kSealed, entry.life, entry.live, entry.used);
   }
   return 0;
 }
@@ -315,14 +318,23 @@ int Store::load_shards(StateReader& state) {
   return status;
 }
 
-int Store::load_shard(StateReader& state, unsigned number, uint32_t* entries) {
-  Shard& shard = shards_[number];
-  media::ShardHeader header;
-  if (const int status = state.take(&header, sizeof header); status < 0) return status;
+int Store::load_in_hand(StateReader& state) {
+  uint64_t count = 0;
+  if (const int status = state.take(&count, sizeof count); status < 0) return status;
+  if (count > kHandsMost) return -EBADMSG;
+  for (; count; --count) {
+    media::InHand hand;
+    if (const int status = state.take(&hand, sizeof hand); status < 0) return status;
+    if (!left_in_hand_.push(hand)) return -ENOMEM;
+  }
+  return 0;
+}
+
+int Store::load_index(StateReader& state, Index& index, uint64_t buckets, uint64_t count, uint32_t* entries) {
   const uint64_t words = state.left() / sizeof(uint64_t);  // a count for each bucket, and the entries
-  if (header.buckets > words || header.keys > words - header.buckets) return -EBADMSG;
-  if (const int status = shard.index.resume(header.buckets, header.keys); status < 0) return status;
-  for (uint64_t bucket = 0; bucket < header.buckets; ++bucket) {
+  if (buckets > words || count > words - buckets) return -EBADMSG;
+  if (const int status = index.resume(buckets, count); status < 0) return status;
+  for (uint64_t bucket = 0; bucket < buckets; ++bucket) {
     uint64_t n = 0, entry = 0;
     if (const int status = state.take(&n, sizeof n); status < 0) return status;
     for (; n; --n) {
@@ -333,32 +345,45 @@ int Store::load_shard(StateReader& state, unsigned number, uint32_t* entries) {
           address.value * kUnitBytes - segment * log_.segment_bytes() + sizeof(Record) > log_.used(segment))
         return -EBADMSG;
       ++entries[segment];
-      if (const int status = shard.index.restore(bucket, entry); status < 0) return status;
+      if (const int status = index.restore(bucket, entry); status < 0) return status;
     }
   }
+  return index.entries() == count ? 0 : -EBADMSG;
+}
+
+int Store::load_shard(StateReader& state, unsigned number, uint32_t* entries) {
+  Shard& shard = shards_[number];
+  media::ShardHeader header;
+  if (const int status = state.take(&header, sizeof header); status < 0) return status;
   shard.pair_bytes.store(header.pair_bytes, std::memory_order_relaxed);
-  return shard.index.entries() == header.keys ? 0 : -EBADMSG;
+  if (const int status = load_index(state, shard.index, header.buckets, header.keys, entries); status < 0)
+    return status;
+  return load_index(state, shard.pieces, header.piece_buckets, header.pieces, entries);
 }
 
 namespace {
 
 uint64_t shard_bytes(const Shard& shard) {
-  return sizeof(media::ShardHeader) + sizeof(uint64_t) * (shard.index.entries() + shard.index.buckets());
+  uint64_t words = 0;
+  for (const Index* index : {&shard.index, &shard.pieces}) words += index->entries() + index->buckets();
+  return sizeof(media::ShardHeader) + sizeof(uint64_t) * words;
 }
 
 // What the state has of a shard: header, then the entries of each bucket. put(data, bytes): 0 or -errno, which ends it.
 template <class Put>
 int put_shard(const Shard& shard, Put put) {
   const media::ShardHeader header{shard.index.entries(), shard.pair_bytes.load(std::memory_order_relaxed),
-                                  shard.index.buckets()};
+                                  shard.index.buckets(), shard.pieces.entries(), shard.pieces.buckets()};
   int status = put(&header, sizeof header);
-  for (uint64_t bucket = 0; status == 0 && bucket < header.buckets; ++bucket) {
-    uint64_t n = 0;
-    shard.index.for_bucket(bucket, [&](uint64_t) { ++n; });
-    status = put(&n, sizeof n);
-    shard.index.for_bucket(bucket, [&](uint64_t entry) {
-      if (status == 0) status = put(&entry, sizeof entry);
-    });
+  for (const Index* index : {&shard.index, &shard.pieces}) {
+    for (uint64_t bucket = 0; status == 0 && bucket < index->buckets(); ++bucket) {
+      uint64_t n = 0;
+      index->for_bucket(bucket, [&](uint64_t) { ++n; });
+      status = put(&n, sizeof n);
+      index->for_bucket(bucket, [&](uint64_t entry) {
+        if (status == 0) status = put(&entry, sizeof entry);
+      });
+    }
   }
   return status;
 }
@@ -366,7 +391,7 @@ int put_shard(const Shard& shard, Put put) {
 }  // namespace
 
 uint64_t Store::state_bytes() const {
-  uint64_t bytes = log_.segments() * sizeof(media::SegmentEntry);
+  uint64_t bytes = log_.segments() * sizeof(media::SegmentEntry) + sizeof(uint64_t) + sizeof hands_at_cut_;
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) bytes += shard_bytes(shards_[i]);
   return bytes;
 }
@@ -441,6 +466,8 @@ int Store::write_state(media::Root* root) {
   int status = 0;
   for (uint64_t i = 0; status == 0 && i < log_.segments(); ++i)
     status = state.put(&log_.at_cut(i), sizeof(media::SegmentEntry));
+  if (status == 0) status = state.put(&hands_cut_, sizeof hands_cut_);
+  if (status == 0) status = state.put(hands_at_cut_, hands_cut_ * sizeof *hands_at_cut_);
   for (unsigned i = 0; status == 0 && i < 1u << shard_bits_; ++i) {
     status = save_shard(state, shards_[i]);
     log_.spare_frames();
@@ -466,6 +493,7 @@ int Store::settle() {
 void Store::cut(media::Root* root) {
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].lock.lock();
   log_.save_cut(root);
+  cut_in_hand();
   root->life = log_.new_life();
   root->keys = count();
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {

@@ -24,15 +24,8 @@ bool fits_in_place(const Record* record, uint64_t value_bytes, bool full) {
   return record->type() == RecordType::kPair && value_bytes <= room && !wastes;
 }
 
-void fill_head(Record* record, RecordType type, uint64_t units, uint64_t key_bytes, uint64_t value_bytes) {
-  new (record) Record{0, 0, static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(type)),
-                      static_cast<uint32_t>(key_bytes), static_cast<uint32_t>(value_bytes)};
-}
-
-void fill_pair(Record* record, uint64_t units, Bytes key, Bytes value) {
-  fill_head(record, RecordType::kPair, units, key.size, value.size);
-  if (key.size) memcpy(record + 1, key.data, key.size);
-  if (value.size) memcpy(record->value(), value.data, value.size);
+bool is_of_pair(const Record* record) {
+  return !record->is_piece() && (record->type() == RecordType::kPair || record->type() == RecordType::kLarge);
 }
 
 // Of two errors the one to act by: what the device refused to read may be there later, what is damaged will not be.
@@ -48,21 +41,15 @@ int Store::examine(Address address, uint64_t hash, Bytes key, Found* out) {
     for (unsigned tries = 0; tries < 3 && status < 0; ++tries)
       if (status = look.locked(address); status < 0) error = graver(error, status);
     if (status < 0) return error;
-    if (look->type() == RecordType::kPair || !log_.on_device()) {
-      if (!is_key(look.record(), hash, key)) return 0;
-    }
+    if (!is_key(look.record(), hash, key)) return 0;
+    const bool large = look->type() == RecordType::kLarge;
     out->units = look->units();
-    if (look->type() == RecordType::kPair) {
-      out->value_bytes = word32(look->value_bytes, std::memory_order_relaxed);
-      out->pair_bytes = key.size + out->value_bytes;
-      out->run = {};
-      return 1;
-    }
-    out->run = look->large();
+    out->pieces = large ? look->pieces() : Pieces{};
+    out->value_bytes = large ? look->pieces().value_bytes : word32(look->value_bytes, std::memory_order_relaxed);
   }
-  out->value_bytes = out->run.value_bytes;
   out->pair_bytes = key.size + out->value_bytes;
-  return log_.on_device() ? is_key_of_run(out->run, hash, key) : 1;
+  const int same = is_key_of_pieces(out->pieces, key);
+  return same == -ESTALE ? -EBADMSG : same;
 }
 
 // Pre: the lock. 0 (also when there is none), or -errno: one that may be the key's cannot be read. -EBADMSG: all such
@@ -78,28 +65,19 @@ int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out) {
   return out->place ? 0 : error;
 }
 
-// Of a record that is damaged, by what of it can be read: the key itself, or, of a large pair, the hash of it, or what
-// its segments begin with. A key that the index leads here is another's.
+// Of a record that is damaged, by what of it can be read: the key, or the hash of one that lies in pieces. A key that
+// the index leads here is another's.
 Store::Whose Store::whose_damaged(Shard& shard, uint64_t hash, Bytes key, Address address) {
   const auto led_here = [&](uint64_t its_hash) {
     return &shard_of(its_hash) == &shard &&
            shard.index.find_entry(its_hash, [&](Address at) { return at == address; }) != nullptr;
   };
-  {
-    Look look(log_);
-    const Record* record = look.locked(address) == 0 ? look.record() : look.unproven(address);
-    if (record && record->type() == RecordType::kPair) {
-      if (is_key(record, hash, key)) return Whose::kKeys;
-      if (led_here(hash_of(key_of(record)))) return Whose::kAnothers;
-    } else if (record && record->type() == RecordType::kLarge) {
-      const LargePlace& its = record->large();
-      if (its.hash == hash && its.key_bytes == key.size) return Whose::kKeys;
-      if (led_here(its.hash)) return Whose::kAnothers;
-    }
-  }
-  const LargePlace run = run_of_damaged(hash, key, address);
-  const int same = run.count != 0 ? is_key_of_run(run, hash, key) : -EBADMSG;
-  return same == 1 ? Whose::kKeys : same == 0 ? Whose::kAnothers : Whose::kUnknown;
+  Look look(log_);
+  const Record* record = look.locked(address) == 0 ? look.record() : look.unproven(address);
+  if (!record || !is_of_pair(record)) return Whose::kUnknown;
+  if (is_key(record, hash, key)) return Whose::kKeys;
+  const bool shows_hash = record->type() == RecordType::kLarge && record->pieces().hold_key;
+  return led_here(shows_hash ? record->pieces().hash : hash_of(key_of(record))) ? Whose::kAnothers : Whose::kUnknown;
 }
 
 // As find_locked, but a damaged record that is the key's is found, too: a set or delete ends the damage then, which
@@ -129,50 +107,33 @@ int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes
       error = 0;  // all are others'
     }
   }
-  if (out->run.count && !log_.is_run(out->run)) out->run = {};
   return out->place ? 0 : error;
 }
 
-// The run that a damaged record led to, as its segments say, as if it were the key's, with the shortest value that
-// takes as many.
-LargePlace Store::run_of_damaged(uint64_t hash, Bytes key, Address address) {
-  LargePlace run = log_.run_of(Index::short_of(hash, address));
-  if (run.count == 0) return {};
-  run.hash = hash;
-  run.key_bytes = key.size;
-  const uint64_t least = log_.run_bytes_least(run.count);
-  run.value_bytes = least > run.value_at() ? least - run.value_at() : 0;
-  return log_.is_run(run) ? run : LargePlace{};
-}
-
-// What a damaged record held and took. A run is believed by its segments, or by the hash and life that the record says;
-// the length of a value by the key's. What it took counts when it ends where its lengths say and another sound one
-// begins; else nothing is given back, and its segment counts as fuller than it is until nothing lives in it. Too much
-// would be worse: a state that says that less lives than the index leads to is refused.
+// What a damaged record held and took. Its lengths are believed by the key's. What it took counts when it ends where
+// its lengths say and another sound one begins; else nothing is given back, and its segment counts as fuller than it is
+// until nothing lives in it. Too much would be worse: a state that says that less lives than the index leads to is
+// refused. Pieces are believed when the first of them can be read and says that it is the key's.
 void Store::guess_damaged(uint64_t hash, Bytes key, Found* out) {
   out->units = out->value_bytes = 0;
-  out->run = {};
+  out->pieces = {};
   believe_lengths(hash, key, out);
+  char byte;
+  if (out->pieces.id != 0 && read_pieces(out->pieces, 0, &byte, 1) < 0) out->pieces = {};
   out->pair_bytes = key.size + out->value_bytes;
 }
 
 void Store::believe_lengths(uint64_t hash, Bytes key, Found* out) {
   Look look(log_);
   const Record* record = look.locked(out->address) == 0 ? look.record() : look.unproven(out->address);
-  // To find a run takes a look at all segments; a record that shows the key needs none.
-  if (!record || record->type() != RecordType::kPair || !is_key(record, hash, key)) {
-    out->run = run_of_damaged(hash, key, out->address);
-    out->value_bytes = out->run.value_bytes;
-  }
-  if (!record) return;
-  const bool pair = record->type() == RecordType::kPair && record->key_bytes == key.size && out->run.count == 0;
-  const bool run = record->type() == RecordType::kLarge && record->large().hash == hash &&
-                   record->large().key_bytes == key.size && log_.is_run(record->large());
-  if (!pair && !run) return;
-  if (run) out->run = record->large();
-  const uint64_t units = record->units(), value_bytes = record->value_bytes;
-  const uint64_t wanted = record_units(record->key_bytes, value_bytes) + Record::replaced_units(record->size_type);
-  out->value_bytes = run ? out->run.value_bytes : value_bytes;
+  if (!record || !is_of_pair(record)) return;
+  const bool large = record->type() == RecordType::kLarge;
+  if ((large ? record->pieces().key_bytes : record->key_bytes) != key.size) return;
+  if (large && record->pieces().hash == hash) out->pieces = record->pieces();
+  const uint64_t units = record->units();
+  const uint64_t wanted =
+      record_units(record->key_bytes, record->value_bytes) + Record::replaced_units(record->size_type);
+  out->value_bytes = large ? record->pieces().value_bytes : record->value_bytes;
   const Address behind{out->address.value + units};
   const uint64_t segment = log_.segment_of(out->address);
   const bool last = behind.value * kUnitBytes == segment * log_.segment_bytes() + log_.used(segment);
@@ -197,7 +158,7 @@ int Store::set(Bytes key, Bytes value) {
   if (read_only_) return -EROFS;
   if (key.size > kPairBytesMax || value.size > kPairBytesMax) return -EINVAL;
   if (log_.failed()) return -EIO;
-  const uint64_t hash = hash_of(key), notes = log_.commits() ? sizeof(ReplacedRun) / kUnitBytes : 0;
+  const uint64_t hash = hash_of(key), notes = log_.commits() ? sizeof(ReplacedLarge) / kUnitBytes : 0;
   const bool large = record_units(key.size, value.size) + notes > log_.inline_units_max();
   const int status = large ? set_large(hash, key, value) : set_inline(hash, key, value, true);
   return status < 0 ? status : end_change(status != kInPlace);
@@ -225,26 +186,27 @@ int Store::set_now(Bytes key, Bytes value) {
 // How much longer a record is that says what it replaces.
 uint64_t Store::units_of_notes(const Found& found) const {
   if (!log_.commits() || !found.place) return 0;
-  return (found.run.count ? sizeof(ReplacedRun) : sizeof(Replaced)) / kUnitBytes;
+  return (found.pieces.id ? sizeof(ReplacedLarge) : sizeof(Replaced)) / kUnitBytes;
 }
 
 // The last of the record's content. Pre: its size is right.
 void Store::note_replaced(Record* record, const Found& found) {
   if (units_of_notes(found) == 0) return;
-  record->size_type |= found.run.count ? RecordNotes::kReplacesRun : RecordNotes::kReplacesPair;
+  const bool large = found.pieces.id != 0;
+  record->size_type |= large ? RecordNotes::kReplacesLarge : RecordNotes::kReplacesPair;
   *record->replaced() = {found.address.value, static_cast<uint32_t>(found.units),
-                         static_cast<uint32_t>(found.run.count ? 0 : found.value_bytes)};
-  if (!found.run.count) return;
-  auto* run =
-      reinterpret_cast<ReplacedRun*>(reinterpret_cast<char*>(record->replaced()) - offsetof(ReplacedRun, record));
-  run->value_bytes = found.value_bytes;
-  run->first = found.run.first;
-  run->count = found.run.count;
+                         static_cast<uint32_t>(large ? 0 : found.value_bytes)};
+  if (!large) return;
+  auto* of =
+      reinterpret_cast<ReplacedLarge*>(reinterpret_cast<char*>(record->replaced()) - offsetof(ReplacedLarge, record));
+  of->value_bytes = found.value_bytes;
+  of->id = found.pieces.id;
+  of->count = found.pieces.count();
 }
 
 // A record that no entry leads to, though it is in the log: it has to mean nothing there.
 void Store::forget_record(Address address, uint64_t units) {
-  fill_head(log_.at(address), RecordType::kMark, units, 0, 0);
+  fill_head(log_.at(address), 0, RecordType::kMark, units, {}, 0);
   log_.drop_live(address, units);
 }
 
@@ -252,7 +214,6 @@ void Store::forget_record(Address address, uint64_t units) {
 void Store::drop(const Found& found) {
   note_damage_replaced(found);
   if (log_.drop_live(found.address, found.units)) give_back_empty(log_.segment_of(found.address));
-  if (found.run.count) log_.retire(found.run.first, found.run.count);
 }
 
 // The key's entry leads to the record at `address` from now on. Pre: the lock. -ENOMEM: no room for an entry, nothing
@@ -269,7 +230,7 @@ int Store::publish(Shard& shard, uint64_t hash, Address address, const Found& fo
 }
 
 bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool full) {
-  if (found.run.count || !log_.begin_change(found.address)) return false;
+  if (found.pieces.id != 0 || !log_.begin_change(found.address)) return false;
   Record* record = log_.at(found.address);
   // A record that cleaning moved says by what it holds which one it takes the place of.
   const bool fits = !record->moved() && fits_in_place(record, value.size, full);
@@ -283,17 +244,18 @@ bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool ful
 
 // For an entry of a new key. A replay splits other buckets than the run that wrote the log did: with durable sets, no
 // chains may be longer than they are in any index of that many entries and bytes. -ENOMEM: there is none.
-int Store::make_room(Shard& shard, uint64_t hash) {
-  const int status = log_.commits() ? shard.index.keep_load() : 0;
-  return status < 0 ? status : shard.index.make_room(hash);
+int Store::make_room(Index& index, uint64_t hash) {
+  const int status = log_.commits() ? index.keep_load() : 0;
+  return status < 0 ? status : index.make_room(hash);
 }
 
 // 0; kInPlace; -errno.
 int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
   Shard& shard = shard_of(hash);
   shard.index.prefetch(hash);
+  InHand hand(*this);  // a large pair's pieces that this takes the place of
   for (bool full = false, replaces = false;;) {
-    bool index_full = false;
+    bool index_full = false, no_hand = false;
     const uint64_t freed = images_freed_.load(std::memory_order_acquire);
     {
       const ShardLock lock(*this, shard);
@@ -302,23 +264,29 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       if (const int status = find_replaceable(shard, hash, key, false, &found); status < 0) return status;
       if (found.place && set_in_place(shard, found, value, full)) return kInPlace;
       replaces = found.place != nullptr;
-      index_full = !replaces && make_room(shard, hash) < 0;
+      no_hand = found.pieces.id != 0 && (!may_wait || !hand.take(found.pieces, found.damaged));
+      index_full = !replaces && make_room(shard.index, hash) < 0;
       uint64_t units = record_units(key.size, value.size) + units_of_notes(found), padding = 0;
       Address address;
-      if (!index_full && log_.allocate(units, false, found.before(), &address, &padding) == 0) {
+      if (!no_hand && !index_full && log_.allocate(units, false, found.before(), &address, &padding) == 0) {
         if (padding) memset(reinterpret_cast<char*>(log_.at(address)) + units * kUnitBytes, 0, padding * kUnitBytes);
         units += padding;
-        fill_pair(log_.at(address), units, key, value);
+        fill_record(log_.at(address), RecordType::kPair, units, key, value);
         note_replaced(log_.at(address), found);
         const int status = publish(shard, hash, address, found, key.size + value.size);
         if (status < 0) forget_record(address, units);
         log_.published(address);
-        if (status == 0) return 0;
+        if (status == 0) break;
         index_full = true;
       }
+      (void)hand.take({});
       shard.writes.fetch_sub(1, std::memory_order_relaxed);
     }
     if (!may_wait) return -EAGAIN;
+    if (no_hand) {
+      hand.wait();
+      continue;
+    }
     if (index_full) {
       if (!gain_memory(freed)) return -ENOSPC;
       continue;
@@ -328,81 +296,33 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       full = true;
     }
   }
-}
-
-// What the index has no room for is refused before it is written. 0 or -errno.
-int Store::room_in_index(Shard& shard, uint64_t hash, Bytes key) {
-  for (;;) {
-    const uint64_t freed = images_freed_.load(std::memory_order_acquire);
-    {
-      const ShardLock lock(*this, shard);
-      if (make_room(shard, hash) == 0) return 0;
-      Found found;
-      if (const int status = find_replaceable(shard, hash, key, false, &found); status < 0) return status;
-      if (found.place) return 0;
-    }
-    if (!gain_memory(freed)) return -ENOSPC;
-  }
-}
-
-int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
-  Shard& shard = shard_of(hash);
-  if (const int status = room_in_index(shard, hash, key); status < 0) return status;
-  LargePlace place{hash, key.size, value.size, 0, 0, 0};
-  place.count = log_.run_segments(place.value_at() + value.size);
-  if (const int status = room_for_run(place.count, &place.first); status < 0) return status;
-  place.life = log_.life(place.first);
-  int status = log_.write_run(place, key, value);
-  while (status == 0) {
-    const uint64_t freed = images_freed_.load(std::memory_order_acquire);
-    {
-      const ShardLock lock(*this, shard);
-      Found found;
-      if (status = find_replaceable(shard, hash, key, false, &found); status < 0) break;
-      const uint64_t units = record_units(sizeof(LargePlace), 0) + units_of_notes(found);
-      Address address;
-      if (log_.allocate(units, false, found.before(), &address) == 0) {
-        Record* record = log_.at(address);
-        fill_head(record, RecordType::kLarge, units, sizeof(LargePlace), 0);
-        new (record + 1) LargePlace(place);
-        note_replaced(record, found);
-        status = publish(shard, hash, address, found, key.size + value.size);
-        if (status == 0) {
-          log_.run_published(place, Index::short_of(hash, address));
-          shard.writes.fetch_add(1, std::memory_order_relaxed);
-        } else {
-          forget_record(address, units);
-        }
-        log_.published(address);
-        if (status == 0) break;
-      }
-    }
-    status = status == 0 ? room_for_segment() : gain_memory(freed) ? 0 : -ENOSPC;
-  }
-  if (status < 0) log_.retire(place.first, place.count);
-  return status;
+  delete_pieces(hand, hand.pieces().count());
+  return 0;
 }
 
 // A record that says so. Pre: the lock. -EAGAIN: there is no room for it.
-int Store::log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve) {
+int Store::log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve, uint32_t notes) {
   const uint64_t units = record_units(sizeof(DeletedKey), 0) + units_of_notes(found);
   Address address;
   if (const int status = log_.allocate(units, from_reserve, found.address, &address); status < 0) return status;
   Record* record = log_.at(address);
-  fill_head(record, RecordType::kDeleted, units, sizeof(DeletedKey), 0);
-  new (record + 1) DeletedKey{hash, key.size};
+  const DeletedKey gone{hash, key.size};
+  fill_head(record, notes, RecordType::kDeleted, units, {&gone, sizeof gone}, 0);
   note_replaced(record, found);
   log_.drop_live(address, units);
   log_.published(address);
   return 0;
 }
 
-// Pre: the lock. Length of the value that was there; -ENOENT; -EAGAIN: no room for the record of it.
-int64_t Store::del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve) {
+// Pre: the lock. Length of the value that was there; -ENOENT; -EAGAIN: no room for the record of it; -EBUSY: no place
+// in hand for its pieces.
+int64_t Store::del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve, InHand* hand) {
   Found found;
   if (const int status = find_replaceable(shard, hash, key, true, &found); status < 0) return status;
   int status = found.place ? 0 : -ENOENT;
-  if (status == 0 && log_.commits()) status = log_deleted(hash, key, found, from_reserve);
+  if (status == 0 && !hand->take(found.pieces, found.damaged)) return -EBUSY;
+  if (status == 0 && log_.commits()) status = log_deleted(hash, key, found, from_reserve, 0);
+  if (status == -EAGAIN) (void)hand->take({});
   if (status != -EAGAIN) shard.writes.fetch_add(1, std::memory_order_relaxed);
   if (status < 0) return status;
   shard.index.erase(found.place);
@@ -418,15 +338,21 @@ int64_t Store::del(Bytes key) {
   const uint64_t hash = hash_of(key);
   Shard& shard = shard_of(hash);
   int64_t length = -EAGAIN;
+  InHand hand(*this);
   for (int room = 0;;) {
     {
       const ShardLock lock(*this, shard);
-      length = del_locked(shard, hash, key, room == -ENOSPC);
+      length = del_locked(shard, hash, key, room == -ENOSPC, &hand);
+    }
+    if (length == -EBUSY) {
+      hand.wait();
+      continue;
     }
     if (length != -EAGAIN) break;
     if (room == -ENOSPC) return room;
     if (room = room_for_segment(); room < 0 && room != -ENOSPC) return room;
   }
+  delete_pieces(hand, hand.pieces().count());
   const int status = length >= 0 ? end_change(log_.commits()) : 0;
   return status < 0 ? status : length;
 }

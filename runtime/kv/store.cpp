@@ -118,12 +118,13 @@ int Store::start(const StoreOptions& options, ErrorText* why) {
                     device_ ? device_->name() : "DRAM", errno_text(status));
   const auto lives = [](void* owner, const Record* record, Address address) {
     auto* store = static_cast<Store*>(owner);
-    return store->lives(store->hash_of_record(record), address);
+    return store->lives(record, address);
   };
   log_.ask_what_lives(lives, this);
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
-    if (const int status = shards_[i].index.open(bits, &budget_); status < 0)
-      return too_little(status, budget_.limit(), bytes, dram_least(place, index_bytes), why);
+    int status = shards_[i].index.open(bits, &budget_);
+    if (status == 0) status = shards_[i].pieces.open(media::kPieceBits, &budget_);
+    if (status < 0) return too_little(status, budget_.limit(), bytes, dram_least(place, index_bytes), why);
   }
   return around ? open_root(options, why) : 0;
 }
@@ -132,7 +133,10 @@ void Store::close() {
   if (random_) random_->close();
   root_.release();
   rebuilt_.close();
-  for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].index.close();
+  left_in_hand_.close();
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].index.close(), shards_[i].pieces.close();
+  for (std::atomic<Context*>& ring : rings_)
+    if (Context* context = ring.exchange(nullptr, std::memory_order_relaxed)) device_->detach(context);
   log_.close();
   device_close(device_);
   unmap_private(this, mapping_bytes_);
@@ -141,19 +145,28 @@ void Store::close() {
 void Store::abandon_in_child() {
   for (std::atomic<Context*>& scan : scans_)
     if (Context* context = scan.exchange(nullptr, std::memory_order_relaxed)) device_->detach(context);
+  for (std::atomic<Context*>& ring : rings_)
+    if (Context* context = ring.exchange(nullptr, std::memory_order_relaxed)) device_->detach(context);
   for (unsigned i = 0; device_ && i < device_->fd_count(); ++i) sys::close_file(device_->fd(i));
 }
 
 Shard& Store::shard_of(uint64_t hash) const { return shards_[shard_bits_ ? hash >> (64 - shard_bits_) : 0]; }
 
-bool Store::lives(uint64_t hash, Address address) {
+bool Store::lives(const Record* record, Address address) {
+  const uint64_t hash = hash_of_record(record);
   const Reading guard(epochs_);
-  return shard_of(hash).index.find(hash, [&](Address at) { return at == address; });
+  return shard_of(hash).index_of(record).find(hash, [&](Address at) { return at == address; });
 }
 
 uint64_t Store::count() const {
   uint64_t sum = 0;
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) sum += shards_[i].index.entries();
+  return sum;
+}
+
+uint64_t Store::pieces() const {
+  uint64_t sum = 0;
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i) sum += shards_[i].pieces.entries();
   return sum;
 }
 
@@ -171,54 +184,65 @@ uint64_t Store::operations() const {
 
 uint64_t Store::index_bytes() const {
   uint64_t sum = 0;
-  for (unsigned i = 0; i < 1u << shard_bits_; ++i) sum += shards_[i].index.bytes();
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i) sum += shards_[i].index.bytes() + shards_[i].pieces.bytes();
   return sum;
 }
 
-int Store::validate_entry(unsigned shard, Address address, uint64_t* units, uint64_t* runs, ErrorText* why) {
+// *pieces: of pieces how many there are, of heads how many they lead to.
+int Store::validate_entry(unsigned shard, bool of_pieces, Address address, uint64_t* units, uint64_t* pieces,
+                          ErrorText* why) {
   const SegmentState state = log_.state(log_.segment_of(address));
   if (state != SegmentState::kOpen && state != SegmentState::kSealed && state != SegmentState::kDamaged)
     return why->set(-EBADMSG, "shard %u: an entry leads to a segment that holds no records", shard);
   Look look(log_);
   if (const int status = look.locked(address); status < 0)
     return why->set(status, "shard %u: a record cannot be read", shard);
-  const uint64_t hash = hash_of_record(look.record());
-  if (&shard_of(hash) != &shards_[shard])
+  if (&shard_of(hash_of_record(look.record())) != &shards_[shard] || look->is_piece() != of_pieces)
     return why->set(-EBADMSG, "shard %u: an entry leads to a key of another", shard);
   *units += look->units();
-  if (look->type() == RecordType::kLarge) *runs += look->large().count;
+  *pieces += of_pieces ? 1 : look->type() == RecordType::kLarge ? look->pieces().count() : 0;
+  return 0;
+}
+
+int Store::validate_index(unsigned shard, bool of_pieces, uint64_t* units, uint64_t* pieces, ErrorText* why) {
+  const Index& index = of_pieces ? shards_[shard].pieces : shards_[shard].index;
+  if (!index.validate())
+    return why->set(-EBADMSG, "shard %u: an index entry does not lie where it is looked for", shard);
+  const Index::Shape shape = index.shape();
+  for (uint64_t at = 0; at < shape.buckets(); ++at) {
+    Address found[256];
+    const uint64_t count = index.collect(shape, at, found, 256);
+    for (uint64_t j = 0; j < count && j < 256; ++j) {
+      if (const int status = validate_entry(shard, of_pieces, found[j], units, pieces, why); status < 0) return status;
+    }
+  }
   return 0;
 }
 
 int Store::validate(ErrorText* why) {
   MutexLock cleaning(cleaning_);
-  uint64_t live_index = 0, live_log = 0, records = 0, runs = 0, large = 0;
+  uint64_t live_index = 0, live_log = 0, records = 0, pieces = 0, led_to = 0;
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
     MutexLock lock(shards_[i].lock);
-    const Index& index = shards_[i].index;
-    if (!index.validate()) return why->set(-EBADMSG, "shard %u: an index entry does not lie where it is looked for", i);
-    const Index::Shape shape = index.shape();
-    for (uint64_t at = 0; at < shape.buckets(); ++at) {
-      Address found[256];
-      const uint64_t count = index.collect(shape, at, found, 256);
-      for (uint64_t j = 0; j < count && j < 256; ++j) {
-        if (const int status = validate_entry(i, found[j], &live_index, &runs, why); status < 0) return status;
-      }
-    }
+    int status = validate_index(i, false, &live_index, &led_to, why);
+    if (status == 0) status = validate_index(i, true, &live_index, &pieces, why);
+    if (status < 0) return status;
   }
   for (uint64_t i = 0; i < log_.segments(); ++i) {
     const SegmentState state = log_.state(i);
     if (state == SegmentState::kOpen || state == SegmentState::kSealed || state == SegmentState::kDamaged)
       live_log += log_.live(i), records += log_.records(i);
-    if (state == SegmentState::kLarge) ++large;
   }
-  if (records != count())
+  if (records != count() + pieces)
     return why->set(-EBADMSG, "%llu records live by the index and %llu by the log",
-                    static_cast<unsigned long long>(count()), static_cast<unsigned long long>(records));
-  if (live_index != live_log || runs != large)
-    return why->set(-EBADMSG, "%llu units live by the index and %llu by the log; %llu segments of large pairs and %llu",
+                    static_cast<unsigned long long>(count() + pieces), static_cast<unsigned long long>(records));
+  if (live_index != live_log || live_log * kUnitBytes != log_.bytes_live())
+    return why->set(-EBADMSG, "%llu units live by the index, %llu by the segments and %llu by the log",
                     static_cast<unsigned long long>(live_index), static_cast<unsigned long long>(live_log),
-                    static_cast<unsigned long long>(runs), static_cast<unsigned long long>(large));
+                    static_cast<unsigned long long>(log_.bytes_live() / kUnitBytes));
+  if (pieces != led_to)
+    return why->set(-EBADMSG, "%llu pieces of large pairs, and heads for %llu", static_cast<unsigned long long>(pieces),
+                    static_cast<unsigned long long>(led_to));
   return 0;
 }
 

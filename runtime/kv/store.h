@@ -106,8 +106,7 @@ class Store {
 
   // kGroup, kEach: a get may return a value that is not durable yet. If set, del or flush returns -EIO, the device
   // failed to make something durable. It is not known whether that is on the device, and each further call of these
-  // returns -EIO until the store is opened again. (If the bytes of a large pair itself could not be written, nothing
-  // has changed, and further calls work.)
+  // returns -EIO until the store is opened again.
   //
   // On a device, all of these calls except count and other counters may block for it, and return its errors (-EIO, ...)
   // or -EBADMSG: the stored bytes are not those that were written. No call ever returns a damaged byte, and damage of
@@ -115,10 +114,10 @@ class Store {
   //
   // set: 0; -EINVAL: longer than kPairBytesMax; -ENOSPC: the log, or (for a new key) the index, has no room. On failure
   // nothing has changed.
-  // Deleted pairs free their space. An empty store takes a pair of all segments except those reserved for cleaning (3;
-  // kKept and kNew: up to a 24th of all, by the size of a saved state), the tail, with kKept and kNew two saved states
-  // (each: the segments that it fills and one more), and with kGroup and kEach two future tails. A large pair needs its
-  // segments in one row, and other large pairs never move: -ENOSPC if no row between them is long enough.
+  // Deleted pairs free their space. Not for pairs are the segments reserved for cleaning (3; kKept and kNew: up to a
+  // 24th of all, by the size of a saved state), with kKept and kNew those of two saved states (each: the segments that
+  // it fills and one more), and with kGroup and kEach two future tails. A pair that replaces another has its place
+  // beside that one until it is complete.
   [[nodiscard]] int set(Bytes key, Bytes value);
   // Copies up to `bytes` bytes of the value, from `offset` on. Returns the length of the whole value. -ENOENT.
   [[nodiscard]] int64_t get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
@@ -162,6 +161,7 @@ class Store {
   [[nodiscard]] int64_t random(void* buffer, uint64_t bytes);
 
   uint64_t count() const;                                        // keys
+  uint64_t pieces() const;                                       // of large pairs
   uint64_t bytes_allocated() const { return log_.bytes(); }      // what the log can hold
   uint64_t bytes_in_use() const { return log_.bytes_in_use(); }  //   of these, in segments in which something lives
   uint64_t bytes_actual() const;                                 // of keys and values
@@ -181,7 +181,7 @@ class Store {
   uint64_t damaged_replaced() const { return damaged_replaced_.load(std::memory_order_relaxed); }
   // Reads all that the saved state refers to, in the order of the device, and reports each thing that differs from what
   // was written, and each pair. Pre: read_only. In addition to dram_bytes it takes 8 bytes of memory per key and 1 per
-  // segment, and memory for a large pair. 0, even if there is damage (*out counts it); -EINVAL, -ENOMEM, -ECANCELED
+  // segment, and memory for one large pair. 0, even if there is damage (*out counts it); -EINVAL, -ENOMEM, -ECANCELED
   // (on_pair ended it).
   [[nodiscard]] int sweep(const Sweep& sweep, CheckReport* out);
 
@@ -199,16 +199,16 @@ class Store {
     std::atomic<uint64_t>* place = nullptr;
     Address address;
     uint64_t units = 0, pair_bytes = 0, value_bytes = 0;
-    LargePlace run = {};   // count 0: none
+    Pieces pieces = {};    // of a large pair; id 0: none
     bool damaged = false;  // it cannot be read, and is assumed to be the key's
     Address before() const { return place ? address : Address{}; }
   };
-  // An entry whose record is to be read from the device, as found under an epoch. place.count != 0: not the record, but
-  // its large pair is to be read.
+  // An entry whose record is to be read from the device, as found under an epoch. pieces.id != 0: not the record, which
+  // was in DRAM, but its pieces.
   struct Candidate {
     Address address;
     uint64_t life = 0;
-    LargePlace place = {};
+    Pieces pieces = {};
   };
   struct Candidates {
     static constexpr unsigned kMax = 8;
@@ -223,7 +223,9 @@ class Store {
   int load(media::Root* root, ErrorText* why);
   int load_rebuilt(const media::Root& root);
   int load_segments(class StateReader& state);
+  int load_in_hand(class StateReader& state);
   int load_shard(class StateReader& state, unsigned number, uint32_t* entries);
+  int load_index(class StateReader& state, Index& index, uint64_t buckets, uint64_t count, uint32_t* entries);
   int load_shards(class StateReader& state);
   int begin_commits(const StoreOptions& options, ErrorText* why);
   // replay.cpp
@@ -244,14 +246,17 @@ class Store {
   using OnLost = void (*)(void* context, const Record* record, uint64_t segment, uint64_t at);
   int visit_lost(void* context, OnLost on_lost);
   int apply(Record* record, Address address);
-  std::atomic<uint64_t>* find_moved(Shard& shard, uint64_t hash, const Record* record, Address* from);
+  std::atomic<uint64_t>* find_moved(Index& index, uint64_t hash, const Record* record, Address* from);
   struct Before {  // what a record takes the place of, as it says itself
     std::atomic<uint64_t>* place = nullptr;
     Address address;
-    uint64_t units = 0, value_bytes = 0, run = 0, run_count = 0;
+    uint64_t units = 0, value_bytes = 0;
+    uint64_t id = 0, count = 0;  // of its pieces
   };
   static Before before_of(Record* record);
-  void find_rebuilt(Shard& shard, uint64_t hash, Before* out);
+  void find_rebuilt(Index& index, uint64_t hash, Before* out);
+  int note_in_hand(const Record* record, uint64_t hash, const Before& before);
+  void end_in_hand(uint64_t owner, uint64_t id);
   int settle();
   int save();
   void save_early();
@@ -273,7 +278,6 @@ class Store {
     Shard& shard_;
   };
   struct TriesForSpace {
-    bool for_one_segment = false;
     unsigned poor = 0;  // segments with little dead space that were cleaned
     uint64_t best = 0;  // the most segments that were free after one
     unsigned fruitless = 0;
@@ -281,22 +285,74 @@ class Store {
   enum class Gain : uint8_t { kDone, kWait, kFull, kOver };
   Gain gain_segment(bool may_clean, TriesForSpace* tries, int* error);
   int save_for_space(TriesForSpace* tries);
-  uint64_t bytes_live() const { return bytes_actual() + count() * sizeof(Record); }
   int write_state(media::Root* root);
   uint64_t state_bytes() const;
   Shard& shard_of(uint64_t hash) const;
-  // key_of, is_key: for a record in DRAM or in a buffer; for a large pair only if its run is in DRAM.
+  // is_key: of a key that lies in pieces only the hash and the length; is_key_of_pieces looks at the rest.
   Bytes key_of(const Record* record) const;
   bool is_key(const Record* record, uint64_t hash, Bytes key) const;
-  int is_key_of_run(const LargePlace& place, uint64_t hash, Bytes key);
+  int is_key_of_pieces(const Pieces& pieces, Bytes key);
   uint64_t hash_of_record(const Record* record) const;
-  bool lives(uint64_t hash, Address address);  // whether the index leads to it. Pre: in no epoch
+  bool lives(const Record* record, Address address);  // whether an index leads to it. Pre: in no epoch
   int64_t get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset, Candidates* cold);
   int64_t get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   int64_t get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
-  // The record if all of the pair is in DRAM; otherwise nullptr and *cold. Pre: in the epoch in which the index
-  // returned the address.
+  // The record if it is in DRAM; else nullptr and *cold. Pre: in the epoch in which the index returned the address.
   Record* resident(Address address, Candidate* cold) const;
+
+  // pieces.cpp. A large set or delete under way: its pieces that no head leads to. A saved state names them, and an
+  // open deletes them. Takes one of kHandsMost places.
+  static constexpr unsigned kHandsMost = 64;
+  class InHand {
+   public:
+    explicit InHand(Store& store) : store_(store) {}
+    ~InHand();
+    InHand(const InHand&) = delete;
+    InHand& operator=(const InHand&) = delete;
+    // From now on these are in hand, instead of what was. False: all places are in use; wait(), with no lock, and try
+    // again.
+    // unsure: it is not known which of them are there.
+    bool take(const Pieces& pieces, bool unsure = false);
+    void wait() const;
+    bool unsure() const;  // or clear() has deleted what was there. Pre: the lock of a shard
+    const Pieces& pieces() const { return pieces_; }
+
+   private:
+    Store& store_;
+    unsigned place_ = kHandsMost;
+    Pieces pieces_ = {};
+  };
+  struct Hand {
+    media::InHand in;  // id 0: free
+    bool unsure = false;
+  };
+  void note_cleared();  // pre: the locks of all shards
+  void cut_in_hand();   // likewise
+  void drop_in_hand();  // at open, what a crash left
+  uint64_t units_of_piece(const Pieces& pieces, uint64_t number) const;
+  std::atomic<uint64_t>* find_piece(Shard& shard, const PieceKey& key, bool is_there, Address* address,
+                                    uint64_t* units);
+  int set_piece(const Pieces& pieces, uint64_t number, Bytes key, Bytes value, Address before);
+  void delete_piece(const InHand& hand, uint64_t number, bool* says);
+  void delete_pieces(const InHand& hand, uint64_t count);
+  // Copies bytes of what the pieces hold, key included. 0; -ESTALE: one is not there, so the pair was set or deleted
+  // meanwhile; -EBADMSG, -errno. Pre: in no epoch, no Look.
+  int read_pieces(const Pieces& pieces, uint64_t offset, void* to, uint64_t bytes);
+  struct PieceRead {
+    uint64_t number = 0, skip = 0, bytes = 0;  // of what it holds
+    char* to = nullptr;
+    Address address;  // on the device alone; 0: not known, or there are several
+    uint64_t life = 0;
+    char* buffer = nullptr;
+    iovec piece = {};
+    bool done = false;
+  };
+  int copy_resident(const Pieces& pieces, PieceRead* read, Candidates* cold);
+  int read_piece(const Pieces& pieces, PieceRead* read);
+  bool finish_read(const Pieces& pieces, PieceRead* read);
+  void read_at_depth(const Pieces& pieces, PieceRead* reads, unsigned count);
+  Context* take_ring(unsigned* number);
+
   int64_t copy_key(const Record* record, void* buffer, uint64_t bytes) const;
   int64_t copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes);
   int find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out);
@@ -305,14 +361,14 @@ class Store {
   int find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes, Found* out);
   void guess_damaged(uint64_t hash, Bytes key, Found* out);
   void believe_lengths(uint64_t hash, Bytes key, Found* out);
-  LargePlace run_of_damaged(uint64_t hash, Bytes key, Address address);
   void note_damage_replaced(const Found& found);
   int examine(Address address, uint64_t hash, Bytes key, Found* out);
   static constexpr int kInPlace = 1;  // result of set_inline: done, and no room of the log was taken
   int set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait);
-  int make_room(Shard& shard, uint64_t hash);
-  int room_in_index(Shard& shard, uint64_t hash, Bytes key);
+  int make_room(Index& index, uint64_t hash);
+  int prepare_large(Shard& shard, uint64_t hash, Bytes key, uint64_t bytes, Address* before);
   int set_large(uint64_t hash, Bytes key, Bytes value);
+  int publish_head(Shard& shard, const Pieces& pieces, Bytes key, InHand* hand);
   bool set_in_place(Shard& shard, const Found& found, Bytes value, bool full);
   int publish(Shard& shard, uint64_t hash, Address address, const Found& found, uint64_t bytes);
   int end_change(bool took_room);
@@ -321,11 +377,13 @@ class Store {
   uint64_t units_of_notes(const Found& found) const;
   void note_replaced(Record* record, const Found& found);
   void forget_record(Address address, uint64_t units);
-  int log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve);
-  int64_t del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve);
+  int log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve, uint32_t notes);
+  int64_t del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve, InHand* hand);
   unsigned take_marker();  // Index::kNoMarker: all are in use by walks
   void give_marker(unsigned marker) { markers_.fetch_and(~(1u << marker), std::memory_order_release); }
-  int validate_entry(unsigned shard, Address address, uint64_t* units, uint64_t* runs, ErrorText* why);
+  int validate_index(unsigned shard, bool of_pieces, uint64_t* units, uint64_t* pieces, ErrorText* why);
+  int validate_entry(unsigned shard, bool of_pieces, Address address, uint64_t* units, uint64_t* pieces,
+                     ErrorText* why);
   int room_for_frames();
   template <class HasRoom>
   bool lock_for_room(HasRoom has_room);
@@ -334,13 +392,9 @@ class Store {
   bool grows_before_cleaning() const;
   int refuse_as_full();
   int room_for_segment_locked();
-  int room_for_run(uint64_t count, uint64_t* first);
   int clean(uint64_t segment);
   int clean_what_is_worth_it();
   int move_record(const Record* record, Address from);
-  int empty_window();
-  int make_run(uint64_t count, uint64_t* first);
-  int reserve_window(uint64_t count, uint64_t* first);
 
   uint64_t mapping_bytes_ = 0;
   Device* device_ = nullptr;
@@ -369,8 +423,16 @@ class Store {
   std::atomic<uint64_t> images_{0}, images_freed_{0};  // images of shards that a save has yet to write; freed so far
   std::atomic<uint32_t> markers_{0};                   // markers of Index, one bit each: in use by a walk
   std::atomic<Context*> scans_[Index::kMarkers] = {};  // contexts by which the walks with these marks read the log
-  std::atomic<uint32_t> wait_for_room_{0};             // writers
-  std::atomic<uint64_t> waits_for_room_{0};            // ever
+  sys::SpinLock hands_lock_;
+  Hand hands_[kHandsMost];
+  media::InHand hands_at_cut_[kHandsMost] = {};  // used by the saving thread only
+  uint64_t hands_cut_ = 0;
+  GrowingArray<media::InHand> left_in_hand_;  // while it opens: of the state, and of the log behind it
+  static constexpr unsigned kRings = 4, kReadsAtDepth = 8;
+  std::atomic<uint32_t> rings_busy_{0};       // one bit each
+  std::atomic<Context*> rings_[kRings] = {};  // by which pieces are read
+  std::atomic<uint32_t> wait_for_room_{0};    // writers
+  std::atomic<uint64_t> waits_for_room_{0};   // ever
   std::atomic<uint64_t> damaged_replaced_{0};
   sys::Mutex cleaning_;  // one thread cleans at a time. Taken before a shard's lock, never with one held
 };
@@ -388,6 +450,8 @@ struct alignas(128) Shard {
   char* image = nullptr;
   uint64_t image_bytes = 0;
   alignas(64) Index index;
+  Index pieces;  // of large pairs: by PieceKey
+  Index& index_of(const Record* record) { return record->is_piece() ? pieces : index; }
   // Counts bytes of pairs added and removed. If no key is left the result is 0, whatever damaged records there were.
   void count_bytes(uint64_t added, uint64_t gone) {
     const uint64_t all = pair_bytes.load(std::memory_order_relaxed) + added;

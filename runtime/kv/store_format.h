@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// On-media format of a persistent key/value store, version 1. Little-endian.
+// On-media format of a persistent key/value store, version 2. Little-endian.
 //
 //   0            4 KiB    8 KiB           60 KiB       64 KiB                              back_offset
 //   │ Superblock │ root A │ root B │ ...  │ Superblock │ segment 0 │ segment 1 │ ...       │ root A │ root B │
@@ -12,9 +12,9 @@
 // chain. A link begins with a StateLink, and all but the last are full (link_room). The bytes of the links, one after
 // the other, are:
 //
-//   SegmentEntry × segment_count, then for each shard: ShardHeader, then for each bucket of its index (chain included):
-//   uint64_t n, n entries as in index.h. The number of a bucket & (2^index_bits - 1), and the tag, are the known bits
-//   of an entry's hash.
+//   SegmentEntry × segment_count, uint64_t n, InHand × n, then for each shard: ShardHeader, and of both of its indexes,
+//   that of pairs and that of pieces, for each bucket (chain included): uint64_t n, n entries as in index.h. The number
+//   of a bucket & (2^bits - 1), and the tag, are the known bits of an entry's hash; bits: index_bits, kPieceBits.
 //
 // Behind the bytes of a link, from the next block on: a block that is the exclusive or of all of the link's (parity),
 // and then a uint64_t checksum for each of these, seeded by the numbers of link and block and the life. (Both are of
@@ -41,9 +41,7 @@
 // random number, so remains of a former log are never taken for a batch of this one.
 //
 // What may change in this format: feature bits of the root (lun/volume/image_format.h). Incompatible: kFeatureLog.
-// Compatible without a bit: SegmentEntry::entry. The first versions did not know it; they ignore it and write 0, so it
-// is 0 in a store that one of them saved last. The parity and the checksums of blocks: before 2026-11-26 there were
-// none, and a full link took all of its segment. Only the handling of damage uses these.
+// Version 1 had large pairs in segments of their own.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -54,7 +52,8 @@ namespace lunar::kv::media {
 
 inline constexpr auto& kSuperMagic = kStoreMagic;
 constexpr char kRootMagic[8] = {'L', 'u', 'n', 'K', 'V', 'r', 't', 0};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
+constexpr unsigned kPieceBits = 2;
 constexpr uint64_t kFeatureLog = 1;
 constexpr uint64_t kBlockBytes = 4096, kHeadBytes = 64 * 1024, kTailBytes = 64 * 1024;
 constexpr uint64_t kSecondSuperAt = kHeadBytes - kBlockBytes, kFrontRootsAt = kBlockBytes;
@@ -103,7 +102,7 @@ struct BatchHeader {
 static_assert(sizeof(BatchHeader) == 48);
 
 struct StateLink {
-  uint64_t checksum;  // of the rest of the link; seeded by its number and the life, as for a part of a large pair
+  uint64_t checksum;  // of the rest of the link; seeded by its number and the life
   uint64_t next;      // segment + 1; 0: the last
   uint64_t bytes;     // of the saved state, after this header
 };
@@ -115,21 +114,30 @@ constexpr uint64_t link_room(uint64_t segment_bytes) {
   return segment_bytes - (sums + kBlockBytes - 1) / kBlockBytes * kBlockBytes - kBlockBytes - sizeof(StateLink);
 }
 
-enum class SegmentKind : uint32_t { kFree = 0, kRecords = 1, kRun = 2 };  // kFree: also segments of the state
+enum class SegmentKind : uint32_t { kFree = 0, kRecords = 1 };  // kFree: also segments of the state
 struct SegmentEntry {
   uint64_t life;
   uint32_t live;  // units
   uint32_t used;  // bytes
   SegmentKind kind;
-  uint32_t entry;  // kRun: Index::short_of the entry that leads to its record; 0: not known. Otherwise 0
+  uint32_t reserved;
 };
 static_assert(sizeof(SegmentEntry) == 24);
+
+// Pieces of a large pair whose head was not set yet, or was replaced or deleted: an open deletes them. (With a log to
+// replay, those that it names too.)
+struct InHand {
+  uint64_t owner, id;  // record.h: PieceKey
+  uint64_t count;      // none has this number or a greater one
+};
+static_assert(sizeof(InHand) == 24);
 
 struct ShardHeader {
   uint64_t keys;
   uint64_t pair_bytes;
   uint64_t buckets;
+  uint64_t pieces, piece_buckets;
 };
-static_assert(sizeof(ShardHeader) == 24);
+static_assert(sizeof(ShardHeader) == 40);
 
 }  // namespace lunar::kv::media

@@ -153,6 +153,11 @@ int superblock_read(Device* device, HeadDamage damage, media::Superblock* out, E
     if (memcmp(out->magic, media::kSuperMagic, sizeof out->magic) != 0) continue;
     any = true;
     if (out->checksum != checksum_of(*out)) continue;
+    if (out->version == 1)
+      return why->set(-EPROTONOSUPPORT,
+                      "key/value store on %s: format version 1, of an earlier Lunar; `lunar kv dump` of that one and "
+                      "`lunar kv load` of this one carry its pairs over",
+                      device->name());
     if (out->version != media::kVersion)
       return why->set(-EPROTONOSUPPORT, "key/value store on %s: format version %u; this Lunar knows %u", device->name(),
                       out->version, media::kVersion);

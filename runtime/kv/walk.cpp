@@ -136,6 +136,10 @@ int Walk::gather() {
       }
       for (uint64_t i = 0; i < count; ++i) {
         const Record* record = store_->resident(found[i], &cold[colds]);
+        if (record && record->type() == RecordType::kLarge && record->pieces().hold_key) {
+          cold[colds] = {found[i], 0, record->pieces()};
+          record = nullptr;
+        }
         if (!record)
           ++colds;
         else if (const int status = append_key(record, nullptr); status < 0)

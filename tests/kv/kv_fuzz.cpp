@@ -231,7 +231,8 @@ void Image::mutate_record() {
   const auto& list = random_.below(2) ? large_ : records_;
   const Place where = list[random_.below(list.size())];
   const uint64_t at = place(where.segment) + where.offset;
-  change_word(at + offsetof(Record, size_type), where.type == RecordType::kLarge ? 12 + sizeof(LargePlace) : 12);
+  change_word(at + offsetof(Record, size_type),
+              where.type == RecordType::kLarge ? 12 + sizeof(uint64_t) + sizeof(Pieces) : 12);
   seal_record(where.segment, where.offset, where.life);
 }
 
@@ -251,7 +252,7 @@ bool Image::forge_type(unsigned number) {
     record->value_bytes = 0;
   }
   const uint64_t far_away = uint64_t{1} << 36;
-  if (number == 4) memcpy(reinterpret_cast<char*>(record + 1) + offsetof(LargePlace, first), &far_away, 8);
+  if (number == 4) memcpy(record->value() + offsetof(Pieces, value_bytes), &far_away, 8);
   seal_record(where.segment, where.offset, where.life);
   return true;
 }
@@ -265,7 +266,8 @@ void Image::write_state(uint64_t at, uint64_t value, uint64_t bytes) {
 
 const char* Image::forge(unsigned number) {
   const auto super = read<form::Superblock>(0);
-  uint64_t segment = 0, entry = super.segment_count * sizeof(form::SegmentEntry) + sizeof(form::ShardHeader);
+  uint64_t segment = 0,
+           entry = super.segment_count * sizeof(form::SegmentEntry) + sizeof(uint64_t) + sizeof(form::ShardHeader);
   form::SegmentEntry table;
   for (;; ++segment) {  // one of records, not to the last byte: behind its records would be the next one's
     memcpy(&table, state_.data() + segment * sizeof table, sizeof table);

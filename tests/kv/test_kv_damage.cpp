@@ -21,7 +21,7 @@ using kv_test::value_of;
 
 namespace {
 
-constexpr uint64_t kBytes = 4 * kMiB, kLargeBytes = 300'000, kLargeSegments = 5;
+constexpr uint64_t kBytes = 4 * kMiB, kLargeBytes = 300'000;
 
 // Reads of [refused, refused + kBlock) end with -EIO, so many times.
 struct RefusingDevice final : lunar_test::MemoryDevice {
@@ -88,7 +88,7 @@ struct Kept {
     return info.segments[static_cast<unsigned>(state)];
   }
   uint64_t pairs_lost = 0;  // by the last of these
-  // How many damages a sweep names, and how many of them are segments that no record leads to.
+  // How many damages a sweep names, and how many of them are pieces that no record leads to.
   std::pair<uint64_t, uint64_t> damages() {
     if (durability == Durability::kFlush) REQUIRE(store->flush() == 0);
     open(Contents::kKept, true);
@@ -105,12 +105,6 @@ struct Kept {
     return {report.damages, without_record};
   }
 };
-
-// The first bytes of a large pair's record.
-std::string descriptor_of(const std::string& key) {
-  const uint64_t words[] = {hash_of(bytes_of(key)), key.size(), kLargeBytes};
-  return {reinterpret_cast<const char*>(words), sizeof words};
-}
 
 // Keys that an index of 4 bits a shard, 4 shards, cannot tell apart.
 std::pair<std::string, std::string> look_alikes() {
@@ -171,8 +165,8 @@ TEST_CASE("kv-damage: a delete of an absent key takes no damaged record of anoth
         kept.set("one more", "1");
         kept.durability = durability;
         kept.reopen();
-        const uint64_t large = kept.segments(SegmentState::kLarge);
-        char* record = kept.record_of(length == 3000 ? other : descriptor_of(other));
+        const uint64_t pieces = kept.store->pieces();
+        char* record = kept.record_of(other);
         if (key_damaged)
           memset(record + sizeof(Record), 0x55, 40);
         else
@@ -180,25 +174,27 @@ TEST_CASE("kv-damage: a delete of an absent key takes no damaged record of anoth
         CHECK(kept.store->del(bytes_of(key)) == -EBADMSG);
         CHECK(kept.store->count() == 2);
         CHECK(kept.store->damaged_replaced() == 0);
-        CHECK(kept.segments(SegmentState::kLarge) == large);
+        CHECK(kept.store->pieces() == pieces);
         (void)kept.damages();
         CHECK(kept.pairs_lost == 1);
         // A set takes the place of what no key can be told of: nothing that has a name is lost by it.
-        const bool unknown = key_damaged && length == 3000;  // of a large pair its segments have the key
         kept.set(key, "new");
-        CHECK(kept.store->count() == (unknown ? 2 : 3));
-        CHECK(kept.store->exists(bytes_of(other)) == (unknown ? -ENOENT : -EBADMSG));
+        CHECK(kept.store->count() == (key_damaged ? 2 : 3));
+        CHECK(kept.store->exists(bytes_of(other)) == (key_damaged ? -ENOENT : -EBADMSG));
         (void)kept.damages();
-        CHECK(kept.pairs_lost == (unknown ? 0 : 1));
+        CHECK(kept.pairs_lost == (key_damaged ? 0 : 1));
         CHECK(kept.store->del(bytes_of(key)) == 3);
-        CHECK(kept.store->exists(bytes_of(other)) == (unknown ? -ENOENT : -EBADMSG));
-        if (!unknown) CHECK(kept.store->del(bytes_of(other)) >= 0);
-        CHECK(kept.segments(SegmentState::kLarge) == 0);
+        CHECK(kept.store->exists(bytes_of(other)) == (key_damaged ? -ENOENT : -EBADMSG));
+        if (!key_damaged) CHECK(kept.store->del(bytes_of(other)) >= 0);
+        const bool has_left = key_damaged && pieces != 0;  // what no record leads to any more
+        CHECK(kept.store->pieces() == (has_left ? pieces : 0));
         CHECK(kept.store->count() == 1);
         CHECK(kept.store->del({"one more", 8}) == 1);
         REQUIRE(kept.store->compact() == 0);
-        CHECK(kept.damages().first == 0);
-        kv_test::check_store(kept.store);
+        const auto [damages, without_record] = kept.damages();
+        CHECK(without_record == (has_left ? 1 : 0));
+        CHECK((damages == 0) == !has_left);
+        if (!has_left) kv_test::check_store(kept.store);
       }
     }
   }
@@ -236,13 +232,16 @@ TEST_CASE("kv-damage: a segment with many damages is given back when all of its 
   }
 }
 
-TEST_CASE("kv-damage: the segments of a large pair whose record is damaged are named, and come back with its key") {
+TEST_CASE(
+    "kv-damage: the pieces of a large pair whose head is damaged are named; they go with its key if it shows them") {
   const std::string key = "a large pair's key";
   struct Spot {
     uint64_t at, bytes;
+    bool shows;  // what remains names the pieces, and is proven by the first of them
   };
-  // Checksum; type and size; hash, first segment, life of the LargePlace; all of it.
-  const Spot spots[] = {{0, 1}, {12, 4}, {24, 1}, {48, 1}, {64, 1}, {0, 72}};
+  // Checksum; type and size; key; hash, value_bytes, id of the Pieces; all of it.
+  const Spot spots[] = {{0, 1, true},  {12, 4, false}, {24, 1, true}, {48, 1, false},
+                        {64, 1, true}, {72, 1, false}, {0, 88, false}};
   for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
     for (const bool moved : {false, true}) {
       for (const Spot& spot : spots) {
@@ -252,8 +251,10 @@ TEST_CASE("kv-damage: the segments of a large pair whose record is damaged are n
           Kept kept;
           kept.open(Contents::kNew);
           kept.set("before", std::string(1000, 'b'));
-          kept.set(key, std::string(kLargeBytes, 'x'));
           kept.set("another large one", std::string(100'000, 'y'));
+          const uint64_t others = kept.store->pieces();
+          kept.set(key, std::string(kLargeBytes, 'x'));
+          const uint64_t all = kept.store->pieces();
           kept.set("behind", std::string(1000, 'b'));
           kept.durability = durability;
           kept.reopen();
@@ -263,25 +264,22 @@ TEST_CASE("kv-damage: the segments of a large pair whose record is damaged are n
             REQUIRE(kept.store->compact() == 0);
             kept.reopen();
           }
-          const std::string words = descriptor_of(key);
-          for (char* record = kept.record_of(words); record; record = kept.record_of(words, record))  // moved: two
+          for (char* record = kept.record_of(key); record; record = kept.record_of(key, record))  // moved: two
             for (uint64_t i = 0; i < spot.bytes; ++i)
               record[spot.at + i] = static_cast<char>(record[spot.at + i] ^ 0x15);
           kept.open(Contents::kKept);
-          REQUIRE(kept.segments(SegmentState::kLarge) == kLargeSegments + 2);
+          REQUIRE(kept.store->pieces() == all);
           CHECK(kept.store->exists(bytes_of(key)) == -EBADMSG);
-          CHECK(kept.damages().second == 1);
-          uint64_t segments = 2;
-          if (next == UINT64_MAX) {
-            CHECK(kept.store->del(bytes_of(key)) >= 0);
-          } else {
-            kept.set(key, std::string(next, 'z'));
-            if (next > 64 * kKiB) segments += 4;
-          }
-          CHECK(kept.segments(SegmentState::kLarge) == segments);
-          CHECK(kept.damages().second == 0);
-          CHECK(kept.segments(SegmentState::kLarge) == segments);
-          CHECK(value_of(kept.store, key) == (next == UINT64_MAX ? "none" : std::string(next, 'z')));
+          CHECK(kept.damages().second != 0);
+          const bool has_key = spot.at != 24 && spot.bytes < 4;
+          const bool goes = next != UINT64_MAX || kept.store->del(bytes_of(key)) >= 0;
+          CHECK((next != UINT64_MAX || goes == has_key));
+          if (next != UINT64_MAX) kept.set(key, std::string(next, 'z'));
+          const bool left = !spot.shows || !goes;
+          const uint64_t fresh = next == 200'000 ? 50 : 0;
+          CHECK(kept.store->pieces() == (left ? all : others) + fresh);
+          CHECK((kept.damages().second != 0) == left);
+          if (goes) CHECK(value_of(kept.store, key) == (next == UINT64_MAX ? "none" : std::string(next, 'z')));
           CHECK(value_of(kept.store, "another large one") == std::string(100'000, 'y'));
         }
       }

@@ -145,14 +145,14 @@ TEST_CASE("kv: a full store accepts sets again when deletes have freed a little 
   for (uint64_t i = 0; i < again; ++i) REQUIRE(kv.exists("again " + std::to_string(i)) == 400);
 }
 
-TEST_CASE("kv: a large value finds neighbouring room by moving what lives between") {
+TEST_CASE("kv: a large value takes what deletes have left in many segments") {
   Opened kv(kMiB, 2 * kMiB);  // 16 segments of 64 KiB
   const std::string small(2000, 's');
   for (int i = 0; i < 360; ++i) REQUIRE(kv.set("small " + std::to_string(i), small) == 0);
   for (int i = 0; i < 360; ++i) {
     if (i % 4) REQUIRE(kv.del("small " + std::to_string(i)) == 2000);
   }
-  const std::string large(500'000, 'L');  // 8 neighbours; no two were free
+  const std::string large(500'000, 'L');  // no segment was free
   REQUIRE(kv.set("large", large) == 0);
   CHECK(kv.get("large") == large);
   for (int i = 0; i < 360; i += 4) REQUIRE(kv.get("small " + std::to_string(i)) == small);
@@ -303,76 +303,19 @@ uint64_t cpu_ns() {
 
 }  // namespace
 
-TEST_CASE("kv: a window for a large pair is found in one pass over the segments, however long it is") {
-  const auto cpu_of = [](uint64_t run) {
-    const auto bare = std::make_unique<BareLog>(uint64_t{40'000});
-    bare->fill(39'000, 1);
-    uint64_t first = 0;
-    const uint64_t before = cpu_ns();
-    for (unsigned i = 0; i < 20; ++i) {
-      const int status = bare->log.reserve_window(run, &first);
-      CHECK((status == 0 || status == -ENOSPC));
-      if (status == 0) bare->log.release_window();
-    }
-    return cpu_ns() - before;
-  };
-  const uint64_t of_short = cpu_of(2), of_long = cpu_of(400);
-  INFO(of_short << " ns, " << of_long << " ns");
-  CHECK(of_long < 8 * of_short);
-}
-
-TEST_CASE("kv: of overlapping windows the one with the fewest live records is taken") {
-  const auto bare = std::make_unique<BareLog>(uint64_t{300});
-  bare->fill(80, 9);
-  bare->fill(5, 1);
-  bare->fill(80, 9);
-  bare->log.set_damaged(81);
-  uint64_t first = 0, run = 0;
-  REQUIRE(bare->log.take_run(132, &run) == 0);  // of what is free behind them three stay, and two alone
-  bare->log.retire(run + 10, 1);
-  bare->log.retire(run + 20, 1);
-  REQUIRE(bare->log.reclaim() == 5);
-  REQUIRE(bare->log.reserve_window(4, &first) == 0);
-  CHECK(first == 82);
-  bare->log.release_window();
-}
-
-TEST_CASE("kv: what to clean, and where a large pair goes, is found among many segments as fast as among few") {
+TEST_CASE("kv: what to clean is found among many segments as fast as among few") {
   constexpr uint64_t kFew = 20'000, kMany = 16 * kFew;
-  const auto cpu_of = [](uint64_t segments, bool runs) {
+  const auto cpu_of = [](uint64_t segments) {
     const auto bare = std::make_unique<BareLog>(segments + 100);
     bare->fill(segments, 6);
-    uint64_t before = 0;
+    uint64_t before = 0, number = 0;
     for (unsigned i = 0; i < 100; ++i) {
       if (i == 1) before = cpu_ns();
-      uint64_t number = 0;
-      if ((runs ? bare->log.take_run(2, &number) : bare->log.victim(&number)) != 0) FAIL("not found");
-      if (!runs) continue;
-      bare->log.retire(number, 2);
-      (void)bare->log.reclaim();
+      if (bare->log.victim(&number) != 0) FAIL("not found");
     }
     return cpu_ns() - before;
   };
-  for (const bool runs : {false, true}) {
-    const uint64_t of_few = cpu_of(kFew, runs), of_many = cpu_of(kMany, runs);
-    INFO((runs ? "runs: " : "victims: ") << of_few << " ns, " << of_many << " ns");
-    CHECK(of_many < 8 * of_few);
-  }
-}
-
-TEST_CASE("kv: a large pair takes the shortest row of free segments that is long enough") {
-  constexpr uint64_t kFilled = 400;
-  const auto bare = std::make_unique<BareLog>(kFilled + 200);
-  bare->fill(kFilled, 6);
-  uint64_t run = 0;
-  REQUIRE(bare->log.take_run(190, &run) == 0);
-  CHECK(run == kFilled);
-  for (const uint64_t row : {5, 3, 9, 4}) bare->log.retire(run + row * 10, row);
-  REQUIRE(bare->log.reclaim() == 10 + 5 + 3 + 9 + 4);
-  const std::pair<uint64_t, uint64_t> counts_and_places[] = {{4, 40}, {3, 30}, {6, 90}, {5, 50}, {3, 96}};
-  for (const auto& [count, place] : counts_and_places) {
-    uint64_t first = 0;
-    REQUIRE(bare->log.take_run(count, &first) == 0);
-    CHECK(first == run + place);
-  }
+  const uint64_t of_few = cpu_of(kFew), of_many = cpu_of(kMany);
+  INFO(of_few << " ns, " << of_many << " ns");
+  CHECK(of_many < 8 * of_few);
 }

@@ -20,14 +20,14 @@ using kv_test::bytes_of;
 
 namespace {
 
-constexpr uint64_t kSegment = 64 * kKiB, kPartData = kSegment - 8;  // of a large pair on a device
+constexpr uint64_t kSegment = 64 * kKiB, kInSegment = 15 * 4000;  // of a large pair: in pieces of 4 KiB
 
 struct Kind {
   const char* name;
   bool on_device;
   Contents contents;
   Durability durability;
-  // Segments that no large pair gets: for cleaning, the tail, two saved states; of durable sets, the next two tails.
+  // Segments that no pair gets: for cleaning, the tail, two saved states; of durable sets, the next two tails.
   uint64_t kept() const {
     if (contents == Contents::kScratch) return 4;
     return durability == Durability::kFlush ? 8 : 10;
@@ -90,9 +90,10 @@ TEST_CASE("kv-room: an emptied store takes a pair of all its room but what is ke
         Store* store = kv_test::open_store(options);
         if (seed != 0) fill_and_empty(store, seed, bytes / 40);
         const uint64_t segments = store->bytes_allocated() / kSegment, most = segments - kind.kept();
-        std::string value((most + 1) * kPartData - 8, 'w');
+        std::string value((most + 2) * kSegment, 'w');
         CHECK(store->set({"large", 5}, bytes_of(value)) == -ENOSPC);
-        value.resize(most * kPartData - 8);
+        CHECK(store->pieces() == 0);
+        value.resize(most * kInSegment);
         for (const char fill : {'x', 'y'}) {
           value[0] = fill;
           CHECK(store->set({"large", 5}, bytes_of(value)) == 0);
@@ -127,7 +128,6 @@ TEST_CASE("kv-room: a store that held many keys takes a large pair as soon as th
   store->close();
 }
 
-// The windows of such pairs have the tail, the next tails and saved states of others in them.
 TEST_CASE("kv-room: pairs of half of a store come and go while others write and flush") {
   constexpr uint64_t kBytes = 8 * kMiB, kRounds = 60;
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {

@@ -20,7 +20,6 @@ struct StateName {
 // Those that a store which was only opened can have.
 constexpr StateName kStates[] = {
     {kv::SegmentState::kSealed, "records", "of records"},
-    {kv::SegmentState::kLarge, "large_pairs", "of large pairs"},
     {kv::SegmentState::kState, "saved_state", "of the saved state"},
     {kv::SegmentState::kFree, "free", "free"},
 };
@@ -41,6 +40,7 @@ void info_json(const KvCommand& command, const kv::StoreInfo& info) {
   json.field("features_compatible", info.features_compatible).field("features_read_only", info.features_read_only);
   json.field("features_incompatible", info.features_incompatible).field("place_bytes", info.place_bytes);
   json.field("keys", info.keys).field("pair_bytes", info.pair_bytes).field("live_bytes", info.live_bytes);
+  json.field("pieces", info.pieces);
   json.field("segment_bytes", info.segment_bytes).key("segments").open('{');
   for (const StateName& state : kStates) json.field(state.name, info.segments[static_cast<unsigned>(state.state)]);
   json.close('}').field("state_sequence", info.sequence).field("state_bytes", info.state_bytes);

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Space: bytes of the device for each byte of keys and values that a full store holds, by the length of the values;
+// filled in one go, and after what is there was overwritten in random order at 80% full. With large values all that is
+// lost is a record's header, what ends of segments have no room for, and what is reserved for cleaning and states.
+//   kv_space [--mib N] [--turns N] [--path FILE] [--kib N: that length alone]
+// Threading: one thread.
+#include <vector>
+
+#include "tests/kv/kv_support.h"
+#include "tests/support/lun_device.h"
+#include "tests/support/seed.h"
+
+using namespace lunar;
+using namespace lunar::kv;
+using namespace kv_test;
+
+namespace {
+
+constexpr double kMost = 1.1;
+
+// Of all lengths up to 1 MiB, short ones more often.
+uint64_t mixed(uint64_t key) { return 1 + mix(key) % (kKiB << mix(key + 1) % 11); }
+
+class Filled {
+ public:
+  Filled(const char* path, uint64_t bytes, uint64_t length) : bytes_(bytes), length_(length) {
+    StoreOptions options;
+    if (path) {
+      options.device = open_device(path, bytes);
+    } else {
+      memory_.resize(bytes);
+      options.device = new lunar_test::MemoryDevice(memory_.data(), bytes);  // for the rest of the process
+    }
+    options.log_bytes = bytes;
+    options.dram_bytes = 48 * kMiB;  // of smaller segments less would be lost
+    options.contents = Contents::kNew;
+    store_ = open_store(options);
+  }
+  ~Filled() { store_->close(); }
+  Filled(const Filled&) = delete;
+  Filled& operator=(const Filled&) = delete;
+
+  int set(uint64_t key, uint64_t version) {
+    fill(&value_, key, version, length_ ? length_ : mixed(key));
+    return store_->set({&key, sizeof key}, bytes_of(value_));
+  }
+  // Until so much is there, or no more goes in.
+  void fill_up(double share) {
+    const double most = share * static_cast<double>(bytes_);
+    for (; static_cast<double>(store_->bytes_actual()) < most; ++keys_) {
+      const int status = set(keys_, 0);
+      if (status == -ENOSPC) return;
+      if (status != 0) fail("set: " + std::to_string(status));
+    }
+  }
+  void overwrite(uint64_t turns, Random* random) {
+    for (uint64_t i = 0; i < turns * keys_; ++i)
+      if (const int status = set(random->below(keys_), i + 1); status != 0) fail("set: " + std::to_string(status));
+  }
+  void report(const char* how) {
+    const double space = static_cast<double>(bytes_) / static_cast<double>(store_->bytes_actual());
+    const double used = static_cast<double>(store_->bytes_in_use()) / static_cast<double>(store_->bytes_actual());
+    printf("%4llu KiB%s, %s: %llu values, %.3f bytes of the device a byte, %.3f in use\n",
+           static_cast<unsigned long long>(length_ / kKiB), length_ ? "" : " (mixed)", how,
+           static_cast<unsigned long long>(store_->count()), space, used);
+    check_store(store_);
+    if (space > kMost) fail("more than 1.1 bytes a byte");
+  }
+
+ private:
+  uint64_t bytes_, length_, keys_ = 0;
+  std::vector<char> memory_;
+  std::string value_;
+  Store* store_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const uint64_t bytes = argument(argc, argv, "--mib", 256) * kMiB, turns = argument(argc, argv, "--turns", 2);
+  const char* path = text_argument(argc, argv, "--path");
+  Random random(tier::run_seed());
+  std::vector<uint64_t> lengths = {16 * kKiB, 64 * kKiB, 256 * kKiB, kMiB, 0};
+  if (const uint64_t kib = argument(argc, argv, "--kib", 0)) lengths = {kib * kKiB};
+  for (const uint64_t length : lengths) {
+    {
+      Filled store(path, bytes, length);
+      store.fill_up(1);
+      store.report("filled");
+    }
+    Filled store(path, bytes, length);
+    store.fill_up(0.8);
+    store.overwrite(turns, &random);
+    store.fill_up(1);
+    store.report("overwritten");
+  }
+  return 0;
+}
