@@ -664,7 +664,7 @@ static int reserve_for_child(PagerState& state, uint64_t pages) {
 // Whether the limits on memory, which a child inherits with what is mapped, leave what its own pager maps: frames,
 // windows, threads and rings, the tables of a LUN; and what our prepare handler does. Tried, as the limits are on what
 // the whole process has. The answer errs towards no: what a child does not inherit is not counted in its favour. The
-// fork itself takes nothing of these limits, but of vm.overcommit_memory=2: the kernel counts its copy there.
+// fork itself takes nothing of these limits.
 static bool child_may_map(const PagerState& state) {
   if (!sys::memory_is_limited()) return true;
   constexpr uint64_t kThreadBytes = kMiB, kOtherBytes = 2 * kMiB;
@@ -675,9 +675,7 @@ static bool child_may_map(const PagerState& state) {
                          2 * deferred_slots_bytes(slots) + kOtherBytes;
   void* probe = map_private(bytes, ForkPolicy::kDontFork);
   unmap_private(probe, bytes);
-  if (probe == nullptr || !sys::commits_are_counted()) return probe != nullptr;
-  const int64_t left = sys::commit_bytes_left(), copied = sys::own_status_bytes("VmData");
-  return left < 0 || copied < 0 || left >= copied + static_cast<int64_t>(bytes);
+  return probe != nullptr;
 }
 
 int pager_fork_check() {

@@ -289,6 +289,19 @@ static int create_again(PagerState& state, const Options& options, ErrorText* wh
   return 0;
 }
 
+// Limits against which the kernel counts tiered memory, although it lies on the LUN.
+static int check_limits(ErrorText* why) {
+  if (sys::commits_are_counted())
+    return why->set(-ENOTSUP,
+                    "vm.overcommit_memory is 2, under which memory on the LUN counts against the machine's commit "
+                    "limit; run `sysctl vm.overcommit_memory=0`");
+  if (sys::data_is_limited())
+    return why->set(-ENOTSUP,
+                    "a limit on data (RLIMIT_DATA) is set, against which memory on the LUN counts; run `ulimit -d "
+                    "unlimited`: --dram and --size limit the program");
+  return 0;
+}
+
 void pager_read_nodes() {
   if (test_switches.numa_nodes > 1) sys::pretend_nodes(static_cast<int>(test_switches.numa_nodes));
   (void)sys::numa_nodes();
@@ -309,7 +322,8 @@ int pager_create(const Options& options, ErrorText* why) {
   sys::threads_prepare();
   state.page_size = sys::page_bytes();
   state.page_shift = static_cast<unsigned>(__builtin_ctzl(state.page_size));
-  int rc = check_sizes(state, why);
+  int rc = check_limits(why);
+  if (rc == 0) rc = check_sizes(state, why);
   if (rc < 0) return rc;
   rc = page_hash_key_make();
   if (rc < 0) return why->set(rc, "pager: no random numbers (getrandom: %s)", errno_text(rc));

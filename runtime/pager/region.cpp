@@ -14,7 +14,6 @@
 #include "base/format.h"
 #include "pager/activation.h"
 #include "pager/checked_forks.h"
-#include "pager/commit_charge.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
 #include "pager/map_events.h"
@@ -182,7 +181,6 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   if (region == nullptr) return -ENOMEM;
   region->pages = bytes >> state.page_shift;
   region->flags = flags;
-  region->counted_by_kernel = sys::writable_is_counted();
   void* base = nullptr;
   int rc = reserve_aligned(state, bytes, &base);
   if (rc < 0) return rc;
@@ -238,7 +236,7 @@ Region* region_find(const void* address) {
 static int make_usable(PagerState& state, Region* region, size_t offset, size_t bytes, int protection) {
   if (protection == kChargeOnly) return 0;
   sys::Locked<sys::Mutex> lock(region->grow_lock);
-  if ((region->flags & kRegionStrict) != 0 || region->counted_by_kernel)
+  if ((region->flags & kRegionStrict) != 0)
     return sys::protect(region->base + offset, bytes, protection == -1 ? PROT_READ | PROT_WRITE : protection);
   size_t usable = region->usable_pages.load() << state.page_shift, end = offset + bytes;
   if (end > usable) {
@@ -380,11 +378,15 @@ void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {
   if (lock.plain()) plain_uncommit(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
 }
 
-// Discards the range, and makes the kernel stop counting it.
-static int give_up(PagerState& state, Region* region, size_t offset, size_t bytes) {
-  const int rc = pager_discard(region->base + offset, bytes, Discard::kMapping);
-  if (rc == 0) (void)map_anew(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift, true);
-  return rc;
+// While the process is not active: a fresh map takes content, locks, guard pages and advice with the old one (not the
+// list of wipe.h). -EAGAIN: it is active, or about to be.
+static int map_plain_anew(PagerState& state, const Region& region, size_t offset, size_t bytes) {
+  if (pager_active()) return -EAGAIN;
+  CommitLock lock(state);
+  if (!lock.plain()) return -EAGAIN;
+  void* at = nullptr;
+  return sys::map(region.base + offset, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+                  0, &at);
 }
 
 int region_clear(Region* region, size_t offset, size_t bytes) {
@@ -393,22 +395,19 @@ int region_clear(Region* region, size_t offset, size_t bytes) {
   if (wipe_any())
     if (const int rc = pager_wipe_on_fork(address, bytes, false); rc < 0) return rc;
   // One call to the kernel instead of two: programs end maps by the thousand.
-  if (map_plain_anew(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift) == 0)
-    return pager_advise(address, bytes, LUNAR_NORMAL);
+  if (map_plain_anew(state, *region, offset, bytes) == 0) return pager_advise(address, bytes, LUNAR_NORMAL);
   // First: what another thread writes after the discard would be what the next owner of the place finds.
   (void)sys::protect(address, bytes, PROT_NONE);
-  return give_up(state, region, offset, bytes);
+  return pager_discard(address, bytes, Discard::kMapping);
 }
 
 void region_decommit(Region* region, size_t offset, size_t bytes) {
-  (void)give_up(pager_state(), region, offset, bytes);
+  (void)pager_discard(region->base + offset, bytes, Discard::kMapping);
   region_forget(region, offset, bytes);
 }
 
 int region_try_decommit(Region* region, size_t offset, size_t bytes) {
-  auto& state = pager_state();
   if (pager_try_discard(region->base + offset, bytes) == -EAGAIN) return -EAGAIN;
-  (void)map_anew(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift, false);
   region_forget(region, offset, bytes);
   return 0;
 }

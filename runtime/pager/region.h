@@ -36,7 +36,6 @@ struct Region {
   char* base = nullptr;
   uint64_t pages = 0;
   unsigned flags = 0;
-  bool counted_by_kernel = false;  // the kernel counts its writable part against a limit (commit_charge.h)
   PageTable table;
   std::atomic<int32_t>* chunk_resident = nullptr;
   std::atomic<uint64_t> usable_pages{0};  // made read/write so far, from the start (grows only)

@@ -370,13 +370,12 @@ bool commits_are_counted() {
   return read_text("/proc/sys/vm/overcommit_memory", mode, sizeof mode) > 0 && mode[0] == '2';
 }
 
-bool writable_is_counted() { return has_limit(RLIMIT_DATA) || commits_are_counted(); }
+bool data_is_limited() { return has_limit(RLIMIT_DATA); }
 
-bool memory_is_limited() { return has_limit(RLIMIT_AS) || has_limit(RLIMIT_DATA) || commits_are_counted(); }
+bool memory_is_limited() { return has_limit(RLIMIT_AS) || has_limit(RLIMIT_DATA); }
 
 const char* memory_limit() {
   const bool by_space = has_limit(RLIMIT_AS), by_data = has_limit(RLIMIT_DATA);
-  if (!by_space && !by_data && commits_are_counted()) return "vm.overcommit_ratio, or vm.overcommit_memory=0";
   return by_space == by_data ? "ulimit -v, ulimit -d" : by_data ? "ulimit -d" : "ulimit -v";
 }
 

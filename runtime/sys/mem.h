@@ -17,12 +17,11 @@ size_t page_bytes();  // sysconf(_SC_PAGESIZE), cached
 [[nodiscard]] int unmap(void* address, size_t bytes);
 // For error lines: the limit that may be why memory was refused, "ulimit -d" where that is set and -v is not, ...
 const char* memory_limit();
-bool memory_is_limited();       // RLIMIT_AS or RLIMIT_DATA is set, or commits_are_counted()
+bool memory_is_limited();       // RLIMIT_AS or RLIMIT_DATA is set
+bool data_is_limited();         // RLIMIT_DATA is set: writable private memory counts against it
 uint64_t address_space_most();  // RLIMIT_AS; UINT64_MAX: no limit
 // vm.overcommit_memory=2: writable private memory counts against a limit of the whole machine, whatever its flags.
 bool commits_are_counted();
-// Whether writable private memory counts against that, or against RLIMIT_DATA.
-bool writable_is_counted();
 [[nodiscard]] int protect(void* address, size_t bytes, int prot);
 [[nodiscard]] int advise(void* address, size_t bytes, int advice);
 [[nodiscard]] int remap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* new_address,

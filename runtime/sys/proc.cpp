@@ -363,23 +363,6 @@ static int64_t bytes_of_line(const char* path, const char* key) {
 int64_t own_status_bytes(const char* key) { return bytes_of_line("/proc/self/status", key); }
 int64_t machine_memory_bytes(const char* key) { return bytes_of_line("/proc/meminfo", key); }
 
-int64_t commit_bytes_left() {
-  const int64_t limit = machine_memory_bytes("CommitLimit"), committed = machine_memory_bytes("Committed_AS"),
-                mapped = own_status_bytes("VmSize");
-  if (limit < 0 || committed < 0) return limit < 0 ? limit : committed;
-  const auto reserve = [](const char* path, int64_t otherwise) {
-    char text[32];
-    uint64_t kib = 0;
-    return read_text(path, text, sizeof text) > 0 && parse_digits(text, &kib) != nullptr
-               ? static_cast<int64_t>(kib * kKiB)
-               : otherwise;
-  };
-  // As the kernel has it (mm/util.c, __vm_enough_memory): for root, and for a user to end this process.
-  const int64_t admin = reserve("/proc/sys/vm/admin_reserve_kbytes", 8 * kMiB),
-                user = reserve("/proc/sys/vm/user_reserve_kbytes", 128 * kMiB);
-  return limit - committed - admin - (mapped >= 0 && mapped / 32 < user ? mapped / 32 : user);
-}
-
 uint64_t pid_namespace() {
   struct stat status;
   return path_status("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;

@@ -41,9 +41,6 @@ bool process_lives(int process_id);  // until its parent has waited for it
 // The value of a line of /proc/self/status that is in KiB (VmHWM, VmPin), in bytes; or -errno.
 [[nodiscard]] int64_t own_status_bytes(const char* key);
 [[nodiscard]] int64_t machine_memory_bytes(const char* key);  // likewise of /proc/meminfo (MemTotal, MemAvailable)
-// With vm.overcommit_memory=2: bytes that the machine's commit limit leaves for this process; or -errno if /proc does
-// not tell.
-[[nodiscard]] int64_t commit_bytes_left();
 // Number of entries of a directory of /proc where the kernel tells it cheaply (st_size, 6.2+), else a value that
 // changes with every call.
 uint64_t directory_size(const char* path);

@@ -4,11 +4,6 @@
 //
 //   fork_room_test LIBRARY at-once | failed
 //   fork_room_test LIBRARY limits        RLIMIT_AS and RLIMIT_DATA leave the child nothing, little or enough
-//   fork_room_test LIBRARY strict        likewise RLIMIT_AS where the kernel counts commits (vm.overcommit_memory=2,
-//                                        which only this process believes to be set): the copy that a fork makes is
-//                                        no address space of the parent's
-//   fork_room_test LIBRARY no-data       RLIMIT_DATA leaves the program itself nothing (vm.overcommit_memory=2 counts
-//                                        the same, for the whole machine): ENOMEM, and what is there goes on
 //   fork_room_test LIBRARY meanwhile     memory is committed after a fork was checked: the child has room for that,
 //                                        too, or the program has none
 //   fork_room_test LIBRARY killed        children that are killed before they have begun leave nothing charged
@@ -22,7 +17,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -288,52 +282,6 @@ static int limits() {
   return 0;
 }
 
-static rlim_t machine_has(const char* key) { return bytes_of_line("/proc/meminfo", key); }
-
-// A file of this test over the kernel's setting, for it and its children alone. False: not possible here.
-static bool pretend_strict_commits() {
-  char path[] = "/var/tmp/lunar-overcommit-XXXXXX";
-  const int file = mkstemp(path);
-  const bool done = file >= 0 && write(file, "2\n", 2) == 2 && unshare(CLONE_NEWNS) == 0 &&
-                    mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-                    mount(path, "/proc/sys/vm/overcommit_memory", nullptr, MS_BIND, nullptr) == 0;
-  if (file >= 0) CHECK(close(file) == 0 && unlink(path) == 0);
-  return done;
-}
-
-static int strict() {
-  constexpr rlim_t kRoom = 32 << 20;  // more than a child's own pager maps, less than what it inherits
-  take_memory();
-  auto* more = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  CHECK(more != MAP_FAILED);
-  fill(more, kBytes, 2);
-  CHECK(in_use("VmData:") > kRoom && !fork_within(RLIMIT_AS, in_use("VmSize:")));
-  CHECK(fork_within(RLIMIT_AS, in_use("VmSize:") + kRoom) && holds(more, kBytes, 2));
-  return 0;
-}
-
-static int no_data() {
-  take_memory();
-  const rlimit limit{in_use("VmData:") + (4 << 20), RLIM_INFINITY}, none{RLIM_INFINITY, RLIM_INFINITY};
-  CHECK(setrlimit(RLIMIT_DATA, &limit) == 0);
-  constexpr size_t kEach = 1 << 20, kMost = 8;
-  void* maps[kMost];
-  size_t made = 0;
-  for (; made < kMost; ++made) {
-    maps[made] = mmap(nullptr, kEach, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (maps[made] == MAP_FAILED) break;
-    fill(maps[made], kEach, 2);
-  }
-  CHECK(made < kMost && errno == ENOMEM && holds(g_memory, kBytes, 1));
-  CHECK(fork() == -1 && errno == ENOMEM);
-  while (made != 0) CHECK(holds(maps[--made], kEach, 2) && munmap(maps[made], kEach) == 0);
-  CHECK(setrlimit(RLIMIT_DATA, &none) == 0);
-  const pid_t child = fork();
-  if (child == 0) _exit(holds(g_memory, kBytes, 1) ? 0 : 7);
-  CHECK(child > 0 && end_of(child) == 0 && holds(g_memory, kBytes, 1));
-  return 0;
-}
-
 int main(int argc, char** argv) {
   const char* mode = argc > 2 ? argv[2] : "at-once";
   if (strcmp(mode, "write-errors") == 0)
@@ -342,14 +290,6 @@ int main(int argc, char** argv) {
   if (strcmp(mode, "killed") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=64m", "LUNAR_SIZE=2g"}, killed);
   if (strcmp(mode, "meanwhile") == 0)
     return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=128m"}, meanwhile);
-  if (strcmp(mode, "no-data") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m"}, no_data);
-  if (strcmp(mode, "strict") == 0 && getenv("PRELOAD_TEST_INSIDE") == nullptr) {
-    if (machine_has("CommitLimit:") < machine_has("Committed_AS:") + (1 << 30) || !pretend_strict_commits()) {
-      printf("skip: sysctl: the setting of overcommitment cannot be covered here, or its limit is near\n");
-      return 77;
-    }
-  }
-  if (strcmp(mode, "strict") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m"}, strict);
   if (strcmp(mode, "limits") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m"}, limits);
   int (*const body)() = strcmp(mode, "failed") == 0 ? failed : strcmp(mode, "no-process") == 0 ? no_process : at_once;
   return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=2g"}, body);

@@ -32,10 +32,10 @@ BEGIN = ("import ctypes, os, subprocess, sys\nname = sys.argv[1]\n"
          "def end(pid): sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n")
 
 
-def lunar(*command, flags=(), **variables):
+def lunar(*command, flags=(), before=(), **variables):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("LUNAR_", "LD_"))}
-    ended = subprocess.run([LUNAR, "run", "--dram", "32m", *flags, "--", *command], capture_output=True, text=True,
-                           check=False, env={**environment, **variables})
+    ended = subprocess.run([*before, LUNAR, "run", "--dram", "32m", *flags, "--", *command], capture_output=True,
+                           text=True, check=False, env={**environment, **variables})
     if "userfaultfd" in ended.stderr and os.geteuid() != 0:
         pytest.skip("userfaultfd: " + ended.stderr.splitlines()[0])
     return ended
@@ -69,6 +69,22 @@ def test_refused(directory):
         ended = lunar(*words)
         assert (ended.returncode, ended.stdout) == (125, "")
         assert says in ended.stderr and ended.stderr.count("\n") == 1
+
+
+def refused_under(before, says):
+    ended = lunar("true", before=before)
+    assert ended.returncode == 125 and says in ended.stderr and ended.stderr.count("\n") == 1, ended
+
+
+def test_limit_on_data():
+    refused_under(["prlimit", f"--data={1 << 34}"], "ulimit -d unlimited")
+
+
+def test_counted_commits(directory, as_root):
+    """With the setting covered for this process alone."""
+    strict = written(directory, "strict", b"2\n")
+    cover = f"mount --make-rprivate / && mount --bind {strict} /proc/sys/vm/overcommit_memory && exec \"$@\""
+    refused_under(["unshare", "-m", "sh", "-c", cover, "sh"], "sysctl vm.overcommit_memory=0")
 
 
 def child(how, name, says, keeps, code=9):

@@ -245,8 +245,8 @@ Finding check_cgroup(const MemoryState& memory) {
 Finding check_overcommit() {
   std::string mode = read_line("/proc/sys/vm/overcommit_memory");
   if (mode != "2") return {"overcommit", Health::kOk, "mode " + mode, "", ""};
-  return {"overcommit", Health::kWarn, "mode 2 (strict)",
-          "tiered memory counts against the commit limit, although it lies on the LUN",
+  return {"overcommit", Health::kFail, "mode 2 (strict)",
+          "Lunar does not start: memory on the LUN would count against the commit limit",
           "`sudo sysctl -w vm.overcommit_memory=0`"};
 }
 
