@@ -24,9 +24,8 @@ struct Mapping {
   int prot = 0;  // as for mprotect
   MappingKind kind = MappingKind::kTiered;
   bool committed = false;
-  int key = 0;  // of pkey_mprotect
   bool alike(const Mapping& other) const {
-    return prot == other.prot && kind == other.kind && committed == other.committed && key == other.key;
+    return prot == other.prot && kind == other.kind && committed == other.committed;
   }
 };
 

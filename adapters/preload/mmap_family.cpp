@@ -21,6 +21,7 @@
 #include "pager/pager.h"
 #include "preload.h"
 #include "sys/kernel_call.h"
+#include "sys/log.h"
 #include "sys/mem.h"
 #include "sys/memory_constants.h"
 #include "sys/proc.h"
@@ -170,8 +171,7 @@ void* attach_over(int id, char* address, int flags) {
   return result;
 }
 
-// Some plain memory of the program's has what a copy of it would not: a protection key, guard pages, or it is not for
-// forked children.
+// Some plain memory of the program's has what a copy of it would not: guard pages, or it is not for forked children.
 constinit std::atomic<bool> g_plain_is_marked{false};
 
 bool advice_marks(int advice) {
@@ -209,16 +209,23 @@ int remap_plain(void* old_address, size_t old_bytes, size_t new_bytes, int flags
 
 }  // namespace
 
-int protect_range(void* address, size_t bytes, int prot, int key) {
+int protect_range(void* address, size_t bytes, int prot) {
   size_t rounded = 0;
-  if (key > 0) g_plain_is_marked.store(true, std::memory_order_relaxed);
-  auto plain = [=](char* at, size_t n) {
-    return key == -1 ? sys::protect(at, n, prot) : sys::protect_with_key(at, n, prot, key);
-  };
+  auto plain = [=](char* at, size_t n) { return sys::protect(at, n, prot); };
   return touches_tier(address, bytes, &rounded)
              ? for_parts(
-                   address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot, key); }, plain)
+                   address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot); }, plain)
              : plain(static_cast<char*>(address), bytes);
+}
+
+int refuse_key() {
+  LUNAR_LOG_LIMITED(log_info, 1,
+                    "pkey_alloc refused: tiered memory has no protection keys; the program goes on without");
+  return -ENOSPC;
+}
+
+int protect_with_key(void* address, size_t bytes, int prot, int key) {
+  return key == -1 || key == 0 ? protect_range(address, bytes, prot) : -EINVAL;
 }
 
 // Pages of the heap or of an API region: those of a hole-free region need no table.
@@ -354,11 +361,13 @@ LUNAR_EXPORT int mseal(void* address, size_t bytes, unsigned long flags) noexcep
 }
 
 LUNAR_EXPORT int mprotect(void* address, size_t bytes, int prot) noexcept {
-  return answer(protect_range(address, bytes, prot, -1));
+  return answer(protect_range(address, bytes, prot));
 }
 
+LUNAR_EXPORT int pkey_alloc(unsigned, unsigned) noexcept { return answer(refuse_key()); }
+
 LUNAR_EXPORT int pkey_mprotect(void* address, size_t bytes, int prot, int key) noexcept {
-  return answer(protect_range(address, bytes, prot, key));
+  return answer(protect_with_key(address, bytes, prot, key));
 }
 
 LUNAR_EXPORT int madvise(void* address, size_t bytes, int advice) noexcept {

@@ -100,9 +100,12 @@ constexpr long kMseal = 462;                                        // its numbe
 int seal_memory(void* address, size_t bytes, unsigned long flags);  // mseal, with errno
 void* attach_segment(int id, const void* wanted, int flags);        // shmat, with errno
 int detach_segment(const void* address);                            // shmdt, with errno
-// What munmap, mprotect (with `key` >= 0 pkey_mprotect) and madvise do. 0 or -errno
+// What munmap, mprotect, pkey_mprotect, pkey_alloc and madvise do. 0 or -errno. There are no protection keys, as on a
+// machine without them.
 int unmap_range(void* address, size_t bytes);
-int protect_range(void* address, size_t bytes, int prot, int key = -1);
+int protect_range(void* address, size_t bytes, int prot);
+int protect_with_key(void* address, size_t bytes, int prot, int key);
+int refuse_key();
 int advise_range(void* address, size_t bytes, int advice);
 // process_madvise, with errno
 ssize_t advise_in_process(int pidfd, const iovec* ranges, size_t count, int advice, unsigned flags);

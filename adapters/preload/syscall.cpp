@@ -62,7 +62,10 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
       *result = answer(protect_range(address, bytes, word));
       return true;
     case SYS_pkey_mprotect:
-      *result = answer(protect_range(address, bytes, word, static_cast<int>(a[3])));
+      *result = answer(protect_with_key(address, bytes, word, static_cast<int>(a[3])));
+      return true;
+    case SYS_pkey_alloc:
+      *result = answer(refuse_key());
       return true;
     case SYS_madvise:
       *result = answer(advise_range(address, bytes, word));

@@ -81,8 +81,8 @@ char* place_in(const Area& area, size_t bytes) {
   return g_table.find_free(area.base, area.limit, bytes, &place) ? place : nullptr;
 }
 
-Mapping tiered(int prot, bool committed) { return {nullptr, nullptr, prot, MappingKind::kTiered, committed, 0}; }
-Mapping foreign(int prot) { return {nullptr, nullptr, prot, MappingKind::kForeign, false, 0}; }
+Mapping tiered(int prot, bool committed) { return {nullptr, nullptr, prot, MappingKind::kTiered, committed}; }
+Mapping foreign(int prot) { return {nullptr, nullptr, prot, MappingKind::kForeign, false}; }
 
 // What was charged at commit.
 void uncharge(const Area& area, const char* begin, size_t bytes) {
@@ -138,7 +138,7 @@ int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot) 
   int rc = (old->prot & ~prot) == 0 ? 0 : sys::protect(begin, bytes, old->prot & prot);
   if (rc == 0) rc = pager_discard(begin, bytes, Discard::kMapping);
   // Whatever the table says: a raw mprotect may have changed it.
-  if (rc == 0) rc = old->key != 0 ? sys::protect_without_key(begin, bytes, prot) : sys::protect(begin, bytes, prot);
+  if (rc == 0) rc = sys::protect(begin, bytes, prot);
   if (rc == 0) g_table.set(begin, end, tiered(prot, true));
   return rc;
 }
@@ -169,7 +169,6 @@ int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
   int rc = region_hand_over(area->region, area->offset(begin), static_cast<size_t>(end - begin), old.committed, &done);
   if (old.committed && done != 0) uncharge(*area, begin, done);
   Mapping now = foreign(old.prot);
-  now.key = old.key;
   if (done != 0) g_table.set(begin, begin + done, now);
   return rc;
 }
@@ -275,7 +274,6 @@ int give_back(Area* area, char* begin, char* end) {
   for (char *at = begin, *stop; at < end; at = stop) {
     stop = g_table.piece(at, end, &piece);
     const size_t bytes = static_cast<size_t>(stop - at);
-    if (piece->key != 0) (void)sys::protect_without_key(at, bytes, PROT_NONE);
     if (piece->committed) uncharge(*area, at, bytes);
   }
   return 0;
@@ -413,7 +411,7 @@ int maps_leave(char* address, size_t bytes, bool replace) {
   return rc < 0 ? rc : 1;
 }
 
-int maps_protect(char* address, size_t bytes, int prot, int key) {
+int maps_protect(char* address, size_t bytes, int prot) {
   if (maps_are_gone(bytes)) return -ENOMEM;
   MapsLock lock;
   Area* area = area_of(address);
@@ -434,8 +432,7 @@ int maps_protect(char* address, size_t bytes, int prot, int key) {
       now.committed = prot != PROT_NONE;
     }
     now.prot = prot;
-    if (key != -1) now.key = key;
-    if (rc == 0) rc = sys::protect_with_key(address, part, prot, key);
+    if (rc == 0) rc = sys::protect(address, part, prot);
     if (rc == 0) g_table.set(address, stop, now);
     if (rc < 0) return rc;
     address = stop;

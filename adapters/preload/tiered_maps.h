@@ -54,7 +54,7 @@ bool maps_are_gone(size_t bytes);
 void maps_moved_away(char* address, size_t bytes);
 // shmdt of what is attached in an area.
 [[nodiscard]] int maps_detach(const char* address);
-[[nodiscard]] int maps_protect(char* address, size_t bytes, int prot, int key);  // key -1: not given (mprotect)
+[[nodiscard]] int maps_protect(char* address, size_t bytes, int prot);
 [[nodiscard]] int maps_advise(char* address, size_t bytes, int advice);
 // pre: `old_address` is in an area.
 [[nodiscard]] int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags, char* wanted,

@@ -45,8 +45,6 @@ int check(const Request& request, size_t page) {
 // Makes [begin, begin+bytes) like `like`, empty. pre: free.
 int make_like(Area* area, char* begin, size_t bytes, const Mapping& like) {
   int rc = like.committed ? commit_piece(area, begin, begin + bytes, like.prot) : 0;
-  if (rc == 0 && like.key != 0 && (rc = sys::protect_with_key(begin, bytes, like.prot, like.key)) < 0)
-    (void)give_back(area, begin, begin + bytes);
   if (rc < 0)
     maps_table().erase(begin, begin + bytes);
   else
@@ -102,12 +100,11 @@ int replace(const Request& request, Area* area, size_t keep) {
   if (const size_t more = request.new_bytes - keep; rc == 0 && more != 0) {
     const Mapping& like = request.old;
     rc = commit_rest(area, place + keep, end, like.prot, true);
-    if (rc == 0) rc = sys::protect_alike(place + keep, more, like.prot, like.key);
+    if (rc == 0) rc = sys::protect(place + keep, more, like.prot);
     if (rc == 0) rc = lock_added(area, place + keep, more, request);
   }
   if (rc == 0)
-    rc = pager_move(place, request.old_begin, keep,
-                    {request.old.prot, request.old.key, (request.flags & MREMAP_DONTUNMAP) == 0, true});
+    rc = pager_move(place, request.old_begin, keep, {request.old.prot, (request.flags & MREMAP_DONTUNMAP) == 0, true});
   if (rc == 0) maps_table().set(place, end, request.old);
   return rc;
 }
@@ -117,8 +114,7 @@ int fill_new(const Request& request, Area* area, char* place, size_t keep) {
   if (rc == 0 && (rc = lock_added(area, place + keep, request.new_bytes - keep, request)) < 0)
     (void)unmap_pieces(area, place, place + keep);
   if (rc < 0 || !request.old.committed) return rc;
-  rc = pager_move(place, request.old_begin, keep,
-                  {request.old.prot, request.old.key, (request.flags & MREMAP_DONTUNMAP) == 0, false});
+  rc = pager_move(place, request.old_begin, keep, {request.old.prot, (request.flags & MREMAP_DONTUNMAP) == 0, false});
   if (rc < 0) (void)unmap_pieces(area, place, place + request.new_bytes);
   return rc;
 }
@@ -181,7 +177,7 @@ int maps_take_in(char* old_address, size_t old_bytes, size_t new_bytes, int prot
   auto* place = static_cast<char*>(*out);
   if ((prot & PROT_READ) == 0) rc = sys::protect(old_address, old_bytes, prot | PROT_READ);
   if (rc == 0) rc = copy_present(place, old_address, old_bytes);
-  if (rc == 0 && prot != kReadWrite) rc = maps_protect(place, new_bytes, prot, -1);
+  if (rc == 0 && prot != kReadWrite) rc = maps_protect(place, new_bytes, prot);
   if (rc == 0) rc = sys::unmap(old_address, old_bytes);
   if (rc == 0) return 0;
   if ((prot & PROT_READ) == 0) (void)sys::protect(old_address, old_bytes, prot);

@@ -66,7 +66,7 @@ int move_plain(char* to, char* from, size_t bytes, const Move& how) {
   int rc = how.ends ? sys::protect(from, bytes, PROT_NONE) : 0;
   if (rc == 0) rc = remap(to, from, bytes, how, &done);
   if (rc == 0) return 0;
-  int undone = done == 0 ? 0 : remap(from, to, done, {how.prot, how.key, false, true}, &back);
+  int undone = done == 0 ? 0 : remap(from, to, done, {how.prot, false, true}, &back);
   if (undone == 0 && how.ends) undone = sys::protect(from, bytes, how.prot);
   if (undone < 0)
     fatal("move: memory at %p could be moved in part only, and not back (%s)", static_cast<void*>(from),
@@ -193,7 +193,7 @@ int clear_target(PagerState& state, Run& run, const Move& how) {
   }
   if (!how.replaces) return 0;
   const size_t bytes = run.count * state.page_size;
-  return sys::protect_alike(run.target_at(0), bytes, how.prot, how.key);
+  return sys::protect(run.target_at(0), bytes, how.prot);
 }
 
 // Writes to it wait. (By halves where the kernel has several maps.)
@@ -344,14 +344,14 @@ int move_charged(PagerState& state, Run& run, const Move& how, Unreadable& unrea
 int move_nothing(char* target, size_t bytes, const Move& how) {
   if (!how.replaces) return 0;
   if (int rc = pager_discard(target, bytes, Discard::kMapping); rc < 0) return rc;
-  return sys::protect_alike(target, bytes, how.prot, how.key);
+  return sys::protect(target, bytes, how.prot);
 }
 
 // *done: pages of `from` that are at `to`.
 int move_runs(PagerState& state, const PageRange& to, const PageRange& from, const Move& how, uint64_t* done) {
   const uint64_t count = from.end - from.first;
   Unreadable unreadable;
-  if (((how.prot & PROT_READ) == 0 || how.key != 0) && !unreadable.open()) return -ENOMEM;
+  if ((how.prot & PROT_READ) == 0 && !unreadable.open()) return -ENOMEM;
   while (*done < count) {
     const uint64_t source = from.first + *done, target = to.first + *done,
                    chunk_left = kChunkPages - source % kChunkPages;
@@ -399,7 +399,7 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
   if (rc == 0 || done == 0) return rc;
   const PageRange old{from.region, from.first, from.first + done}, now{to.region, to.first, to.first + done};
   uint64_t back = 0;
-  if (int undone = move_runs(state, old, now, {how.prot, how.key, false, true}, &back); undone < 0)
+  if (int undone = move_runs(state, old, now, {how.prot, false, true}, &back); undone < 0)
     fatal("move: memory at %p could be moved in part only, and not back (%s)", src, errno_name(undone));
   return rc;
 }

@@ -149,8 +149,8 @@ void pager_unpin_all();
 // to src is in one of the two, or (`ends`) raises SIGSEGV. pre: both committed, page-aligned, disjoint; one call at a
 // time. An error leaves src as it was; the old content of dst may be lost.
 struct Move {
-  int prot, key;  // of src (key 0: none), and of dst in the end
-  bool ends;      // src becomes PROT_NONE
+  int prot;   // of src, and of dst in the end
+  bool ends;  // src becomes PROT_NONE
   // dst may have content and another protection; otherwise it is empty, like src in all other respects, and not used
   // yet
   bool replaces;

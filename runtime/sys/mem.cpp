@@ -218,23 +218,6 @@ int drop_locked(void* address, size_t bytes, bool unlock) {
   return rc;
 }
 
-int protect_with_key(void* address, size_t bytes, int prot, int key) {
-#ifdef SYS_pkey_mprotect
-  return result_of(syscall(SYS_pkey_mprotect, address, bytes, prot, key));
-#else
-  return key == -1 ? protect(address, bytes, prot) : -ENOSYS;
-#endif
-}
-
-int protect_without_key(void* address, size_t bytes, int prot) {
-  int rc = protect_with_key(address, bytes, prot, 0);
-  return rc == -EINVAL || rc == -ENOSYS ? protect(address, bytes, prot) : rc;  // there are no keys here
-}
-
-int protect_alike(void* address, size_t bytes, int prot, int key) {
-  return key != 0 ? protect_with_key(address, bytes, prot, key) : protect_without_key(address, bytes, prot);
-}
-
 int map_past_end(void* address, size_t bytes, int prot) {
   int fd = static_cast<int>(syscall(SYS_memfd_create, "lunar-lost-page", MFD_CLOEXEC));
   if (fd < 0) return -errno;

@@ -46,11 +46,6 @@ unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped);
 // Drops the pages of a range, also locked ones; before Linux 5.18 only after unlocking them, if `unlock`. -errno: some
 // may be left.
 [[nodiscard]] int drop_locked(void* address, size_t bytes, bool unlock);
-// mprotect that also removes a protection key (pkeys(7)).
-[[nodiscard]] int protect_without_key(void* address, size_t bytes, int prot);
-[[nodiscard]] int protect_with_key(void* address, size_t bytes, int prot, int key);  // pkey_mprotect
-// protect_with_key, or protect_without_key if `key` is 0.
-[[nodiscard]] int protect_alike(void* address, size_t bytes, int prot, int key);
 // Replaces [address, address + bytes) by memory that raises SIGBUS whenever it is touched: shared memory past its end.
 [[nodiscard]] int map_past_end(void* address, size_t bytes, int prot);
 

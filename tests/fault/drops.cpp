@@ -8,7 +8,6 @@
 //                      one madvise
 //   denied-later       process_madvise is denied when the pager has used it already
 //   unreadable         every other page is PROT_NONE: they leave DRAM like any other and come back right
-//   protected-by-key   the same with a memory protection key that no thread of the pager's may use
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stddef.h>
@@ -114,12 +113,13 @@ void goes_on_when_denied() {
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
-// hide: takes the reading right from a page; show: gives it back.
-template <class Hide, class Show>
-void evicts_hidden_pages(Hide hide, Show show) {
+void evicts_unreadable_pages() {
+  const auto protect = [](char* at, int prot) {
+    REQUIRE_THAT(mprotect(at, g_page, prot) == 0, "mprotect: %s", strerror(errno));
+  };
   const Pages pages(16 * tier::kMega), others(96 * tier::kMega);
   pages.write(1);
-  for (uint64_t i = 0; i < pages.count; i += 2) hide(pages.at(i));
+  for (uint64_t i = 0; i < pages.count; i += 2) protect(pages.at(i), PROT_NONE);
   auto& counted = lunar::counters();
   uint64_t evictions = counted.evictions.get(), batches = counted.batches.get();
   double start = tier::seconds();
@@ -138,27 +138,9 @@ void evicts_hidden_pages(Hide hide, Show show) {
   (void)lunar_evict(pages.base, pages.count * g_page);
   REQUIRE_THAT(pages.in_state(PageState::kResident) == 0, "%llu pages stayed",
                static_cast<unsigned long long>(pages.in_state(PageState::kResident)));
-  for (uint64_t i = 0; i < pages.count; i += 2) show(pages.at(i));
+  for (uint64_t i = 0; i < pages.count; i += 2) protect(pages.at(i), PROT_READ | PROT_WRITE);
   REQUIRE_THAT(pages.wrong(1) == 0 && others.wrong(1) == 0, "content");
   REQUIRE_THAT(tier::validate(), "page table");
-}
-
-void evicts_unreadable_pages() {
-  evicts_hidden_pages(
-      [](char* at) { REQUIRE_THAT(mprotect(at, g_page, PROT_NONE) == 0, "mprotect: %s", strerror(errno)); },
-      [](char* at) {
-        REQUIRE_THAT(mprotect(at, g_page, PROT_READ | PROT_WRITE) == 0, "mprotect: %s", strerror(errno));
-      });
-}
-
-void evicts_pages_protected_by_key() {
-  int key = pkey_alloc(0, 0);
-  if (key < 0) tier::skip("pkeys", strerror(errno));
-  evicts_hidden_pages(
-      [key](char* at) {
-        REQUIRE_THAT(pkey_mprotect(at, g_page, PROT_READ | PROT_WRITE, key) == 0, "pkey_mprotect: %s", strerror(errno));
-      },
-      [](char*) {});
 }
 
 }  // namespace
@@ -176,8 +158,6 @@ int main(int argc, char** argv) {
     goes_on_when_denied();
   else if (mode == "unreadable")
     evicts_unreadable_pages();
-  else if (mode == "protected-by-key")
-    evicts_pages_protected_by_key();
   else
     REQUIRE_THAT(false, "no mode %s", mode.c_str());
   printf("%s: right\n", mode.c_str());
