@@ -248,9 +248,8 @@ namespace {
 // other processes would not notice that the program has closed it. Kernels before 5.6 can only open it again by its
 // path, which fails for a socket and for a file that the program's user may not open.
 int copy_of_program(int fd) {
-  constexpr int kPidfdThread = O_EXCL;  // 6.9: a thread that is not the process' first
-  const int tid = program_thread(true), pid = static_cast<int>(getpid());
-  const auto process = static_cast<int>(syscall(SYS_pidfd_open, tid, tid == pid ? 0 : kPidfdThread));
+  const int tid = program_thread(true);
+  const auto process = static_cast<int>(syscall(SYS_pidfd_open, tid, 0));  // fails if the first thread has ended
   int copy = -EBADF;
   if (process >= 0) {
     copy = static_cast<int>(result(syscall(SYS_pidfd_getfd, process, fd, 0)));
