@@ -17,6 +17,7 @@
 #include <atomic>
 
 #include "base/units.h"
+#include "go_runtime.h"
 #include "heap/heap.h"
 #include "pager/pager.h"
 #include "preload.h"
@@ -47,7 +48,7 @@ bool wants_tier(size_t bytes, int prot, int flags, const void* caller) {
   constexpr int kAnonymousPrivate = MAP_ANONYMOUS | MAP_PRIVATE;
   return bytes >= kMapBytesMin && (flags & (kAnonymousPrivate | MAP_SHARED)) == kAnonymousPrivate &&
          (flags & kPlain) == 0 && (prot & ~(PROT_READ | PROT_WRITE)) == 0 && serves_tiered() && g_options.mmap &&
-         !caller_is_runtime(caller);
+         !caller_is_runtime(caller) && !is_go_code(caller);
 }
 
 // MAP_LOCKED on what is mapped now: -EAGAIN, where too much is. (A reservation has nothing to lock.)
