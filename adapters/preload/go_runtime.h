@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Go's runtime discards memory by madvise in its own code, and from Go 1.26 on relies on zeros afterwards
-// (runtime/mheap.go, initSpan). The pager does not see such a call: a page that was evicted would come back with its old
-// content. A Go program with cgo makes its maps through libc. So these stay plain, like those of a Go program without.
+// (runtime/mheap.go, initSpan). The pager does not see such a call: a page that was evicted would come back with its
+// old content. A Go program with cgo makes its maps through libc. So these stay plain, like those of one without.
 #pragma once
 
 namespace lunar::preload {
