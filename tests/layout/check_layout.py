@@ -64,7 +64,7 @@ ROOMS = {
     "lun": [{"raw_io"}, {"raid"}, {"volume"}, {"."}],
     "kv": [{"."}, {"ark"}],
     "tools": [{"support", "subcommands"}, {"lun", "kv", "bench"}, {"bench/io"},
-              {"bench/fault", "bench/kv", "bench/lio", "bench/redis"}, {"bench/bench"},
+              {"bench/fault", "bench/kv", "bench/redis"}, {"bench/bench"},
               {"run", "dev"}, {"doctor"}, {"."}],
 }
 # What others may see of a part. (tests/ may look inside.)

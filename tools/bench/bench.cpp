@@ -8,14 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tools/bench/fault/fault_bench.h"
-#include "tools/bench/fault/fault_child.h"
-#include "tools/bench/fault/fits_bench.h"
-#include "tools/bench/io/io_bench.h"
-#include "tools/bench/kv/kv_bench.h"
-#include "tools/bench/kv/kv_child.h"
-#include "tools/bench/lio/lio_bench.h"
-#include "tools/bench/redis/redis_bench.h"
+#include "tools/bench/benches.h"
 #include "tools/subcommands.h"
 #include "tools/support/text.h"
 
@@ -27,29 +20,24 @@ constexpr const char* kHelp =
     "  fault      page faults: Lunar against kernel swap on the same disk, under the same memory limit\n"
     "  fits       programs whose data fits into DRAM: plain, with Lunar below its budget, and with the pager active\n"
     "  redis      redis-server with Lunar (the module; `lunar run`) against redis-server with kernel swap\n"
-    "  kv         Lunar's key/value store (libarkdb) against RocksDB, LMDB and the bare disk\n"
-    "  superpipe  random block I/O: a superpipe context and the block library against blocking threads, Linux AIO and "
-    "fio\n"
-    "  stripe     several files of one disk as one device, against each file separately\n"
-    "  lio        lists of I/Os on pmem: by delegate threads, against one after the other and lio_listio\n"
-    "  window     block I/O with buffers registered once against buffers mapped for each I/O\n"
+    "  kv         Lunar's key/value store (libarkdb) against RocksDB, LMDB and the bare disk (fio)\n"
+    "  superpipe  random block I/O: a superpipe context and the block library against fio, Linux AIO and threads\n"
     "`lunar bench NAME --help` lists the options. Swap and memory limits need root (sudo).\n";
 
 struct Bench {
   const char* name;
   int (*run)(int argc, char** argv);
 };
-constexpr Bench kBenches[] = {
-    {"fault", fault_bench_main},         {"fits", fits_bench_main},
-    {"redis", redis_bench_main},         {"kv", kv_bench_main},
-    {"stripe", stripe_bench_main},       {"lio", lio_bench_main},
-    {"superpipe", superpipe_bench_main}, {"window", window_bench_main},
-};
+constexpr Bench kBenches[] = {{"fault", fault_bench_main},
+                              {"fits", fits_bench_main},
+                              {"redis", redis_bench_main},
+                              {"kv", kv_bench_main},
+                              {"superpipe", superpipe_bench_main}};
 // Processes that the benches start.
 constexpr Bench kChildren[] = {
     {"child", fault_child_main}, {"fits-child", fits_child_main}, {"kv-child", kv_child_main}};
 
-int run_bench(int argc, char** argv) {
+int run_named(int argc, char** argv) {
   if (argc < 2) {
     fmt::print(stderr, "{}", kHelp);
     return kExitUsage;
@@ -74,5 +62,5 @@ int run_bench(int argc, char** argv) {
 }  // namespace lunar::tools
 
 int main(int argc, char** argv) {
-  return lunar::tools::finish_output("lunar bench", lunar::tools::run_bench(argc, argv));
+  return lunar::tools::finish_output("lunar bench", lunar::tools::run_named(argc, argv));
 }

@@ -12,6 +12,8 @@
 
 namespace lunar::tools {
 
+inline constexpr double kZipfTheta = 0.99;  // YCSB's default
+
 constexpr uint64_t mix64(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;

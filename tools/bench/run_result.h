@@ -1,61 +1,94 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bench and its children say to each other, one line a message:
-//
-//   to the child   fill THREADS | run WORKLOAD THREADS SECONDS WARM_SECONDS WRITE_PERCENT SEED | verify | quit
-//   from it        ready | result NAME=NUMBER ... | error TEXT
-//
+// One measurement of any bench, and how a child process tells it: one line, "result NAME=NUMBER ...".
 // Threading: plain data.
 #pragma once
-#include <array>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <sstream>
 #include <string>
-#include <string_view>
 
 namespace lunar::tools {
 
-// One measurement. Counts are doubles so that medians and lines treat all alike.
+inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();  // not measured, or not told
+
+// Counts are doubles so that medians and lines treat all alike.
 struct RunResult {
   double ops = 0, seconds = 0, ops_per_s = 0;
   double mean_ns = 0, p50_ns = 0, p99_ns = 0, p999_ns = 0, max_ns = 0;
-  double cpu_s = 0;                                      // of the process, all its threads
-  double machine_cpu_s = 0;                              // of the machine (/proc/stat)
-  double cpu_us_per_op = 0;                              // machine_cpu_s per operation: what the _cpu ratio compares
-  double disk_read_bytes = -1, disk_written_bytes = -1;  // what the device moved; -1: the host does not tell
-  double must_read_bytes = 0, must_write_bytes = 0;      // lower bounds from the workload and the memory limit
-  double mismatches = 0;                                 // reads that did not find their stamp
-  double major_faults = 0;                               // of the kernel (swap) or of Lunar's pager
+  double cpu_s = 0;          // of the process, all its threads (redis: of the servers and children they reaped)
+  double machine_cpu_s = 0;  // of the machine
+  double cpu_us_per_op = 0;  // machine_cpu_s per operation: what the _cpu ratio compares
+  double disk_read_bytes = kNone, disk_written_bytes = kNone;  // what the device moved
+  double must_read_bytes = 0, must_write_bytes = 0;            // lower bounds from the workload and the memory limit
+  double mismatches = 0;                                       // reads that did not find what was written
+  double reads = kNone, writes = kNone;
+  // fault
+  double major_faults = kNone;  // of the kernel (swap) or of Lunar's pager
+  // superpipe
+  double kiops_per_cpu = kNone;     // thousand operations a CPU second of the machine
+  double other_user_cpu_s = kNone;  // user mode of other processes: how noisy it was
+  // redis
+  double generator_cpu_s = kNone;                      // of the load generator's one thread
+  double server_read_bytes = kNone;                    // of the disk's, what the server had read
+  double job_s = kNone, fork_us = kNone;               // save, expire: the server's job
+  double cold_ops_per_s = kNone, cold_p99_ns = kNone;  // of the clients that read cold keys
+  double expired_ahead = kNone;                        // keys that the gate has expired
+  double lag_s = kNone;                                // replica: what it was behind when the clients stopped
+  // kv
+  double space = kNone;          // bytes of the disk in use, for each byte of keys and values
+  double amplification = kNone;  // bytes that the process had written to the disk, for each byte of keys and values set
+  double index_bytes = kNone;    // DRAM that the store grew by in a load, a key, the pairs not counted
+  std::string error;             // the first; "" none. Not sent by a child
 };
 
 struct RunField {
   const char* name;
   double RunResult::* member;
 };
-inline constexpr std::array<RunField, 17> kRunFields{{
-    {"ops", &RunResult::ops},
-    {"seconds", &RunResult::seconds},
-    {"ops_per_s", &RunResult::ops_per_s},
-    {"mean_ns", &RunResult::mean_ns},
-    {"p50_ns", &RunResult::p50_ns},
-    {"p99_ns", &RunResult::p99_ns},
-    {"p999_ns", &RunResult::p999_ns},
-    {"max_ns", &RunResult::max_ns},
-    {"cpu_s", &RunResult::cpu_s},
-    {"machine_cpu_s", &RunResult::machine_cpu_s},
-    {"cpu_us_per_op", &RunResult::cpu_us_per_op},
-    {"disk_read_bytes", &RunResult::disk_read_bytes},
-    {"disk_written_bytes", &RunResult::disk_written_bytes},
-    {"must_read_bytes", &RunResult::must_read_bytes},
-    {"must_write_bytes", &RunResult::must_write_bytes},
-    {"mismatches", &RunResult::mismatches},
-    {"major_faults", &RunResult::major_faults},
-}};
+#define LUNAR_RUN_FIELD(name) {#name, &RunResult::name}
+inline constexpr RunField kRunFields[] = {
+    LUNAR_RUN_FIELD(ops),
+    LUNAR_RUN_FIELD(seconds),
+    LUNAR_RUN_FIELD(ops_per_s),
+    LUNAR_RUN_FIELD(mean_ns),
+    LUNAR_RUN_FIELD(p50_ns),
+    LUNAR_RUN_FIELD(p99_ns),
+    LUNAR_RUN_FIELD(p999_ns),
+    LUNAR_RUN_FIELD(max_ns),
+    LUNAR_RUN_FIELD(cpu_s),
+    LUNAR_RUN_FIELD(machine_cpu_s),
+    LUNAR_RUN_FIELD(cpu_us_per_op),
+    LUNAR_RUN_FIELD(disk_read_bytes),
+    LUNAR_RUN_FIELD(disk_written_bytes),
+    LUNAR_RUN_FIELD(must_read_bytes),
+    LUNAR_RUN_FIELD(must_write_bytes),
+    LUNAR_RUN_FIELD(mismatches),
+    LUNAR_RUN_FIELD(reads),
+    LUNAR_RUN_FIELD(writes),
+    LUNAR_RUN_FIELD(major_faults),
+    LUNAR_RUN_FIELD(kiops_per_cpu),
+    LUNAR_RUN_FIELD(other_user_cpu_s),
+    LUNAR_RUN_FIELD(generator_cpu_s),
+    LUNAR_RUN_FIELD(server_read_bytes),
+    LUNAR_RUN_FIELD(job_s),
+    LUNAR_RUN_FIELD(fork_us),
+    LUNAR_RUN_FIELD(cold_ops_per_s),
+    LUNAR_RUN_FIELD(cold_p99_ns),
+    LUNAR_RUN_FIELD(expired_ahead),
+    LUNAR_RUN_FIELD(lag_s),
+    LUNAR_RUN_FIELD(space),
+    LUNAR_RUN_FIELD(amplification),
+    LUNAR_RUN_FIELD(index_bytes),
+};
+#undef LUNAR_RUN_FIELD
 
 inline std::string format_run(const RunResult& run) {
   std::ostringstream out;
   out.precision(17);
   out << "result";
-  for (const RunField& field : kRunFields) out << ' ' << field.name << '=' << run.*field.member;
+  for (const RunField& field : kRunFields)
+    if (!std::isnan(run.*field.member)) out << ' ' << field.name << '=' << run.*field.member;
   return out.str();
 }
 
@@ -67,19 +100,10 @@ inline bool parse_run(const std::string& line, RunResult* run) {
   while (words >> word) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos) return false;
-    for (const RunField& field : kRunFields) {
+    for (const RunField& field : kRunFields)
       if (word.compare(0, equals, field.name) == 0) run->*field.member = std::stod(word.substr(equals + 1));
-    }
   }
   return true;
 }
-
-enum class Workload { kUniform, kZipf, kSeq, kStride, kFill, kPrefetch };
-inline constexpr std::array<std::string_view, 6> kWorkloadNames{"uniform", "zipf", "seq", "stride", "fill", "prefetch"};
-
-// Shared by both backends of a pair, so that they do the same work.
-inline constexpr uint64_t kPrefetchBatch = 64;  // pages a batch of the prefetch workload
-inline constexpr uint64_t kStridePages = 16;    // step of the stride workload
-inline constexpr double kZipfTheta = 0.99;      // YCSB's default
 
 }  // namespace lunar::tools

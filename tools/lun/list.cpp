@@ -13,8 +13,8 @@
 #include <cstring>
 
 #include "tools/lun/lun_tool.h"
-#include "tools/lun/text_table.h"
 #include "tools/support/text.h"
+#include "tools/support/text_table.h"
 
 namespace lunar::tools {
 namespace {

@@ -6,8 +6,8 @@
 #include "lun/raid/path_device.h"
 #include "tools/lun/in_use.h"
 #include "tools/lun/lun_tool.h"
-#include "tools/lun/text_table.h"
 #include "tools/support/text.h"
+#include "tools/support/text_table.h"
 
 namespace lunar::tools {
 

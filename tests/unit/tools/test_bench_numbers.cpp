@@ -4,20 +4,37 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
-#include "tools/bench/fault/fault_report.h"
 #include "tools/bench/fault/page_sweep.h"
 #include "tools/bench/histogram.h"
 #include "tools/bench/page_content.h"
 #include "tools/bench/random.h"
-#include "tools/bench/run_result.h"
+#include "tools/bench/report.h"
 #include "tools/bench/swap_file.h"
+#include "tools/support/json_reader.h"
 
 using namespace lunar::tools;
 
 namespace {
 bool near(double a, double b, double relative) { return std::fabs(a - b) <= relative * std::fabs(b); }
+
+BenchRow row_of(const char* system, const char* workload) {
+  BenchRow row;
+  row.system = system;
+  row.workload = workload;
+  return row;
+}
+
+RunResult run_of(double rate) {
+  RunResult run;
+  run.seconds = 2;
+  run.ops = 2 * rate;
+  run.ops_per_s = rate;
+  run.p99_ns = 1e9 / rate;
+  return run;
+}
 }  // namespace
 
 TEST_CASE("histogram buckets are in order and narrower than 1/64") {
@@ -111,47 +128,41 @@ TEST_CASE("walks visit every page of a pass once") {
 
 TEST_CASE("a run's result survives the pipe between bench and child") {
   RunResult run, back;
-  run.ops = 12345;
-  run.mean_ns = 1.25e5;
-  run.disk_read_bytes = 4096.0 * 12345;
+  double value = 1.25e5;
+  for (const RunField& field : kRunFields) run.*field.member = value += 4096.0;
   REQUIRE(parse_run(format_run(run), &back));
   for (const RunField& field : kRunFields) CHECK(back.*field.member == run.*field.member);
   CHECK_FALSE(parse_run("error something", &back));
+  // What was not measured is not sent, and stays so.
+  back = RunResult();
+  REQUIRE(parse_run(format_run(run_of(7)), &back));
+  CHECK(back.ops_per_s == 7);
+  CHECK(std::isnan(back.disk_read_bytes));
+  CHECK(format_run(RunResult()).find("nan") == std::string::npos);
 }
 
-TEST_CASE("a run whose disk did not move the bytes fails") {
+TEST_CASE("a run whose disk did not move the bytes fails, and so does the bench") {
   RunResult run;
   run.must_read_bytes = 1000 * 4096;
   run.disk_read_bytes = 990 * 4096;
   CHECK(run_failures(run).empty());
   run.disk_read_bytes = 980 * 4096;
   CHECK(run_failures(run).size() == 1);
-  run.disk_read_bytes = -1;  // the host does not tell: named elsewhere
+  run.disk_read_bytes = kNone;  // the host does not tell: named elsewhere
   CHECK(run_failures(run).empty());
+  run.must_write_bytes = 4096;
+  run.disk_written_bytes = 0;
   run.mismatches = 1;
-  CHECK(run_failures(run).size() == 1);
-}
-
-TEST_CASE("ratios divide Lunar by the baseline on the same quantity") {
-  FaultReport report;
-  for (const auto& [system, workload, rate] :
-       std::vector<std::tuple<const char*, const char*, double>>{{"lunar", "uniform", 30000},
-                                                                 {"swap", "uniform", 20000},
-                                                                 {"lunar", "prefetch", 80000},
-                                                                 {"swap", "prefetch", 40000}}) {
-    RunResult run;
-    run.ops_per_s = rate;
-    run.p99_ns = 1e9 / rate;
-    report.results.push_back({system, workload, 1, -1, run, 0, {run}});
-  }
-  const auto ratios = ratios_against(report, "swap");
-  CHECK(ratios.at("uniform_t1_ops") == 1.5);
-  CHECK(near(ratios.at("uniform_t1_p99"), 1 / 1.5, 1e-9));
-  CHECK(ratios.at("prefetch_t1_ops") == 2);
-  CHECK(ratios.at("prefetch_t1_ops_vs_uniform") == 4);
-  const std::string json = report_json(report);
-  CHECK(json.find("\"ratios\":{\"swap\":{") != std::string::npos);
-  CHECK(json.find("\"uniform_t1_ops\":1.5") != std::string::npos);
+  CHECK(run_failures(run).size() == 2);
+  run.error = "Input/output error";
+  BenchReport report;
+  report.check("lunar read", run);
+  REQUIRE(report.failures.size() == 2);
+  CHECK(report.failures[0] == "lunar read: 1 reads did not find what was written: first: Input/output error");
+  CHECK(report_table(report).find("FAILED: " + report.failures[0]) != std::string::npos);
+  const auto json = JsonValue::parse(report_json(report));
+  REQUIRE(json);
+  CHECK(json->find({"failures"})->items.size() == 2);
 }
 
 TEST_CASE("a ratio is the median of the rounds' ratios, not the ratio of medians") {
@@ -160,22 +171,117 @@ TEST_CASE("a ratio is the median of the rounds' ratios, not the ratio of medians
   CHECK(ratios.at("ops") == 1.5);
   CHECK(ratios.at("ops_min") == 1);
   CHECK(ratios.at("ops_max") == 4);
-  put_round_ratios(&ratios, "p99", {3, 0}, {2, 5});  // not measured in the second round
+  put_round_ratios(&ratios, "p99", {3, 0, kNone}, {2, 5, 1});  // measured in the first round alone
   CHECK(ratios.at("p99") == 1.5);
   put_round_ratios(&ratios, "none", {0}, {5});
   CHECK(ratios.count("none") == 0);
-  CHECK(ratio_text(ratios, "ops") == "1.50x (1.00 to 4.00)");
+  CHECK(ratio_text(ratios, "ops") == "1.500x (1.000 to 4.000)");
   CHECK(ratio_text(ratios, "none").empty());
 }
 
-TEST_CASE("medians are taken quantity by quantity") {
+TEST_CASE("two rows are compared quantity by quantity; what was not measured is not claimed") {
+  BenchReport report;
+  report.add(row_of("lunar", "get"), {run_of(100), run_of(200), run_of(330)});
+  report.add(row_of("swap", "get"), {run_of(50), run_of(50), run_of(300)});
+  const BenchRow *ours = report.find("lunar", "get", 1), *theirs = report.find("swap", "get", 1);
+  REQUIRE(ours != nullptr);
+  REQUIRE(theirs != nullptr);
+  CHECK(report.find("lunar", "get", 2) == nullptr);
+  CHECK(report.find("lunar", "set", 1) == nullptr);
+  report.compare("swap", "get_", *ours, *theirs);
+  const Ratios& ratios = report.ratios.at("swap");
+  CHECK(near(ratios.at("get_ops"), 2, 1e-9));
+  CHECK(near(ratios.at("get_ops_min"), 1.1, 1e-9));
+  CHECK(near(ratios.at("get_ops_max"), 4, 1e-9));
+  CHECK(near(ratios.at("get_p99"), 0.5, 1e-9));
+  CHECK(ratios.count("get_mean") == 0);
+  CHECK(ratios.count("get_time") == 0);
+  CHECK(report_table(report).find("lunar/swap get_: 2.000x (1.100 to 4.000) op/s") != std::string::npos);
+  report.compare("none", "get_", BenchRow(), *theirs);
+  CHECK(report.ratios.count("none") == 0);
+  CHECK(report.lines.size() == 1);
+}
+
+TEST_CASE("medians are taken quantity by quantity, over the runs that have it") {
   std::vector<RunResult> runs(3);
   runs[0].ops = 1, runs[1].ops = 9, runs[2].ops = 5;
   runs[0].p99_ns = 7, runs[1].p99_ns = 3, runs[2].p99_ns = 8;
+  runs[0].job_s = 3, runs[2].job_s = 7;
   CHECK(median_of(runs).ops == 5);
   CHECK(median_of(runs).p99_ns == 7);
+  CHECK(median_of(runs).job_s == 5);
+  CHECK(std::isnan(median_of(runs).space));
   runs.pop_back();
   CHECK(median_of(runs).ops == 5);
+}
+
+TEST_CASE("JSON of every bench: rows with what was measured, ratios, targets, reasons") {
+  BenchReport report;
+  report.bench = "fault";
+  report.options = {{"dram", "16m"}};
+  report.sizes = {{"dram_bytes", 16 << 20}};
+  report.skipped["swap"] = "a \"reason\"";
+  report.notes["device"] = "file";
+  report.peak_bytes["lunar"] = 4096;
+  report.ratios["swap"] = {{"uniform_t1_ops", 1.5}};
+  report.targets = {{"most", "what", 10, true, {9, 12, 11}},
+                    {"least", "what", 10, false, {9, 12, 11}},
+                    {"none", "what", 1, false, {}}};
+  report.add(row_of("lunar", "uniform"), {run_of(100), run_of(150)});
+  report.add(row_of("lunar", "uniform"), {run_of(50)});  // the same row
+  const auto json = JsonValue::parse(report_json(report));
+  REQUIRE(json);
+  CHECK(json->find({"bench"})->text == "fault");
+  CHECK(json->number_at({"host", "cpus"}) >= 1);
+  CHECK(json->find({"options", "dram"})->text == "16m");
+  CHECK(json->number_at({"sizes", "dram_bytes"}) == 16 << 20);
+  CHECK(json->find({"skipped", "swap"})->text == "a \"reason\"");
+  CHECK(json->find({"notes", "device"})->text == "file");
+  CHECK(json->number_at({"ratios", "swap", "uniform_t1_ops"}) == 1.5);
+  CHECK(json->number_at({"memory_peak_bytes", "lunar"}) == 4096);
+  CHECK(json->find({"failures"})->items.empty());
+  REQUIRE(json->find({"results"})->items.size() == 1);
+  const JsonValue& row = json->find({"results"})->items[0];
+  CHECK(row.number_at({"ops_per_s"}) == 100);
+  CHECK(row.number_at({"spread"}) == 1);
+  CHECK(row.number_at({"rounds"}) == 3);
+  CHECK(row.find({"rounds_ops_per_s"})->items.size() == 3);
+  for (const char* absent : {"disk_read_bytes", "job_s", "experiment", "page_cluster", "value_bytes"})
+    CHECK(row.find({absent}) == nullptr);
+  const auto& targets = json->find({"targets"})->items;
+  REQUIRE(targets.size() == 3);
+  CHECK(targets[0].number_at({"at_most"}) == 10);
+  CHECK(targets[0].number_at({"figure"}) == 11);
+  CHECK(targets[0].find({"met"})->number == 0);
+  CHECK(targets[1].number_at({"at_least"}) == 10);
+  CHECK(targets[1].find({"met"})->number == 1);
+  CHECK(targets[2].find({"measured"})->number == 0);
+  CHECK(targets[2].find({"figure"}) == nullptr);
+  const std::string table = report_table(report);
+  CHECK(table.find("skipped: swap: a \"reason\"") != std::string::npos);
+  CHECK(table.find("not measured") != std::string::npos);
+  CHECK(table.find("page-cluster") == std::string::npos);  // no row has it
+}
+
+TEST_CASE("the rounds that count are the least disturbed of all systems, whatever was measured") {
+  using Rounds = std::vector<size_t>;
+  const auto runs = [](const std::vector<double>& disturbed) {
+    std::vector<RunResult> all;
+    for (const double seconds : disturbed) {
+      all.push_back(run_of(100 + 50 * static_cast<double>(all.size() % 3)));
+      all.back().other_user_cpu_s = seconds;
+    }
+    return all;
+  };
+  const std::vector<RunResult> one = runs({0.5, 0.1, 0, 0.3});
+  CHECK(quietest_rounds({one}, 2) == Rounds{1, 2});
+  CHECK(quietest_rounds({one, runs({0, 0, 0.9, 0})}, 2) == Rounds{1, 3});
+  CHECK(quietest_rounds({one, runs({0.2})}, 3) == Rounds{1, 2, 3});  // a system that was lost
+  CHECK(quietest_rounds({runs({0})}, 3) == Rounds{0});
+  CHECK(quietest_rounds({runs({0.1, kNone, 0.2})}, 2) == Rounds{0, 1});  // not told: not disturbed
+  CHECK(noisy_run(runs({0.13})[0], 2));                                  // 2 s of 2 CPUs: 3 % are 0.12 s
+  CHECK_FALSE(noisy_run(runs({0.11})[0], 2));
+  CHECK_FALSE(noisy_run(run_of(1), 2));
 }
 
 TEST_CASE("a swap header is what swapon expects") {

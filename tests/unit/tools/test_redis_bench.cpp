@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `lunar bench redis` counts with: requests, the check of replies, workloads, medians, ratios, sizes, arguments,
-// and what gnuplot is told. No server.
+// What `lunar bench redis` counts with: requests, the check of replies, workloads, sizes, arguments. No server.
 #include "tests/catch.h"
 
 #include <algorithm>
@@ -11,9 +10,7 @@
 #include <vector>
 
 #include "tools/bench/redis/dataset.h"
-#include "tools/bench/redis/plot.h"
 #include "tools/bench/redis/redis_options.h"
-#include "tools/bench/redis/redis_report.h"
 #include "tools/bench/redis/workloads.h"
 #include "tools/support/procfs.h"
 
@@ -56,19 +53,15 @@ std::string check(Dataset& data, const Request& request, const std::string& resp
   return data.check(request, *parsed(resp));
 }
 
-struct Arguments {
-  explicit Arguments(std::vector<std::string> words) : words_(std::move(words)) {
-    words_.insert(words_.begin(), "redis");
-    for (std::string& word : words_) raw_.push_back(word.data());
-  }
-  std::optional<int> parse(RedisOptions* options) {
-    return parse_redis_options(static_cast<int>(raw_.size()), raw_.data(), options);
-  }
-
- private:
-  std::vector<std::string> words_;
-  std::vector<char*> raw_;
-};
+RedisOptions parsed_options(std::vector<std::string> words) {
+  words.insert(words.begin(), "redis");
+  std::vector<char*> raw;
+  for (std::string& word : words) raw.push_back(word.data());
+  CLI::App app;
+  RedisOptions options;
+  parse_redis_options(app, options, static_cast<int>(raw.size()), raw.data());
+  return options;
+}
 
 }  // namespace
 
@@ -247,15 +240,11 @@ TEST_CASE("workload names take -pipe and -fits") {
 }
 
 TEST_CASE("arguments of the bench are checked") {
-  RedisOptions options;
-  CHECK_FALSE(Arguments({"--redis-server", "/bin/true", "--dram", "32m"}).parse(&options).has_value());
+  RedisOptions options = parsed_options({"--redis-server", "/bin/true", "--dram", "32m"});
   CHECK(options.data_bytes == 128u << 20);
   CHECK(options.value_bytes == 1024);
   CHECK(options.connections == 50);
-  options = {};
-  CHECK_FALSE(Arguments({"--redis-server", "/bin/true", "--quick", "--fits", "--workloads", "get,get-fits,zipf"})
-                  .parse(&options)
-                  .has_value());
+  options = parsed_options({"--redis-server", "/bin/true", "--quick", "--fits", "--workloads", "get,get-fits,zipf"});
   CHECK(options.workloads == std::vector<std::string>{"get-fits", "zipf-fits"});
   CHECK(options.rounds == 1);
   const std::vector<std::vector<std::string>> bad{{"--dram", "lots"},
@@ -280,8 +269,7 @@ TEST_CASE("arguments of the bench are checked") {
   for (std::vector<std::string> words : bad) {
     INFO(words[0] << " " << (words.size() > 1 ? words[1] : ""));
     if (words[0] != "--redis-server") words.insert(words.end(), {"--redis-server", "/bin/true"});
-    options = {};
-    CHECK(Arguments(words).parse(&options) == 2);
+    CHECK_THROWS_AS(parsed_options(words), CLI::ParseError);
   }
 }
 
@@ -302,70 +290,6 @@ TEST_CASE("options of Lunar's backends come as pairs") {
   using Pairs = std::vector<std::pair<std::string, std::string>>;
   CHECK(lunar_options("follow=no,stats_file=/x=y") == Pairs{{"follow", "no"}, {"stats-file", "/x=y"}});
   CHECK(lunar_options("").empty());
-}
-
-namespace {
-RedisReport sample_report() {
-  RedisReport report;
-  report.options.systems = {"lunar", "run", "swap"};
-  report.skipped["lunar"] = "a reason";
-  for (const auto& [system, rate] : std::vector<std::pair<const char*, double>>{{"run", 40000}, {"swap", 20000}}) {
-    RedisResult result;
-    result.system = system;
-    result.workload = "get";
-    result.threads = 50;
-    for (const double factor : {1.0, 1.5, 0.5}) {
-      RedisRun run;
-      run.ops_per_s = rate * (result.system == "run" ? factor : 1);
-      run.p99_ns = 1e9 / rate;
-      run.job_s = rate / 10000;
-      result.runs.push_back(run);
-    }
-    result.median = median_of(result.runs);
-    report.results.push_back(result);
-  }
-  return report;
-}
-}  // namespace
-
-TEST_CASE("redis ratios are named by workload, connections and quantity, each against its baseline") {
-  RedisReport report = sample_report();
-  CHECK(ratios_of(report, "lunar", "swap").empty());
-  auto ratios = ratios_of(report, "run", "swap");
-  CHECK(ratios.at("get_t50_ops") == 2);
-  CHECK(ratios.at("get_t50_ops_min") == 1);
-  CHECK(ratios.at("get_t50_ops_max") == 3);
-  CHECK(ratios.at("get_t50_p99") == 0.5);
-  CHECK(ratios.at("get_t50_time") == 2);
-  CHECK(ratios.count("get_t50_p50") == 0);  // not measured: no ratio
-  std::string json = report_json(report);
-  CHECK(json.find("\"run_over_swap\":{") != std::string::npos);
-  CHECK(json.find("\"skipped\":{\"lunar\":\"a reason\"}") != std::string::npos);
-  CHECK(json.find("\"swap\":{") == std::string::npos);
-  report.results[0].system = "lunar";
-  json = report_json(report);
-  CHECK(json.find("\"ratios\":{\"swap\":{") != std::string::npos);
-  CHECK(report_table(report).find("2.00x (1.00 to 3.00) op/s") != std::string::npos);
-}
-
-TEST_CASE("redis medians cover the server's, the generator's and the save's quantities") {
-  std::vector<RedisRun> runs(3);
-  runs[0].ops_per_s = 1, runs[1].ops_per_s = 9, runs[2].ops_per_s = 5;
-  runs[0].job_s = 3, runs[1].job_s = 2, runs[2].job_s = 7;
-  runs[0].generator_cpu_s = 0.1, runs[1].generator_cpu_s = 0.3, runs[2].generator_cpu_s = 0.2;
-  const RedisRun median = median_of(runs);
-  CHECK(median.ops_per_s == 5);
-  CHECK(median.job_s == 3);
-  CHECK(median.generator_cpu_s == 0.2);
-}
-
-TEST_CASE("the plot script draws what was measured and leaves out what was not") {
-  const std::string script = plot_script(sample_report(), "/some \"dir\"");
-  CHECK(script.find("workload run swap\n") != std::string::npos);
-  CHECK(script.find("get 40000 20000\n") != std::string::npos);
-  CHECK(script.find("lunar") == std::string::npos);
-  CHECK(script.find("set output \"/some \\\"dir\\\"/redis-p99.png\"") != std::string::npos);
-  CHECK(script.find("redis-throughput.svg") != std::string::npos);
 }
 
 TEST_CASE("CPU of a process is read behind its name") {

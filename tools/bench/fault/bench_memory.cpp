@@ -17,7 +17,6 @@
 #include <stdexcept>
 
 #include "lunar/lunar.h"
-#include "tools/bench/run_result.h"
 
 namespace lunar::tools {
 

@@ -7,8 +7,6 @@
 // bench. The limit is --dram plus --allowance (code, stacks, page tables, counts of the bench), for both; Lunar may not
 // swap. What is set up is undone at the end, on a signal, and by the next run after kill -9 (bench/setup_journal.h).
 // Threading: one thread. May not be used by runtime/ (it allocates).
-#include "tools/bench/fault/fault_bench.h"
-
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,15 +18,14 @@
 #include <stdexcept>
 
 #include "tools/bench/bench_host.h"
-#include "tools/bench/bench_main.h"
-#include "tools/bench/fault/fault_report.h"
+#include "tools/bench/bench_options.h"
+#include "tools/bench/benches.h"
+#include "tools/bench/fault/bench_memory.h"
 #include "tools/bench/progress.h"
 #include "tools/bench/setup_journal.h"
-#include "tools/bench/size_option.h"
 #include "tools/bench/swap_file.h"
 #include "tools/bench/system_under_test.h"
 #include "tools/support/cgroup.h"
-#include "tools/support/flags.h"
 
 namespace lunar::tools {
 
@@ -36,37 +33,33 @@ namespace {
 
 constexpr uint64_t kMiBytes = 1 << 20;
 
+struct FaultOptions : BenchOptions {
+  std::vector<std::string> workloads{kWorkloadNames.begin(), kWorkloadNames.end()};
+  std::vector<unsigned> threads{1, 16};
+  unsigned write_percent = 30;
+};
+
 class FaultBench {
  public:
-  explicit FaultBench(FaultOptions options) {
-    report_.options = std::move(options);
-    limit_bytes_ = report_.options.dram_bytes + report_.options.allowance_bytes;
-    swap_bytes_ = report_.options.data_bytes / 2 * 3;
+  explicit FaultBench(const FaultOptions& options) : options_(options) {
+    limit_bytes_ = options_.dram_bytes + options_.allowance_bytes;
+    swap_bytes_ = options_.data_bytes / 2 * 3;
     // The same for one process: of a LUN file of fixed size the first process gets half, its children the rest.
     lun_bytes_ = 2 * swap_bytes_ + 64 * kMiBytes;
   }
-  FaultReport run();
+  BenchReport run();
 
  private:
-  const FaultOptions& options() const { return report_.options; }
-  bool wants(const char* system) const {
-    return std::find(options().systems.begin(), options().systems.end(), system) != options().systems.end();
-  }
-  bool wants_workload(const char* name) const {
-    return std::find(options().workloads.begin(), options().workloads.end(), name) != options().workloads.end();
-  }
   void check_host();
   void start_lunar();
   void start_swap();
   std::vector<std::string> child_arguments(const std::string& system) const;
-  void run_fill(unsigned threads, bool counted);
   void run_workload(const std::string& workload, unsigned threads);
   int better_page_cluster(const std::string& workload, unsigned threads, double seconds);
   RunResult measure_run(SystemUnderTest& who, const std::string& workload, unsigned threads, double seconds);
-  void add_result(const SystemUnderTest& who, const std::string& workload, unsigned threads, int page_cluster,
-                  const std::vector<RunResult>& runs);
 
-  FaultReport report_;
+  FaultOptions options_;
+  BenchReport report_;
   std::string directory_, disk_stat_;
   uint64_t limit_bytes_ = 0, swap_bytes_ = 0, lun_bytes_ = 0, runs_ = 0;
   std::optional<CgroupPlace> cgroup_;
@@ -78,7 +71,7 @@ class FaultBench {
 };
 
 void FaultBench::check_host() {
-  BenchHost host = check_bench_host(options().lun, limit_bytes_ * options().systems.size());
+  BenchHost host = check_bench_host(options_.lun, limit_bytes_ * options_.systems.size());
   journal_ = std::move(host.journal);
   directory_ = host.directory;
   disk_stat_ = host.disk_stat;
@@ -88,16 +81,16 @@ void FaultBench::check_host() {
 
 std::vector<std::string> FaultBench::child_arguments(const std::string& system) const {
   return {"--system",    system,
-          "--data",      fmt::format("{}", options().data_bytes),
-          "--dram",      fmt::format("{}", options().dram_bytes),
+          "--data",      fmt::format("{}", options_.data_bytes),
+          "--dram",      fmt::format("{}", options_.dram_bytes),
           "--limit",     fmt::format("{}", limit_bytes_),
           "--disk-stat", disk_stat_,
-          "--seed",      fmt::format("{}", options().seed)};
+          "--seed",      fmt::format("{}", options_.seed)};
 }
 
 void FaultBench::start_lunar() {
   std::vector<std::string> arguments = child_arguments("lunar");
-  std::string lun = options().lun, line;
+  std::string lun = options_.lun, line;
   struct stat info{};
   if (stat(lun.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
     lun = fmt::format("{}/lunar-bench-{}.lun", directory_, getpid());
@@ -112,7 +105,7 @@ void FaultBench::start_lunar() {
     journal_->forget(line);
   };
   arguments.insert(arguments.end(),
-                   {"--lun", lun, "--lun-bytes", fmt::format("{}", lun_bytes_), "--options", options().options});
+                   {"--lun", lun, "--lun-bytes", fmt::format("{}", lun_bytes_), "--options", options_.lunar_options});
   try {
     lunar_ = std::make_unique<SystemUnderTest>(SystemUnderTest::Setup{"lunar", arguments, limit_bytes_, false, cgroup_},
                                                *journal_);
@@ -153,22 +146,12 @@ RunResult FaultBench::measure_run(SystemUnderTest& who, const std::string& workl
   progress_.say(fmt::format("{} {} x{}: {} ...", progress_.count(), workload, threads, who.system()));
   const bool fill = workload == "fill";
   const double patience = 120 + 10 * seconds;
-  const RunResult result =
-      fill ? who.order(fmt::format("fill {}", threads), 900)
-           : who.order(fmt::format("run {} {} {} {} {} {}", workload, threads, seconds, 0.1 * seconds,
-                                   options().write_percent, options().seed + ++runs_),
-                       patience);
-  for (const std::string& failure : run_failures(result)) {
-    report_.failures.push_back(fmt::format("{} {} x{}: {}", who.system(), workload, threads, failure));
-  }
+  const RunResult result = fill ? who.order(fmt::format("fill {}", threads), 900)
+                                : who.order(fmt::format("run {} {} {} {} {} {}", workload, threads, seconds,
+                                                        0.1 * seconds, options_.write_percent, options_.seed + ++runs_),
+                                            patience);
+  report_.check(fmt::format("{} {} x{}", who.system(), workload, threads), result);
   return result;
-}
-
-void FaultBench::add_result(const SystemUnderTest& who, const std::string& workload, unsigned threads, int page_cluster,
-                            const std::vector<RunResult>& runs) {
-  FaultResult result{who.system(), workload, threads, page_cluster};
-  result.put_runs(runs);
-  report_.results.push_back(result);
 }
 
 // Untimed for the report: also the run in which the memory of both backends takes the workload's shape.
@@ -186,71 +169,72 @@ int FaultBench::better_page_cluster(const std::string& workload, unsigned thread
 
 void FaultBench::run_workload(const std::string& workload, unsigned threads) {
   std::vector<RunResult> lunar_runs, swap_runs;
-  const double trial = options().seconds / 2;
+  const double trial = options_.seconds / 2;
   int page_cluster = -1;
   if (workload != "fill") {  // a fill reads nothing: page-cluster is idle, nothing to warm
     if (lunar_) (void)measure_run(*lunar_, workload, threads, swap_ ? 2 * trial : trial);
     if (swap_) page_cluster = better_page_cluster(workload, threads, trial);
   }
-  for (unsigned round = 0; round < options().rounds; ++round) {
-    if (lunar_) lunar_runs.push_back(measure_run(*lunar_, workload, threads, options().seconds));
-    if (swap_) swap_runs.push_back(measure_run(*swap_, workload, threads, options().seconds));
+  for (unsigned round = 0; round < options_.rounds; ++round) {
+    if (lunar_) lunar_runs.push_back(measure_run(*lunar_, workload, threads, options_.seconds));
+    if (swap_) swap_runs.push_back(measure_run(*swap_, workload, threads, options_.seconds));
   }
-  if (lunar_) add_result(*lunar_, workload, threads, -1, lunar_runs);
-  if (swap_) add_result(*swap_, workload, threads, page_cluster, swap_runs);
+  BenchRow row;
+  row.workload = workload;
+  row.threads = threads;
+  row.system = "lunar";
+  report_.add(row, lunar_runs);
+  row.system = "swap";
+  row.page_cluster = page_cluster;
+  report_.add(row, swap_runs);
 }
 
-FaultReport FaultBench::run() {
+BenchReport FaultBench::run() {
   check_host();
-  if (wants("lunar")) start_lunar();
-  if (wants("swap") && !report_.skipped.count("swap")) start_swap();
-  if (!wants("swap")) report_.skipped["swap"] = "not asked for (--systems)";
-  if (!wants("lunar")) report_.skipped["lunar"] = "not asked for (--systems)";
+  for (const char* system : {"lunar", "swap"})
+    if (std::find(options_.systems.begin(), options_.systems.end(), system) == options_.systems.end())
+      report_.skipped[system] = "not asked for (--systems)";
+  if (report_.wants(options_.systems, "lunar")) start_lunar();
+  if (report_.wants(options_.systems, "swap")) start_swap();
   const auto backends = static_cast<unsigned>((lunar_ ? 1 : 0) + (swap_ ? 1 : 0));
-  for (const std::string& workload : options().workloads) {
+  for (const std::string& workload : options_.workloads) {
     const unsigned warm = workload == "fill" ? 0 : (lunar_ ? 1 : 0) + (swap_ ? 2 : 0);
-    progress_.total += static_cast<unsigned>(options().threads.size()) * (backends * options().rounds + warm);
+    progress_.total += static_cast<unsigned>(options_.threads.size()) * (backends * options_.rounds + warm);
   }
   // Fills first: the last one leaves the data of the others.
-  if (backends > 0 && wants_workload("fill")) {
-    for (const unsigned threads : options().threads) run_workload("fill", threads);
-  }
-  for (const std::string& workload : options().workloads) {
-    if (workload == "fill" || backends == 0) continue;
-    for (const unsigned threads : options().threads) run_workload(workload, threads);
-  }
+  std::vector<std::string> workloads = options_.workloads;
+  std::stable_partition(workloads.begin(), workloads.end(), [](const std::string& name) { return name == "fill"; });
+  for (const std::string& workload : workloads)
+    for (const unsigned threads : options_.threads) run_workload(workload, threads);
   for (SystemUnderTest* who : {lunar_.get(), swap_.get()}) {
     if (who == nullptr) continue;
     progress_.say(fmt::format("verifying every page: {}", who->system()));
-    for (const std::string& failure : run_failures(who->order("verify", 900))) {
-      report_.failures.push_back(fmt::format("{} at the end: {}", who->system(), failure));
-    }
+    report_.check(who->system() + " at the end", who->order("verify", 900));
     if (cgroup_) report_.peak_bytes[who->system()] = static_cast<double>(who->peak_bytes());
   }
   progress_.clear();
+  for (const BenchRow& ours : report_.rows) {
+    const BenchRow* theirs = ours.system == "lunar" ? report_.find("swap", ours.workload, ours.threads) : nullptr;
+    if (theirs != nullptr) report_.compare("swap", fmt::format("{}_t{}_", ours.workload, ours.threads), ours, *theirs);
+    // Prefetch also against a program that asks for nothing ahead.
+    theirs = ours.system == "lunar" ? report_.find("swap", "uniform", ours.threads) : nullptr;
+    if (theirs != nullptr && ours.workload == "prefetch")
+      report_.compare("swap", fmt::format("prefetch_t{}_vs_uniform_", ours.threads), ours, *theirs);
+  }
   return std::move(report_);
 }
 
 void parse(CLI::App& app, FaultOptions& options, int argc, char** argv) {
-  std::vector<std::string> all(kWorkloadNames.begin(), kWorkloadNames.end());
-  options.workloads = all;
-  const MemoryFlags memory(app, {"512m", "128m", "24m", "data to touch", "code, stacks, page tables"});
+  options.systems = {"lunar", "swap"};
+  MemoryFlags memory(app, options, {"512m", "128m", "24m"});
   app.add_option("--threads", options.threads, "thread counts, as 1,16")->delimiter(',')->check(CLI::Range(1, 1024));
-  app.add_option("--workloads", options.workloads, "any of uniform,zipf,seq,stride,fill,prefetch (default: all)")
-      ->delimiter(',')
-      ->check(CLI::IsMember(all));
-  app.add_option("--systems", options.systems, "any of lunar,swap (default: both)")
-      ->delimiter(',')
-      ->check(CLI::IsMember(std::vector<std::string>{"lunar", "swap"}));
-  app.add_option("--writes", options.write_percent, "share of touches that write, percent (default 30)")
-      ->check(CLI::Range(0, 100));
-  app.add_option("--options", options.options, "options of Lunar's backend, NAME=VALUE,...");
-  const CommonFlags common(app, options,
-                           "directory for LUN and swap file (default /var/tmp), or Lunar's LUN: file, device, URI",
-                           "a rough answer within a minute");
+  add_choice(app, "--workloads", options.workloads, std::vector<std::string>(options.workloads), "what threads touch");
+  app.add_option("--writes", options.write_percent, "share of touches that write, percent")->check(CLI::Range(0, 100));
+  const BenchFlags common(app, options, "directory for LUN and swap file, or Lunar's LUN: file, device, URI",
+                          "a rough answer within a minute");
   app.parse(argc, argv);
-  common.settle({0.5, 2});
-  memory.settle(&options);
+  common.settle(0.5, 2);
+  memory.settle();
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   options.data_bytes = options.data_bytes / page * page;
 }
@@ -261,11 +245,7 @@ int fault_bench_main(int argc, char** argv) {
   CLI::App app{"page faults: Lunar against kernel swap on the same disk, under the same memory limit",
                "lunar bench fault"};
   FaultOptions options;
-  try {
-    parse(app, options, argc, argv);
-  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
-  const bool json = options.json;
-  return bench_main("fault", json, [&] { return FaultBench(std::move(options)).run(); });
+  return run_bench(app, options, [&] { parse(app, options, argc, argv); }, [&] { return FaultBench(options).run(); });
 }
 
 }  // namespace lunar::tools

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// See fault_child.h. Reads commands (run_result.h) from standard input, answers on standard output. Fills its data
-// once, then makes its runs: worker threads touch pages until the clock ends, and check every page they read.
+// The process that touches memory for `lunar bench fault`, one a system. Reads orders from standard input and answers
+// on standard output, one line each:
+//
+//   fill THREADS | run WORKLOAD THREADS SECONDS WARM_SECONDS WRITE_PERCENT SEED | verify  ->  result ... | error TEXT
+//
+// It fills its data once, then makes its runs: worker threads touch pages until the clock ends, and check every page
+// they read.
 //
 // What the disk must have moved is bounded from below without asking the system under test. A cache of C of N equally
 // likely pages hits at most C/N of independent touches, for zipf at most the mass of the C hottest; for walks, pages
 // that mincore(2) did not find in memory before the run had to be read. C is the whole memory limit.
 // Threading: the main thread speaks the protocol and keeps the clock; workers live for one run.
-#include "tools/bench/fault/fault_child.h"
-
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -22,13 +23,13 @@
 #include <thread>
 #include <vector>
 
+#include "tools/bench/benches.h"
 #include "tools/bench/fault/bench_memory.h"
 #include "tools/bench/fault/page_sweep.h"
 #include "tools/bench/histogram.h"
 #include "tools/bench/page_content.h"
 #include "tools/bench/random.h"
-#include "tools/bench/report_parts.h"
-#include "tools/bench/run_result.h"
+#include "tools/bench/report.h"
 #include "tools/support/clock.h"
 #include "tools/support/procfs.h"
 
@@ -54,15 +55,6 @@ struct RunOrder {
 };
 
 enum Phase : int { kWarm, kMeasure, kStop };
-
-double process_cpu_seconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6;
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
 
 // What the clock frames: read before and after.
 struct Counters {
@@ -126,7 +118,7 @@ Counters FaultChild::count() const {
   counters.disk = read_disk(options_.disk_stat);
   counters.major_faults = memory_->major_faults();
   counters.machine_cpu = machine_cpu_seconds();
-  counters.cpu = process_cpu_seconds();
+  counters.cpu = static_cast<double>(clock_ns(CLOCK_PROCESS_CPUTIME_ID)) / 1e9;
   counters.ns = now_ns();
   return counters;
 }
@@ -372,7 +364,6 @@ int fault_child_main(int argc, char** argv) {
       std::istringstream words(line);
       std::string verb;
       words >> verb;
-      if (verb == "quit") break;
       if (verb == "fill") {
         unsigned threads = 1;
         words >> threads;

@@ -12,8 +12,6 @@
 // ratio is that of one round, and its median is quoted with the least and the most. A system that did not do what it is
 // there for (armed: no activation, or pages were evicted; below: an activation) fails the run.
 // Threading: one thread. May not be used by runtime/ (it allocates).
-#include "tools/bench/fault/fits_bench.h"
-
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -34,11 +32,11 @@
 #include <memory>
 #include <stdexcept>
 
-#include "tools/bench/bench_main.h"
+#include "tools/bench/bench_options.h"
+#include "tools/bench/benches.h"
 #include "tools/bench/progress.h"
-#include "tools/bench/report_parts.h"
+#include "tools/bench/setup_journal.h"
 #include "tools/support/clock.h"
-#include "tools/support/flags.h"
 #include "tools/support/host.h"
 #include "tools/support/procfs.h"
 #include "tools/support/redis_server.h"
@@ -53,90 +51,14 @@ namespace {
 constexpr uint64_t kMiBytes = 1 << 20;
 const std::vector<std::string> kSystems{"plain", "below", "armed"};
 
-struct FitsOptions {
-  unsigned rounds = 7;
-  std::string lun = "/var/tmp";
+struct FitsOptions : BenchOptions {
   std::vector<std::string> programs{"chase", "redis", "python", "sqlite"};
   std::vector<std::string> huge_pages{"madvise", "always"};
-  bool json = false, quick = false;
 };
 
 struct Cost {
   double elapsed_s = 0, cpu_s = 0;
 };
-struct Measured {
-  std::map<std::string, std::vector<Cost>> rounds;  // by system
-};
-struct FitsReport {
-  FitsOptions options;
-  std::map<std::string, Measured> workloads;  // by WORKLOAD_HUGEPAGES
-  std::map<std::string, std::string> skipped;
-  std::vector<std::string> failures;
-};
-
-// ---- report ---------------------------------------------------------------------------------------------------------
-
-Ratios ratios_of(const FitsReport& report) {
-  Ratios out;
-  for (const auto& [workload, measured] : report.workloads) {
-    for (const std::string system : {"below", "armed"}) {
-      for (const auto& [name, quantity] : {std::pair{"elapsed", &Cost::elapsed_s}, std::pair{"cpu", &Cost::cpu_s}})
-        put_round_ratios(&out, fmt::format("{}_{}_{}", workload, system, name), measured.rounds.at(system),
-                         measured.rounds.at("plain"), quantity);
-    }
-  }
-  return out;
-}
-
-double median_cost(const std::vector<Cost>& costs, double Cost::* quantity) {
-  std::vector<double> values;
-  for (const Cost& one : costs) values.push_back(one.*quantity);
-  return values.empty() ? 0 : median(values);
-}
-
-std::string report_json(const FitsReport& report) {
-  JsonWriter json;
-  json.open('{').field("bench", std::string("fits"));
-  write_host(json);
-  json.key("options").open('{').field("rounds", report.options.rounds).field("lun", report.options.lun);
-  json.field("quick", report.options.quick).close('}');
-  json.key("results").open('[');
-  for (const auto& [workload, measured] : report.workloads) {
-    for (const auto& [system, rounds] : measured.rounds) {
-      json.open('{').field("system", system).field("workload", workload).field("threads", 1);
-      json.field("elapsed_s", median_cost(rounds, &Cost::elapsed_s))
-          .field("cpu_s", median_cost(rounds, &Cost::cpu_s))
-          .close('}');
-    }
-  }
-  json.close(']');
-  write_ratios(json, {{"plain", ratios_of(report)}});
-  write_end(json, report.skipped, {}, report.failures);
-  return json.text();
-}
-
-std::string report_table(const FitsReport& report) {
-  std::string out = fmt::format("{:<22} {:<7} {:>10} {:>10}   {:<31} {}\n", "workload", "system", "elapsed", "CPU",
-                                "elapsed / plain (min to max)", "CPU / plain");
-  const Ratios ratios = ratios_of(report);
-  for (const auto& [workload, measured] : report.workloads) {
-    for (const std::string& system : kSystems) {
-      const auto& rounds = measured.rounds.at(system);
-      out += fmt::format("{:<22} {:<7} {:>9.3f}s {:>9.3f}s", workload, system, median_cost(rounds, &Cost::elapsed_s),
-                         median_cost(rounds, &Cost::cpu_s));
-      for (const std::string quantity : {"elapsed", "cpu"}) {
-        const std::string key = fmt::format("{}_{}_{}", workload, system, quantity);
-        if (const auto found = ratios.find(key); found != ratios.end())
-          out += fmt::format("   {:.3f} ({:.3f} to {:.3f})       ", found->second, ratios.at(key + "_min"),
-                             ratios.at(key + "_max"));
-      }
-      out += '\n';
-    }
-  }
-  return out + end_lines(report.skipped, report.failures);
-}
-
-// ---- one run --------------------------------------------------------------------------------------------------------
 
 // Huge pages for the whole machine while it lives; what it was is recorded, so that a killed run is put right by the
 // next.
@@ -295,14 +217,25 @@ uint64_t figure(const std::string& stats, const std::string& key) {
 
 class FitsBench {
  public:
-  explicit FitsBench(FitsOptions options) { report_.options = std::move(options); }
-  FitsReport run();
+  explicit FitsBench(const FitsOptions& options) : options_(options) {}
+  BenchReport run();
 
  private:
   std::vector<std::string> wrapper(const std::string& system, uint64_t activate_at_mib = 48) const;
   void check_backend(const std::string& workload, const std::string& system, const std::string& stats);
+  // One program is one operation: its mean is the elapsed time.
   void add(const std::string& workload, const std::string& system, double elapsed_s, double cpu_s) {
-    report_.workloads[workload].rounds[system].push_back({elapsed_s, cpu_s});
+    BenchRow row;
+    row.system = system;
+    row.workload = workload;
+    RunResult run;
+    run.ops = 1;
+    run.ops_per_s = 1 / elapsed_s;
+    run.seconds = elapsed_s;
+    run.mean_ns = elapsed_s * 1e9;
+    run.cpu_s = cpu_s;
+    run.cpu_us_per_op = cpu_s * 1e6;
+    report_.add(row, {run});
   }
   void program_round(const std::string& program, const std::string& mode, unsigned number);
   void redis_round(const std::string& mode, unsigned number);
@@ -311,7 +244,8 @@ class FitsBench {
   std::string python();
   std::vector<std::string> redis_load(RedisServer& server, const std::string& test) const;
 
-  FitsReport report_;
+  FitsOptions options_;
+  BenchReport report_;
   std::string lunar_, directory_, python_;
   unsigned divisor_ = 1;  // --quick: so much less work
 };
@@ -323,7 +257,7 @@ std::vector<std::string> FitsBench::wrapper(const std::string& system, uint64_t 
     setenv("LUNAR_ACTIVATE_AT", fmt::format("{}m", activate_at_mib).c_str(), 1);
   else
     unsetenv("LUNAR_ACTIVATE_AT");
-  return {lunar_, "run", "--dram=2g", "--size=4g", "--lun=" + report_.options.lun, "--stats", "--"};
+  return {lunar_, "run", "--dram=2g", "--size=4g", "--lun=" + options_.lun, "--stats", "--"};
 }
 
 void FitsBench::check_backend(const std::string& workload, const std::string& system, const std::string& stats) {
@@ -465,17 +399,17 @@ void FitsBench::program_round(const std::string& program, const std::string& mod
   for (size_t i = 0; i < count; ++i) add(workload, kSystems[i], elapsed[i], cpu[i]);
 }
 
-FitsReport FitsBench::run() {
+BenchReport FitsBench::run() {
   SetupJournal journal;
   for (const std::string& swept : journal.sweep()) fmt::print(stderr, "lunar: bench: {}\n", swept);
   const WorkDirectory work(&journal);
   directory_ = work.path();
   lunar_ = own_directory() + "/lunar";
-  if (report_.options.quick) divisor_ = 2;
+  if (options_.quick) divisor_ = 2;
   const std::map<std::string, std::vector<std::string>> needs{
       {"redis", {"redis-server", "redis-benchmark"}}, {"python", {"python3"}}, {"sqlite", {"sqlite3"}}};
   Progress progress;
-  for (const std::string& mode : report_.options.huge_pages) {
+  for (const std::string& mode : options_.huge_pages) {
     std::unique_ptr<HugePages> huge;
     try {
       huge = std::make_unique<HugePages>(&journal, mode);
@@ -483,7 +417,7 @@ FitsReport FitsBench::run() {
       report_.skipped[mode] = error.what();
       continue;
     }
-    for (const std::string& program : report_.options.programs) {
+    for (const std::string& program : options_.programs) {
       std::string missing;
       if (const auto found = needs.find(program); found != needs.end())
         for (const std::string& name : found->second)
@@ -492,11 +426,14 @@ FitsReport FitsBench::run() {
         report_.skipped[program] = missing + " is not installed";
         continue;
       }
-      progress.say(fmt::format("{}, huge pages {}: {} rounds of three", program, mode, report_.options.rounds));
-      for (unsigned number = 0; number < report_.options.rounds; ++number)
+      progress.say(fmt::format("{}, huge pages {}: {} rounds of three", program, mode, options_.rounds));
+      for (unsigned number = 0; number < options_.rounds; ++number)
         program == "redis" ? redis_round(mode, number) : program_round(program, mode, number);
     }
   }
+  for (const BenchRow& ours : report_.rows)
+    if (const BenchRow* plain = report_.find("plain", ours.workload, 1); ours.system != "plain" && plain != nullptr)
+      report_.compare("plain", ours.workload + "_" + ours.system + "_", ours, *plain);
   return std::move(report_);
 }
 
@@ -538,24 +475,17 @@ int fits_bench_main(int argc, char** argv) {
       "what Lunar costs a program whose data fits into DRAM: plain, below its budget, and with the pager activated",
       "lunar bench fits"};
   FitsOptions options;
-  CLI::Option* rounds = app.add_option("--rounds", options.rounds,
-                                       "runs of each backend; the median of their ratios is quoted (default 7)")
-                            ->check(CLI::Range(1, 100));
-  app.add_option("--lun", options.lun, "directory for the LUN (default /var/tmp)");
-  app.add_option("--programs", options.programs, "any of chase, redis, python, sqlite (default: all)")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"chase", "redis", "python", "sqlite"}));
-  app.add_option("--huge-pages", options.huge_pages,
-                 "any of madvise, always (default: both; the machine's setting is restored)")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"madvise", "always"}));
-  app.add_flag("--quick", options.quick, "half the work, 3 rounds");
-  app.add_flag("--json", options.json, "print one JSON object instead of the table");
-  try {
+  const auto parse = [&] {
+    options.rounds = 7;
+    options.seconds = 0;  // a program takes the time that it takes
+    const BenchFlags common(app, options, "directory for the LUN", "half the work, 3 rounds");
+    add_choice(app, "--programs", options.programs, std::vector<std::string>(options.programs), "what runs");
+    add_choice(app, "--huge-pages", options.huge_pages, std::vector<std::string>(options.huge_pages),
+               "for the whole machine, which is set back");
     app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
-  if (options.quick && rounds->count() == 0) options.rounds = 3;
-  return bench_main("fits", options.json, [&] { return FitsBench(options).run(); });
+    common.settle(0, 3);
+  };
+  return run_bench(app, options, parse, [&] { return FitsBench(options).run(); });
 }
 
 }  // namespace lunar::tools

@@ -10,12 +10,9 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <stdexcept>
-#include <utility>
 
-#include "lun/compose.h"
 #include "superpipe/registry.h"
 #include "superpipe/signature.h"
 #include "tools/bench/bench_host.h"
@@ -38,45 +35,38 @@ NoiseBuffer::NoiseBuffer(size_t bytes, uint64_t seed) : bytes_(bytes) {
 
 NoiseBuffer::~NoiseBuffer() { munmap(data_, bytes_); }
 
-BenchFile::BenchFile(std::string path, uint64_t bytes, SetupJournal& journal)
-    : path_(std::move(path)), journal_(journal) {
-  journal_.record("file " + path_);
-  const int fd = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (fd < 0) throw std::runtime_error(fmt::format("{} cannot be made: {}", path_, strerror(errno)));
-  const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes + kLunOverheadBytes));
-  ::close(fd);
-  if (error == 0) return;
-  unlink(path_.c_str());
-  throw std::runtime_error(fmt::format("reserving space for {} failed: {}", path_, strerror(error)));
-}
-
-BenchFile::~BenchFile() {
-  unlink(path_.c_str());
-  journal_.forget("file " + path_);
-}
-
-BenchBacking::BenchBacking(uint64_t bytes, uint64_t seed, SetupJournal& journal, std::string disk_stat)
-    : disk_stat_(std::move(disk_stat)), bytes_(bytes / kChunkBytes * kChunkBytes), seed_(seed), journal_(journal) {}
-
 BenchBacking::BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed, SetupJournal& journal)
-    : BenchBacking(bytes, seed, journal, "") {
-  std::string& uri = uri_ = lun;
+    : uri_(lun), bytes_(bytes / kChunkBytes * kChunkBytes), seed_(seed), journal_(journal) {
   struct stat info{};
   if (stat(lun.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
-    made_ = std::make_unique<BenchFile>(fmt::format("{}/lunar-bench-{}.lun", lun, getpid()), bytes_, journal_);
-    uri = made_->path();
+    uri_ = made_ = fmt::format("{}/lunar-bench-{}.lun", lun, getpid());
+    journal_.record("file " + made_);
+  }
+  try {
+    open();
+  } catch (...) {
+    remove_file();
+    throw;
+  }
+  find_path();
+}
+
+void BenchBacking::open() {
+  if (!made_.empty()) {
+    const int fd = ::open(made_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    const int error = fd < 0 ? errno : posix_fallocate(fd, 0, static_cast<off_t>(bytes_ + kLunOverheadBytes));
+    if (fd >= 0) close(fd);
+    if (error != 0) throw std::runtime_error(fmt::format("{} cannot be made: {}", made_, strerror(error)));
   }
   ErrorText why;
   DeviceOptions options;
   options.want_bytes = bytes_;
-  const int opened = uri.compare(0, 7, "stripe:") == 0 ? scratch_open(uri.c_str(), options, &device_, &why)
-                                                       : device_open(uri.c_str(), options, &device_, &why);
-  if (opened < 0) throw std::runtime_error(why.text);
+  if (device_open(uri_.c_str(), options, &device_, &why) < 0) throw std::runtime_error(why.text);
   if (const int status = device_->reserve(DeviceOffset{0}, bytes_); status < 0) {
+    device_close(device_);
     throw std::runtime_error(
-        fmt::format("{}: space for {} MiB cannot be reserved: {}", uri, bytes_ >> 20, errno_text(status)));
+        fmt::format("{}: space for {} MiB cannot be reserved: {}", uri_, bytes_ >> 20, errno_text(status)));
   }
-  find_path();
 }
 
 // Only a file, block device or mapped file of the kernel's holds the same bytes at a path.
@@ -97,51 +87,52 @@ void BenchBacking::find_path() {
   if (!read_disk(disk_stat_)) disk_stat_.clear();
 }
 
-BenchBacking::~BenchBacking() { device_close(device_); }
+void BenchBacking::remove_file() {
+  if (made_.empty()) return;
+  unlink(made_.c_str());
+  journal_.forget("file " + made_);
+}
 
-int64_t BenchBacking::move(bool write, uint64_t at, char* data, size_t bytes) const {
+BenchBacking::~BenchBacking() {
+  device_close(device_);
+  remove_file();
+}
+
+int64_t BenchBacking::move(Op op, uint64_t at, char* data, size_t bytes) const {
   const iovec part{data, bytes};
   Command command;
-  command.op = write ? Op::kWrite : Op::kRead;
+  command.op = op;
   command.offset = DeviceOffset{at};
-  command.iov = &part;
-  command.iov_count = 1;
+  command.iov = bytes > 0 ? &part : nullptr;
+  command.iov_count = bytes > 0 ? 1 : 0;
   return device_->transfer(command);
 }
 
-void BenchBacking::fill(size_t unit_bytes, const std::function<void()>& pause) {
-  stamps_ = std::make_unique<BlockStamps>(seed_, bytes_ / unit_bytes, unit_bytes);
-  const size_t chunk_bytes = std::max(kChunkBytes, unit_bytes);
-  const NoiseBuffer chunk(chunk_bytes, seed_);
-  for (uint64_t at = 0; at + chunk_bytes <= bytes_; at += chunk_bytes) {
+void BenchBacking::fill(const std::function<void()>& pause) {
+  stamps_ = std::make_unique<BlockStamps>(seed_, bytes_ / kBlockBytes);
+  const NoiseBuffer chunk(kChunkBytes, seed_);
+  const auto must = [&](int64_t moved, size_t wanted) {
+    if (moved == static_cast<int64_t>(wanted)) return;
+    throw std::runtime_error(fmt::format("{}: writing it whole failed: {}", uri_,
+                                         moved < 0 ? errno_text(static_cast<int>(moved)) : "a short write"));
+  };
+  for (uint64_t at = 0; at < bytes_; at += kChunkBytes) {
     pause();
-    for (size_t inside = 0; inside < chunk_bytes; inside += unit_bytes) {
-      stamps_->stamp((at + inside) / unit_bytes, chunk.data() + inside);
-    }
-    const int64_t moved = move(true, at, chunk.data(), chunk_bytes);
-    if (moved != static_cast<int64_t>(chunk_bytes)) {
-      throw std::runtime_error(fmt::format("{}: writing it whole failed: {}", uri_,
-                                           moved < 0 ? errno_text(static_cast<int>(moved)) : "a short write"));
-    }
+    for (size_t inside = 0; inside < kChunkBytes; inside += kBlockBytes)
+      stamps_->stamp((at + inside) / kBlockBytes, chunk.data() + inside);
+    must(move(Op::kWrite, at, chunk.data(), kChunkBytes), kChunkBytes);
   }
-  if (!device_) return;
-  Command flush;
-  flush.op = Op::kFlush;
-  if (const int64_t status = device_->transfer(flush); status < 0) {
-    throw std::runtime_error(fmt::format("{}: flush: {}", device_->name(), errno_text(static_cast<int>(status))));
-  }
+  must(move(Op::kFlush, 0, nullptr, 0), 0);
 }
 
 uint64_t BenchBacking::verify(const std::function<void()>& pause) const {
-  const size_t unit_bytes = stamps_->unit_bytes(), chunk_bytes = std::max(kChunkBytes, unit_bytes);
-  const NoiseBuffer chunk(chunk_bytes, seed_);
+  const NoiseBuffer chunk(kChunkBytes, seed_);
   uint64_t wrong = 0;
-  for (uint64_t at = 0; at + chunk_bytes <= bytes_; at += chunk_bytes) {
+  for (uint64_t at = 0; at < bytes_; at += kChunkBytes) {
     pause();
-    const bool read = move(false, at, chunk.data(), chunk_bytes) == static_cast<int64_t>(chunk_bytes);
-    for (size_t inside = 0; inside < chunk_bytes; inside += unit_bytes) {
-      if (!read || !stamps_->check((at + inside) / unit_bytes, chunk.data() + inside)) ++wrong;
-    }
+    const bool read = move(Op::kRead, at, chunk.data(), kChunkBytes) == static_cast<int64_t>(kChunkBytes);
+    for (size_t inside = 0; inside < kChunkBytes; inside += kBlockBytes)
+      if (!read || !stamps_->check((at + inside) / kBlockBytes, chunk.data() + inside)) ++wrong;
   }
   return wrong;
 }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The content that a block must have, and its claim by an operation: checks every read of every backend, by the same
-// few instructions.
+// The content that a block must have, and its claim by an operation: how Lunar's reads are checked.
 //
 //   word 0, the middle one and the last    tag(unit, word) in the upper half | version in the lower half
 //   all others                             noise, whatever the writer's buffer holds
 //
 // An operation claims its unit first and releases it when it is over, so that no other reads or writes it meanwhile: a
-// read must find exactly the last version written, in all three places. A taken unit is skipped for another. Threading:
-// any thread; a unit's claim is one atomic word.
+// read must find exactly the last version written, in all three places. A taken unit is skipped for another.
+// Threading: any thread; a unit's claim is one atomic word.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -17,12 +16,12 @@
 
 namespace lunar::tools {
 
+constexpr size_t kBlockBytes = 4096;
+
 class BlockStamps {
  public:
-  BlockStamps(uint64_t seed, uint64_t units, size_t unit_bytes)
-      : seed_(mix64(seed)), units_(units), unit_bytes_(unit_bytes), states_(new std::atomic<uint32_t>[units] {}) {}
-  uint64_t units() const { return units_; }
-  size_t unit_bytes() const { return unit_bytes_; }
+  BlockStamps(uint64_t seed, uint64_t units)
+      : seed_(mix64(seed)), units_(units), states_(new std::atomic<uint32_t>[units] {}) {}
 
   // A random unclaimed unit. pre: fewer claims than units.
   uint64_t claim(Random& random) {
@@ -42,13 +41,13 @@ class BlockStamps {
     const uint32_t next = (state & kBusy) | ((state + 1) & ~kBusy);
     states_[unit].store(next, std::memory_order_relaxed);
     auto* words = static_cast<uint64_t*>(buffer);
-    for (const size_t at : places()) words[at] = word(unit, at, next & ~kBusy);
+    for (const size_t at : kPlaces) words[at] = word(unit, at, next & ~kBusy);
   }
   // Whether `buffer` holds what was last written there.
   bool check(uint64_t unit, const void* buffer) const {
     const uint32_t version = states_[unit].load(std::memory_order_relaxed) & ~kBusy;
     const auto* words = static_cast<const uint64_t*>(buffer);
-    for (const size_t at : places()) {
+    for (const size_t at : kPlaces) {
       if (words[at] != word(unit, at, version)) return false;
     }
     return true;
@@ -56,18 +55,12 @@ class BlockStamps {
 
  private:
   static constexpr uint32_t kBusy = 1u << 31;
-  struct Places {
-    size_t at[3];
-    const size_t* begin() const { return at; }
-    const size_t* end() const { return at + 3; }
-  };
-  Places places() const { return {{0, unit_bytes_ / 16, unit_bytes_ / 8 - 1}}; }
+  static constexpr size_t kPlaces[] = {0, kBlockBytes / 16, kBlockBytes / 8 - 1};
   uint64_t word(uint64_t unit, size_t at, uint32_t version) const {
     return (mix64(seed_ ^ (unit * 65536 + at)) & ~uint64_t{UINT32_MAX}) | version;
   }
 
   uint64_t seed_, units_;
-  size_t unit_bytes_;
   std::unique_ptr<std::atomic<uint32_t>[]> states_;
 };
 

@@ -22,7 +22,7 @@ std::optional<CpuTimes> parse_cpu_times(std::string_view text, long ticks_per_se
     return std::nullopt;
   words >> steal;
   const auto ticks = static_cast<double>(ticks_per_second);
-  return CpuTimes{(user + nice) / ticks, (system + irq + softirq) / ticks, (idle + iowait + steal) / ticks};
+  return CpuTimes{(user + nice) / ticks, (idle + iowait + steal) / ticks};
 }
 
 CpuTimes read_cpu_times() {
@@ -30,13 +30,8 @@ CpuTimes read_cpu_times() {
   return text ? parse_cpu_times(*text, sysconf(_SC_CLK_TCK)).value_or(CpuTimes{}) : CpuTimes{};
 }
 
-CpuUse cpu_between(const CpuTimes& before, const CpuTimes& after, double elapsed_s, long cpus) {
-  CpuUse use;
-  use.user_s = after.user - before.user;
-  use.kernel_ticks_s = after.kernel_ticks - before.kernel_ticks;
-  use.total_s = std::max(0.0, elapsed_s * static_cast<double>(cpus) - (after.idle - before.idle));
-  use.kernel_s = std::max(0.0, use.total_s - use.user_s);
-  return use;
+double cpu_between(const CpuTimes& before, const CpuTimes& after, double elapsed_s, long cpus) {
+  return std::max(0.0, elapsed_s * static_cast<double>(cpus) - (after.idle - before.idle));
 }
 
 std::optional<double> parse_process_user_seconds(std::string_view text, long ticks_per_second) {

@@ -10,13 +10,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
 
 #include "tools/bench/io/cpu_time.h"
-#include "tools/bench/io/io_worker.h"
+#include "tools/support/clock.h"
+#include "tools/support/json_reader.h"
 #include "tools/support/process.h"
 #include "tools/support/procfs.h"
 
@@ -28,13 +28,12 @@ constexpr double kStartSeconds = 0.3;  // until fio is surely under way
 constexpr double kEndSeconds = 0.05;
 constexpr double kWindowSecondsMin = 0.2;  // /proc/stat counts hundredths
 
-double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now_s() { return static_cast<double>(now_ns()) / 1e9; }
 
 struct Reading {
   double at = 0, user = 0;
   CpuTimes machine;
 };
-Reading read_now(int pid) { return {now_s(), process_user_seconds(pid), read_cpu_times()}; }
 
 // All that comes until the writer ends; `tick` is called several times a second.
 template <class Tick>
@@ -56,7 +55,78 @@ std::string read_all(int fd, double seconds_max, const Tick& tick) {
 
 }  // namespace
 
-IoRun measure_fio_run(const std::string& fio, const FioTarget& target, const IoOrder& order) {
+std::vector<std::string> fio_command(const std::string& fio, const FioTarget& target, const IoOrder& order) {
+  std::vector<std::string> words{fio,
+                                 "--name=lunar-bench",
+                                 "--filename=" + target.path,
+                                 fmt::format("--offset={}", target.offset),
+                                 fmt::format("--size={}", target.bytes),
+                                 fmt::format("--bs={}", target.unit_bytes),
+                                 "--direct=1",
+                                 "--thread",
+                                 "--norandommap",
+                                 "--randrepeat=0",
+                                 "--allow_file_create=0",
+                                 "--time_based",
+                                 fmt::format("--runtime={:.0f}ms", order.seconds * 1e3),
+                                 fmt::format("--ramp_time={:.0f}ms", order.warm_seconds * 1e3),
+                                 fmt::format("--rwmixread={}", order.read_percent),
+                                 order.read_percent == 100 ? "--rw=randread"
+                                 : order.read_percent == 0 ? "--rw=randwrite"
+                                                           : "--rw=randrw",
+                                 "--lat_percentiles=1",
+                                 "--clat_percentiles=0",
+                                 "--percentile_list=50:99:99.9",
+                                 "--output-format=json"};
+  const auto add = [&](std::initializer_list<std::string> more) { words.insert(words.end(), more); };
+  if (order.system == "legacy") {
+    add({"--ioengine=psync", fmt::format("--numjobs={}", order.depth), "--group_reporting"});
+    return words;
+  }
+  add({order.system == "libaio" ? "--ioengine=libaio" : "--ioengine=io_uring",
+       fmt::format("--iodepth={}", order.depth)});
+  if (order.system != "libaio") add({"--registerfiles=1", "--fixedbufs=1"});
+  if (order.batch > 1)
+    for (const char* name : {"submit", "complete_min", "complete_max"})
+      add({fmt::format("--iodepth_batch_{}={}", name, order.batch)});
+  return words;
+}
+
+bool parse_fio(std::string_view text, RunResult* run) {
+  const size_t brace = text.find('{');  // warnings may stand before it, and behind it
+  if (brace == std::string_view::npos) return false;
+  std::string_view rest;
+  const auto json = JsonValue::parse(text.substr(brace), &rest);
+  const JsonValue* jobs = json ? json->find({"jobs"}) : nullptr;
+  if (!jobs || jobs->items.size() != 1 || jobs->items[0].number_at({"error"}) != 0) return false;
+  const JsonValue& job = jobs->items[0];
+  run->reads = job.number_at({"read", "total_ios"});
+  run->writes = job.number_at({"write", "total_ios"});
+  run->ops = run->reads + run->writes;
+  run->ops_per_s = job.number_at({"read", "iops"}) + job.number_at({"write", "iops"});
+  if (run->ops <= 0 || run->ops_per_s <= 0) return false;
+  run->seconds = run->ops / run->ops_per_s;
+  // Of the two directions together: the mean is exact; percentiles are the worse of the two, as fio does not merge
+  // them.
+  const auto latency = [&](const char* way, const char* name) { return job.number_at({way, "lat_ns", name}); };
+  run->mean_ns = (latency("read", "mean") * run->reads + latency("write", "mean") * run->writes) / run->ops;
+  run->max_ns = std::max(latency("read", "max"), latency("write", "max"));
+  const auto percentile = [&](const char* name) {
+    return std::max(run->reads > 0 ? job.number_at({"read", "lat_ns", "percentile", name}) : 0,
+                    run->writes > 0 ? job.number_at({"write", "lat_ns", "percentile", name}) : 0);
+  };
+  run->p50_ns = percentile("50.000000");
+  run->p99_ns = percentile("99.000000");
+  run->p999_ns = percentile("99.900000");
+  return true;
+}
+
+void put_cpu_figures(RunResult* run) {
+  run->cpu_us_per_op = run->ops > 0 ? run->machine_cpu_s * 1e6 / run->ops : 0;
+  run->kiops_per_cpu = run->machine_cpu_s > 0 ? run->ops / 1e3 / run->machine_cpu_s : kNone;
+}
+
+RunResult measure_fio_run(const std::string& fio, const FioTarget& target, const IoOrder& order) {
   int out[2];
   if (pipe2(out, O_CLOEXEC) != 0) throw std::runtime_error(fmt::format("pipe: {}", strerror(errno)));
   const auto disk_before = read_disk(target.disk_stat);
@@ -64,7 +134,7 @@ IoRun measure_fio_run(const std::string& fio, const FioTarget& target, const IoO
   start.standard_output = out[1];
   std::string text;
   Reading first, last;
-  double cpu_before_end = 0;
+  RunResult run;
   const double began = now_s();
   try {
     Process child(fio_command(fio, target, order), start);
@@ -73,30 +143,25 @@ IoRun measure_fio_run(const std::string& fio, const FioTarget& target, const IoO
                  to = began + order.warm_seconds + order.seconds - kEndSeconds;
     text = read_all(out[0], order.seconds + order.warm_seconds + 60, [&] {
       const double now = now_s();
-      if (now >= from && now <= to) (first.at == 0 ? first : last) = read_now(child.pid());
-      cpu_before_end = std::max(cpu_before_end, process_cpu_seconds(child.pid()));
+      if (now >= from && now <= to)
+        (first.at == 0 ? first : last) = {now, process_user_seconds(child.pid()), read_cpu_times()};
+      run.cpu_s = std::max(run.cpu_s, process_cpu_seconds(child.pid()));
     });
     if (!child.wait(10)) throw std::runtime_error("fio did not end");
-    close(std::exchange(out[0], -1));
     if (const std::string how = child.how_it_ended(); how != "exit code 0")
       throw std::runtime_error("fio ended with " + how);
   } catch (...) {
-    for (const int fd : out) {
+    for (const int fd : out)
       if (fd >= 0) close(fd);
-    }
     throw;
   }
-  IoRun run;
+  close(out[0]);
   if (!parse_fio(text, &run)) throw std::runtime_error("fio's output is not understood: " + text.substr(0, 200));
-  run.cpu_s = cpu_before_end;
   const double window = last.at - first.at;
   if (first.at > 0 && window >= kWindowSecondsMin) {
-    const CpuUse use = cpu_between(first.machine, last.machine, window, sysconf(_SC_NPROCESSORS_ONLN));
     const double scale = run.seconds / window;
-    run.machine_cpu_s = use.total_s * scale;
-    run.kernel_cpu_s = use.kernel_s * scale;
-    run.kernel_ticks_cpu_s = use.kernel_ticks_s * scale;
-    run.other_user_cpu_s = std::max(0.0, use.user_s - (last.user - first.user)) * scale;
+    run.machine_cpu_s = cpu_between(first.machine, last.machine, window, sysconf(_SC_NPROCESSORS_ONLN)) * scale;
+    run.other_user_cpu_s = std::max(0.0, last.machine.user - first.machine.user - (last.user - first.user)) * scale;
   }
   if (const auto disk_after = read_disk(target.disk_stat); disk_before && disk_after) {
     run.disk_read_bytes = static_cast<double>(disk_after->read - disk_before->read);
@@ -104,9 +169,7 @@ IoRun measure_fio_run(const std::string& fio, const FioTarget& target, const IoO
     run.must_read_bytes = run.reads * static_cast<double>(target.unit_bytes);
     run.must_write_bytes = run.writes * static_cast<double>(target.unit_bytes);
   }
-  const double rate = run.ops_per_s;
-  finish_io_run(&run);
-  run.ops_per_s = rate;
+  put_cpu_figures(&run);
   return run;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The asynchronous backends of the block benches behind one face, so that all are driven by the same loop: a superpipe
-// context, Linux AIO, the calls of the block library.
+// Lunar's two ways to do block I/O behind one face, so that the same loop drives both: a superpipe context, and the
+// calls of the block library.
 // Threading: an engine is used by the thread that made it. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>
@@ -29,16 +29,10 @@ class IoEngine {
   virtual int exchange(const IoOp* ops, unsigned n, IoDone* out, unsigned least) = 0;
 };
 
-// Slot i's buffer is buffers.data() + i * unit_bytes. The engine may use them until it is gone.
-struct EngineSetup {
-  const BenchBacking* backing = nullptr;
-  const NoiseBuffer* buffers = nullptr;
-  unsigned slots = 1;
-  size_t unit_bytes = 4096;
-};
-// "lunar" (buffers registered as the window), "perio" (the same without a window), "libaio", "cblk" (cblk_read and
-// cblk_write where there is one slot, else cblk_aread, cblk_awrite and cblk_aresult), "raid0" (the same of a RAID 0:
-// the backing is a Raid0Group). Throws std::runtime_error.
-std::unique_ptr<IoEngine> make_engine(const std::string& system, const EngineSetup& setup);
+// "lunar" (`buffers` registered as the window), or "cblk" (cblk_read and cblk_write where there is one slot, else
+// cblk_aread, cblk_awrite and cblk_aresult). Slot i's buffer is buffers.data() + i * kBlockBytes; the engine may use
+// them until it is gone. Throws std::runtime_error.
+std::unique_ptr<IoEngine> make_engine(const std::string& system, const BenchBacking& backing,
+                                      const NoiseBuffer& buffers, unsigned slots);
 
 }  // namespace lunar::tools

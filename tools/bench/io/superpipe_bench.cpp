@@ -1,132 +1,268 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench superpipe`: what random 4 KiB block I/O costs through a superpipe context, compared with the ways a
-// program has without Lunar, on one file or block device that was written whole.
+// `lunar bench superpipe`: what random 4 KiB block I/O costs through a superpipe context and through the block library,
+// compared with the ways a program has without Lunar, on one file or block device that was written whole.
 //
-//   lunar      a context: registered file and window, commands handed over and responses taken in batches
-//   nospin     the same at depth 1, asleep while it waits: raw and fio have no other way, where lunar spins first
-//   cblk       the block library's calls on the same place: cblk_read and cblk_write at depth 1, aread, awrite and
-//              aresult deeper
-//   raw        one thread with one blocking pread or pwrite, O_DIRECT: what cblk_read is measured against
-//              (tools/bench/io/cblk_cost.h)
-//   legacy     threads with one blocking pread or pwrite each, O_DIRECT
-//   buffered   the same through the page cache
-//   libaio     Linux AIO in the same batches
-//   fio        its io_uring engine: the limit
-//
-// Backends take turns A B A B; medians are quoted. Each read of our own backends is checked against what was last
-// written there; a run whose disk did not move what it must have fails the bench. CPU is the machine's:
-// tools/bench/io/cpu_time.h says how. Threading: one thread; a run's workers live for that run. May not be used by
-// runtime/ (it allocates).
+// The systems take turns A B A B, as many rounds as asked for, and up to three times as many when others disturbed
+// them; the quietest rounds count, and medians are quoted. Each read of Lunar's systems is checked against what was
+// last written there; fio runs the others. A run whose disk did not move what it must have fails the bench. CPU is the
+// machine's: tools/bench/io/cpu_time.h says how.
+// Threading: one thread. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
 
-#include "tools/bench/io/io_bench.h"
-#include "tools/bench/io/io_flags.h"
-#include "tools/bench/io/rounds.h"
+#include "tools/bench/bench_host.h"
+#include "tools/bench/bench_options.h"
+#include "tools/bench/benches.h"
+#include "tools/bench/io/bench_backing.h"
+#include "tools/bench/io/fio_job.h"
+#include "tools/bench/io/io_worker.h"
+#include "tools/bench/progress.h"
+#include "tools/bench/size_option.h"
+#include "tools/support/process.h"
 
 namespace lunar::tools {
 
 namespace {
 
-const std::vector<std::string> kSystems{"lunar", "nospin", "cblk", "raw", "legacy", "buffered", "libaio", "fio"};
+constexpr unsigned kNoisyFactor = 3;  // rounds where others disturb, as a multiple of those asked for
+const std::vector<std::string> kSystems{"lunar", "cblk", "fio", "libaio", "legacy"};
+
+struct IoWorkload {
+  const char* name;
+  unsigned read_percent;
+};
+constexpr IoWorkload kWorkloads[] = {{"read", 100}, {"mixed", 70}, {"write", 0}};
+
+struct IoOptions : BenchOptions {
+  uint64_t size_bytes = 1 << 30;
+  std::vector<unsigned> depths{1, 16, 128};
+  std::vector<std::string> workloads{"read", "mixed", "write"};
+  unsigned threads = 16;  // of legacy
+};
 
 constexpr const char* kFooter =
-    "lunar: a superpipe context; nospin: one that sleeps at once when it waits, as raw and fio do (with up to 4 in\n"
-    "flight, lunar spins for a moment first); cblk: libcflsh_block (cblk_read and cblk_write at depth 1, cblk_aread,\n"
-    "cblk_awrite and cblk_aresult deeper); raw: one thread with a blocking pread or pwrite, O_DIRECT; legacy:\n"
-    "--threads of them; buffered: these through the page cache; libaio: Linux AIO; fio: its io_uring engine. The "
-    "bench\n"
-    "checks each read of Lunar's systems.\n"
-    "KIOPS/cpu: thousand operations per second of CPU time that was not idle, machine-wide, user and kernel.\n"
-    "Ratios in the JSON are Lunar's value divided by the baseline's: WORKLOAD_qdDEPTH_QUANTITY against cblk, raw, "
-    "libaio\n"
-    "and fio at the same depth, WORKLOAD_tTHREADS_QUANTITY against the blocking threads, with Lunar at the greatest\n"
-    "depth. fio.WORKLOAD_qd1_nospin_mean: nospin by fio; fio.WORKLOAD_qdDEPTH_cblk_QUANTITY: cblk by fio;\n"
-    "legacy.WORKLOAD_tTHREADS_fio_QUANTITY: fio by legacy. raw.cblk_read_us_over: how much longer a blocking,\n"
-    "uncached cblk_read takes than the same read without the library (pread with O_DIRECT; on pmem: a copy from the\n"
-    "mapped device), in microseconds, by the p50 of reads that alternate; cblk_read_us_over_mean: by the mean.";
+    "lunar: a superpipe context; cblk: libcflsh_block (cblk_read and cblk_write at depth 1, cblk_aread, cblk_awrite\n"
+    "and cblk_aresult deeper). The bench checks each read of these. By fio: fio, its io_uring engine; libaio, Linux "
+    "AIO;\n"
+    "legacy, --threads with one blocking pread or pwrite each. All with O_DIRECT. libaio and legacy run at the "
+    "greatest\n"
+    "depth. At depth 1 lunar and cblk spin for a moment before they sleep, fio sleeps at once.\n"
+    "kop/s a CPU: thousand operations per second of CPU time that was not idle, machine-wide.\n"
+    "Ratios: lunar and cblk by the others, WORKLOAD_qdDEPTH_; legacy by threads, WORKLOAD_tTHREADS_.";
+
+// One row: a system at a depth on a workload.
+struct Backend {
+  std::string system;
+  const IoWorkload* workload;
+  unsigned threads, depth;
+};
+
+class SuperpipeBench {
+ public:
+  explicit SuperpipeBench(const IoOptions& options);
+  BenchReport run();
+
+ private:
+  bool wants(const std::string& system) const { return report_.wants(options_.systems, system); }
+  IoOrder order_of(const Backend& backend) const;
+  FioTarget target() const {
+    return {backing_->path(), backing_->disk_stat(), backing_->path_offset(), backing_->bytes()};
+  }
+  void fill();
+  RunResult measure_run(const Backend& backend);
+  void measure(const std::vector<Backend>& backends);
+  void compare();
+
+  IoOptions options_;
+  BenchReport report_;
+  BenchHost host_;
+  std::string fio_;
+  Progress progress_;
+  std::unique_ptr<BenchBacking> backing_;
+  bool stamped_ = false;  // false: fio has written over the stamps
+  uint64_t runs_ = 0;
+};
+
+SuperpipeBench::SuperpipeBench(const IoOptions& options) : options_(options), fio_(find_in_path("fio")) {
+  host_ = check_bench_host(options_.lun, 64 << 20);
+  std::error_code error;
+  const auto space = std::filesystem::space(host_.directory, error);
+  if (std::filesystem::is_directory(options_.lun, error) && space.available < options_.size_bytes + (64 << 20))
+    throw std::runtime_error(fmt::format("{} has {} MiB free, {} are needed: use a smaller --size, or another --lun",
+                                         host_.directory, space.available >> 20, (options_.size_bytes >> 20) + 64));
+  backing_ = std::make_unique<BenchBacking>(options_.lun, options_.size_bytes, options_.seed, *host_.journal);
+  report_.sizes["size_bytes"] = static_cast<double>(backing_->bytes());
+  report_.notes["device"] = backing_->device().kind();
+  auto& skipped = report_.skipped;
+  if (backing_->disk_stat().empty())
+    skipped["disk_bytes"] = "no block device of its own is known under it: bytes moved cannot be checked";
+  for (const std::string& system : kSystems) {
+    if (system == "lunar") continue;
+    if (!wants(system))
+      skipped[system] = "not asked for (--systems)";
+    else if (backing_->path().empty())
+      skipped[system] = fmt::format("{} is reached by Lunar alone: give a file or block device", options_.lun);
+    else if (system == "cblk")
+      continue;
+    else if (backing_->in_memory())
+      skipped[system] = "not on mapped memory, where a copy is the I/O: give a file or block device";
+    else if (fio_.empty())
+      skipped[system] = "fio is not installed: apt-get install fio";
+  }
+}
+
+void SuperpipeBench::fill() {
+  progress_.say(fmt::format("writing {} MiB of {}", backing_->bytes() >> 20, backing_->device().name()));
+  backing_->fill(check_interrupted);
+  stamped_ = true;
+}
+
+IoOrder SuperpipeBench::order_of(const Backend& backend) const {
+  const unsigned depth = backend.threads > 1 ? backend.threads : backend.depth;
+  return {backend.system,   backend.workload->read_percent, depth,        batch_of(depth),
+          options_.seconds, 0.1 * options_.seconds,         options_.seed};
+}
+
+RunResult SuperpipeBench::measure_run(const Backend& backend) {
+  IoOrder order = order_of(backend);
+  order.seed += ++runs_;
+  const bool ours = backend.system == "lunar" || backend.system == "cblk";
+  if (ours && !stamped_) fill();
+  const std::string what =
+      fmt::format("{} {} qd{} x{}", backend.system, backend.workload->name, backend.depth, backend.threads);
+  progress_.say(fmt::format("{} {} ...", progress_.count(), what));
+  if (!ours && backend.workload->read_percent < 100) stamped_ = false;
+  const RunResult result = ours ? measure_io_run(*backing_, order) : measure_fio_run(fio_, target(), order);
+  report_.check(what, result);
+  return result;
+}
+
+void SuperpipeBench::measure(const std::vector<Backend>& backends) {
+  std::vector<std::vector<RunResult>> runs(backends.size());
+  const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+  for (unsigned round = 0; round < kNoisyFactor * options_.rounds; ++round) {
+    if (round >= options_.rounds) {
+      const std::vector<size_t> best = quietest_rounds(runs, options_.rounds);
+      const bool disturbed = std::any_of(runs.begin(), runs.end(), [&](const std::vector<RunResult>& of_one) {
+        return std::any_of(best.begin(), best.end(),
+                           [&](size_t i) { return i < of_one.size() && noisy_run(of_one[i], cpus); });
+      });
+      if (!disturbed) break;
+      progress_.total += static_cast<unsigned>(backends.size());
+    }
+    for (size_t i = 0; i < backends.size(); ++i) {
+      if (report_.skipped.count(backends[i].system)) continue;
+      try {
+        runs[i].push_back(measure_run(backends[i]));
+      } catch (const std::runtime_error& error) {
+        report_.skipped[backends[i].system] = error.what();
+        report_.failures.push_back(fmt::format("{}: {}", backends[i].system, error.what()));
+      }
+    }
+  }
+  const std::vector<size_t> best = quietest_rounds(runs, options_.rounds);
+  for (size_t i = 0; i < backends.size(); ++i) {
+    const Backend& one = backends[i];
+    BenchRow row;
+    row.system = one.system;
+    row.workload = one.workload->name;
+    row.threads = one.threads;
+    row.depth = one.depth;
+    std::vector<RunResult> counted;
+    for (const size_t round : best)
+      if (round < runs[i].size()) counted.push_back(runs[i][round]);
+    for (const RunResult& run : counted) row.noisy += noisy_run(run, cpus) ? 1 : 0;
+    report_.add(row, counted);
+    if (one.system != "lunar" && one.system != "cblk")
+      report_.notes[one.system] = fmt::format("{}", fmt::join(fio_command(fio_, target(), order_of(one)), " "));
+  }
+}
+
+// Of the same depth, but that of the deepest where threads block.
+void SuperpipeBench::compare() {
+  for (const BenchRow& theirs : report_.rows) {
+    if (theirs.system == "lunar" || theirs.system == "cblk") continue;
+    const bool blocking = theirs.system == "legacy";
+    for (const BenchRow& ours : report_.rows) {
+      const bool by_fio = ours.system == "fio" && blocking;  // what Lunar's figure over threads is held against
+      if ((ours.system != "lunar" && ours.system != "cblk" && !by_fio) || ours.workload != theirs.workload) continue;
+      if (ours.depth != (blocking ? options_.depths.back() : theirs.depth)) continue;
+      report_.compare(
+          theirs.system,
+          fmt::format("{}_{}{}_{}", theirs.workload, blocking ? "t" : "qd", blocking ? theirs.threads : theirs.depth,
+                      ours.system == "lunar" ? "" : ours.system + "_"),
+          ours, theirs);
+    }
+  }
+}
+
+BenchReport SuperpipeBench::run() {
+  fill();
+  std::vector<std::vector<Backend>> groups;
+  for (const IoWorkload& workload : kWorkloads) {
+    if (std::find(options_.workloads.begin(), options_.workloads.end(), workload.name) == options_.workloads.end())
+      continue;
+    for (const unsigned depth : options_.depths) {
+      std::vector<Backend>& group = groups.emplace_back();
+      const bool deepest = depth == options_.depths.back(), reads = workload.read_percent == 100;
+      for (const std::string& system : kSystems) {
+        const bool now = system == "lunar" || deepest || (reads && (system == "cblk" || system == "fio"));
+        if (!now || !wants(system)) continue;
+        group.push_back({system, &workload, system == "legacy" ? options_.threads : 1, system == "legacy" ? 1 : depth});
+      }
+      progress_.total += static_cast<unsigned>(group.size()) * options_.rounds;
+    }
+  }
+  for (const auto& group : groups) measure(group);
+  compare();
+  if (stamped_) {
+    progress_.say("verifying every block");
+    if (const uint64_t wrong = backing_->verify(check_interrupted); wrong > 0)
+      report_.failures.push_back(fmt::format("at the end: {} blocks do not hold what was last written", wrong));
+  }
+  progress_.clear();
+  return std::move(report_);
+}
 
 void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
-  options.bench = "superpipe";
+  std::string size;
   options.seconds = 1;
   options.rounds = 5;
   options.systems = kSystems;
-  IoFlags flags(app, options,
-                {"data to work on", "operations in flight (default 1,16,128)", kIoPlaceHelp, 1, 16, {0.6, 1}});
-  app.add_option("--threads", options.threads, "threads of legacy and buffered (default 16)")
-      ->check(CLI::Range(1, 1024));
-  app.add_option(
-         "--batch", options.batch,
-         "operations handed over and waited for at once, by lunar, libaio and fio (default: a quarter of the depth, at "
-         "most 32)")
-      ->check(CLI::Range(1, 4096));
-  flags.add_workloads("any of read,mixed (70% reads),write (default: all)");
-  app.add_option("--systems", options.systems, "any of lunar,nospin,cblk,raw,legacy,buffered,libaio,fio (default: all)")
-      ->delimiter(',')
-      ->check(CLI::IsMember(kSystems));
+  app.add_option("--size", size, "data to work on (default 1g; 256m with --quick)");
+  app.add_option("--depths", options.depths, "operations in flight")->delimiter(',')->check(CLI::Range(1, 4096));
+  app.add_option("--threads", options.threads, "threads of legacy")->check(CLI::Range(1, 1024));
+  add_choice(app, "--workloads", options.workloads, std::vector<std::string>(options.workloads), "mixed: 70% reads");
+  const BenchFlags common(app, options, "directory for the file, or file, block device, URI: it is written",
+                          "a rough answer within a minute");
   app.footer(kFooter);
-  flags.parse(argc, argv);
-}
-
-// The backends at one depth. The blocking threads, and those that only serve as an upper bound, go with the deepest.
-std::vector<IoBackend> backends_of(const IoRounds& rounds, const IoOptions& options, const IoWorkload& workload,
-                                   unsigned depth) {
-  const bool deepest = depth == options.depths.back();
-  std::vector<IoBackend> backends;
-  const auto add = [&](const char* system, unsigned threads, unsigned at_depth) {
-    if (rounds.wants(system)) backends.push_back({system, workload.name, workload.read_percent, threads, at_depth});
-  };
-  add("lunar", 1, depth);
-  if (depth == 1) {
-    add("nospin", 1, 1);
-    add("raw", 1, 1);
-  }
-  if (deepest || workload.read_percent == 100) add("cblk", 1, depth);
-  if (deepest) {
-    add("legacy", options.threads, 1);
-    add("libaio", 1, depth);
-    add("buffered", options.threads, 1);
-  }
-  if (deepest || workload.read_percent == 100) add("fio", 1, depth);
-  return backends;
-}
-
-IoReport measure(IoOptions options) {
-  IoReport report;
-  report.options = std::move(options);
-  for (const std::string& system : kSystems) {
-    const auto& wanted = report.options.systems;
-    if (std::find(wanted.begin(), wanted.end(), system) == wanted.end())
-      report.skipped[system] = "not asked for (--systems)";
-  }
-  for (const char* name : {"CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_MAX_XFER", "CFLSH_BLK_SIZE", "CFLSH_BLK_TIMEOUT"})
-    unsetenv(name);
-  IoRounds rounds(report, 4096);
-  const IoOptions& settled = report.options;
-  std::vector<std::vector<IoBackend>> groups;
-  for (const IoWorkload& workload : kIoWorkloads) {
-    if (std::find(settled.workloads.begin(), settled.workloads.end(), workload.name) == settled.workloads.end())
-      continue;
-    for (const unsigned depth : settled.depths) {
-      groups.push_back(backends_of(rounds, settled, workload, depth));
-      rounds.expect(static_cast<unsigned>(groups.back().size()) * settled.rounds);
-    }
-  }
-  for (const auto& backends : groups) rounds.measure(backends);
-  if (rounds.wants("cblk") && (rounds.wants("raw") || report.device_kind == "pmem")) rounds.measure_cblk();
-  rounds.verify();
-  return report;
+  app.parse(argc, argv);
+  common.settle(0.6, 1);
+  options.size_bytes = size_option("--size", !size.empty() ? size : options.quick ? "256m" : "1g");
+  if (options.size_bytes < 16 << 20) throw CLI::ValidationError("--size", "at least 16m");
+  std::sort(options.depths.begin(), options.depths.end());
+  options.depths.erase(std::unique(options.depths.begin(), options.depths.end()), options.depths.end());
 }
 
 }  // namespace
 
 int superpipe_bench_main(int argc, char** argv) {
-  CLI::App app{
-      "random block I/O through the superpipe and the block library, against blocking threads, Linux AIO and fio",
-      "lunar bench superpipe"};
-  return io_bench_main(app, IoOptions{}, argc, argv, parse, measure);
+  CLI::App app{"random block I/O through the superpipe and the block library, against fio, Linux AIO and threads",
+               "lunar bench superpipe"};
+  IoOptions options;
+  return run_bench(
+      app, options, [&] { parse(app, options, argc, argv); },
+      [&] {
+        for (const char* name : {"CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_MAX_XFER", "CFLSH_BLK_SIZE", "CFLSH_BLK_TIMEOUT"})
+          unsetenv(name);
+        return SuperpipeBench(options).run();
+      });
 }
 
 }  // namespace lunar::tools

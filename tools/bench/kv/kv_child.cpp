@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See kv_child.h. Reads orders (kv_run.h) from standard input, answers on standard output. What was wrong ends it.
+// One store of `lunar bench kv`, in a process of its own. Reads orders (kv_order.h) from standard input, answers on
+// standard output. What was wrong ends it.
 // Threading: the main thread speaks the protocol; the driver has its own. May not be used by runtime/ (it allocates).
-#include "tools/bench/kv/kv_child.h"
-
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "tools/bench/benches.h"
 #include "tools/bench/kv/kv_driver.h"
 
 namespace lunar::tools {
@@ -21,8 +21,7 @@ namespace {
 KvOrder parse_order(std::istringstream& words) {
   KvOrder order;
   std::string mix, draw, mode;
-  words >> mix >> draw >> mode >> order.threads >> order.depth >> order.seconds >> order.warm_seconds >> order.rate >>
-      order.seed;
+  words >> mix >> draw >> mode >> order.threads >> order.depth >> order.seconds >> order.warm_seconds >> order.seed;
   const auto* found =
       std::find_if(std::begin(kKvMixes), std::end(kKvMixes), [&](const KvMix& m) { return m.name == mix; });
   const auto* drawn = std::find(std::begin(kKvDrawNames), std::end(kKvDrawNames), draw);
@@ -39,7 +38,7 @@ void say(const std::string& line) {
   if (write(STDOUT_FILENO, whole.data(), whole.size()) < 0) _exit(1);  // the bench is gone
 }
 
-KvRun carry_out(KvDriver& driver, const std::string& line) {
+RunResult carry_out(KvDriver& driver, const std::string& line) {
   std::istringstream words(line);
   std::string verb;
   words >> verb;
@@ -48,16 +47,8 @@ KvRun carry_out(KvDriver& driver, const std::string& line) {
     words >> threads;
     return driver.load(threads);
   }
-  if (verb == "settle") {
-    driver.settle();
-    return {};
-  }
-  if (verb == "run") return driver.run(parse_order(words));
-  if (verb != "scan") throw std::runtime_error("unknown order: " + line);
-  uint64_t at_once = 1;
-  double seconds = 1;
-  words >> at_once >> seconds;
-  return driver.scan(at_once, seconds);
+  if (verb != "run") throw std::runtime_error("unknown order: " + line);
+  return driver.run(parse_order(words));
 }
 
 }  // namespace
@@ -76,19 +67,15 @@ int kv_child_main(int argc, char** argv) {
   app.add_option("--keys", setup.keys)->required();
   app.add_option("--keys-max", limits.keys_max)->required();
   app.add_option("--value-bytes", setup.value_bytes)->required();
-  app.add_option("--store-threads", setup.store_threads);
-  app.add_option("--in-flight", setup.in_flight);
-  app.add_flag("--htc", setup.htc);
   app.add_flag("--kept", setup.kept);
   app.add_option("--memory", limits.memory_bytes)->required();
   app.add_option("--disk-stat", limits.disk_stat);
   app.add_option("--seed", seed);
   try {
     app.parse(argc, argv);
-    setup.data_bytes = setup.keys * setup.value_bytes;
     KvDriver driver(setup, limits, seed);
     say("ready");
-    for (std::string line; std::getline(std::cin, line);) say(format_kv_run(carry_out(driver, line)));
+    for (std::string line; std::getline(std::cin, line);) say(format_run(carry_out(driver, line)));
   } catch (const CLI::ParseError& error) { return app.exit(error); } catch (const std::exception& error) {
     say(std::string("error ") + error.what());
     return 1;

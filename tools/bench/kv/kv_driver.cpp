@@ -5,21 +5,21 @@
 #include "tools/bench/kv/kv_driver.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
+#include <filesystem>
 #include <numeric>
 #include <stdexcept>
 #include <thread>
 
 #include "tools/bench/kv/kv_worker.h"
-#include "tools/bench/report_parts.h"
+#include "tools/bench/report.h"
 #include "tools/support/clock.h"
 #include "tools/support/procfs.h"
 
@@ -28,26 +28,9 @@ namespace lunar::tools {
 namespace {
 
 constexpr uint64_t kLoadChunk = 1000;
-constexpr size_t kBlockBytes = 4096;
-constexpr double kPaceSeconds = 1e-3;
+constexpr double kShortSeconds = 1e-3;
 
 void sleep_seconds(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
-
-// Room for `count` values, each aligned as the system wants it.
-struct ValueBuffers {
-  ValueBuffers(const KvSetup& setup, size_t count)
-      : stride((setup.value_bytes + align(setup) - 1) / align(setup) * align(setup)),
-        memory(static_cast<char*>(
-                   aligned_alloc(kBlockBytes, (count * stride + kBlockBytes - 1) / kBlockBytes * kBlockBytes)),
-               free) {
-    if (!memory) throw std::runtime_error("no memory for values");
-    memset(memory.get(), 0, count * stride);
-  }
-  static size_t align(const KvSetup& setup) { return setup.system == "raw" ? kBlockBytes : 64; }
-  char* at(size_t i) const { return memory.get() + i * stride; }
-  size_t stride;
-  std::unique_ptr<char, decltype(&free)> memory;
-};
 
 }  // namespace
 
@@ -78,7 +61,6 @@ void KvStates::release(uint64_t number, bool written) {
 
 struct KvDriver::Counters {
   uint64_t ns = 0;
-  int64_t ios = -1;
   double cpu = 0, machine_cpu = 0;
   std::optional<DiskBytes> disk;
   std::optional<uint64_t> written;  // by the process
@@ -96,7 +78,6 @@ KvDriver::Counters KvDriver::count() const {
   Counters counters;
   counters.disk = read_disk(limits_.disk_stat);
   counters.written = process_written_bytes(getpid());
-  counters.ios = system_->ios();
   counters.machine_cpu = machine_cpu_seconds();
   counters.cpu = static_cast<double>(clock_ns(CLOCK_PROCESS_CPUTIME_ID)) / 1e9;
   counters.ns = now_ns();
@@ -134,7 +115,7 @@ void KvDriver::begin_run() {
   phase_.store(kWarm);
 }
 
-KvRun KvDriver::result(const Counters& before, const Counters& after) {
+RunResult KvDriver::result(const Counters& before, const Counters& after) {
   if (!error_.empty()) throw std::runtime_error(error_);
   KvTally all;
   for (const auto& one : tallies_) {
@@ -144,29 +125,34 @@ KvRun KvDriver::result(const Counters& before, const Counters& after) {
     all.reads += one->reads;
     all.writes += one->writes;
   }
-  KvRun run;
+  RunResult run;
   put_latencies(&run, all.latencies, static_cast<double>(after.ns - before.ns) / 1e9);
   run.reads = static_cast<double>(all.reads);
   run.writes = static_cast<double>(all.writes);
   run.mismatches = static_cast<double>(all.mismatches);
   run.cpu_s = after.cpu - before.cpu;
-  run.cores = run.cpu_s / run.seconds;
-  run.ops_per_core_s = run.cpu_s > 0 ? run.ops / run.cpu_s : 0;
   run.machine_cpu_s = after.machine_cpu - before.machine_cpu;
   run.cpu_us_per_op = run.ops > 0 ? run.machine_cpu_s * 1e6 / run.ops : 0;
-  run.bytes_per_s = run.ops_per_s * static_cast<double>(sizeof(KvKey) + setup_.value_bytes);
-  if (after.ios >= 0) {
-    run.ios = static_cast<double>(after.ios - before.ios);
-    run.ios_per_s = run.ios / run.seconds;
-  }
   if (before.disk && after.disk && !setup_.place.empty()) {
     run.disk_read_bytes = static_cast<double>(after.disk->read - before.disk->read);
     run.disk_written_bytes = static_cast<double>(after.disk->written - before.disk->written);
   }
-  run.keys = static_cast<double>(states_.keys());
-  run.resident_bytes = static_cast<double>(process_memory(getpid(), "VmRSS"));
-  run.in_use_bytes = static_cast<double>(system_->bytes_in_use());
   return run;
+}
+
+// Bytes of the disk in use for each byte of keys and values: what the store says, else what its files take.
+double KvDriver::space() const {
+  if (setup_.place.empty()) return kNone;
+  auto bytes = static_cast<double>(system_->bytes_in_use());
+  if (bytes < 0) {
+    bytes = 0;
+    for (const auto& file : std::filesystem::recursive_directory_iterator(setup_.place)) {
+      struct stat info{};
+      if (stat(file.path().c_str(), &info) == 0 && S_ISREG(info.st_mode))
+        bytes += 512 * static_cast<double>(info.st_blocks);
+    }
+  }
+  return bytes / static_cast<double>(states_.keys() * (sizeof(KvKey) + setup_.value_bytes));
 }
 
 // Memory of L bytes holds at most L / v of v bytes of values that are asked for alike; for zipf the mass of as many of
@@ -181,12 +167,12 @@ double KvDriver::must_read_bytes(const KvOrder& order, double reads) const {
 
 void KvDriver::load_range(uint64_t from, uint64_t to) {
   const auto session = system_->connect();
-  const ValueBuffers buffer(setup_, 1);
+  std::vector<char> value(setup_.value_bytes);
   std::vector<uint64_t> numbers;
   for (uint64_t last = now_ns(); from < to && phase_.load() != kStop; from += numbers.size()) {
     numbers.resize(std::min(kLoadChunk, to - from));
     std::iota(numbers.begin(), numbers.end(), from);
-    if (const int code = session->set_many(numbers, content_, buffer.at(0)); code != 0) return fail(code, "load");
+    if (const int code = session->set_many(numbers, content_, value.data()); code != 0) return fail(code, "load");
     const uint64_t now = now_ns();
     KvTally& mine = tally();
     mine.latencies.add((now - last) / numbers.size(), numbers.size());
@@ -195,7 +181,7 @@ void KvDriver::load_range(uint64_t from, uint64_t to) {
   }
 }
 
-KvRun KvDriver::load(unsigned threads) {
+RunResult KvDriver::load(unsigned threads) {
   begin_run();
   phase_.store(kMeasure);
   const Counters before = count();
@@ -209,27 +195,31 @@ KvRun KvDriver::load(unsigned threads) {
   }
   const Counters after = count();
   states_.loaded(setup_.keys);
-  KvRun run = result(before, after);
+  RunResult run = result(before, after);
   const auto bytes = static_cast<double>(setup_.keys * setup_.value_bytes);
-  if (setup_.place.empty() && run.in_use_bytes >= 0)
-    run.index_bytes = (run.resident_bytes - static_cast<double>(bytes_without_store_) - run.in_use_bytes) / run.keys;
+  if (setup_.place.empty())
+    run.index_bytes = (static_cast<double>(process_memory(getpid(), "VmRSS") - bytes_without_store_) -
+                       static_cast<double>(system_->bytes_in_use())) /
+                      static_cast<double>(setup_.keys);
   const bool kept = setup_.system != "lunar" || setup_.kept;
   if (!setup_.place.empty() && setup_.system != "rocksdb-lz4")
     run.must_write_bytes = kept ? bytes : std::fmax(0, bytes - static_cast<double>(limits_.memory_bytes));
+  system_->settle();
+  run.space = space();
   return run;
 }
 
 void KvDriver::work(const KvOrder& order, unsigned thread) {
   const auto session = system_->connect();
-  const ValueBuffers buffer(setup_, 1);
-  KvWorker worker(*this, order, order.seed * 4096 + thread, buffer.at(0));
+  std::vector<char> value(setup_.value_bytes);
+  KvWorker worker(*this, order, order.seed * 4096 + thread, value.data());
   for (uint64_t last = now_ns(); phase_.load(std::memory_order_acquire) != kStop;) {
     worker.begin();
     KvTally* mine = nullptr;
     for (bool more = true; more;) {
       int64_t length = 0;
-      const int code = worker.writing() ? session->set(worker.number(), worker.key(), worker.value())
-                                        : session->get(worker.number(), worker.key(), worker.value(), &length);
+      const int code = worker.writing() ? session->set(worker.key(), worker.value())
+                                        : session->get(worker.key(), worker.value(), &length);
       if (code != 0) {
         worker.give_up();
         return fail(code, worker.writing() ? "set" : "get");
@@ -245,33 +235,20 @@ void KvDriver::work(const KvOrder& order, unsigned thread) {
 
 void KvDriver::work_async(const KvOrder& order, unsigned thread) {
   const auto session = system_->connect();
-  const ValueBuffers buffers(setup_, order.depth);
+  std::vector<char> values(order.depth * setup_.value_bytes);
   std::vector<std::unique_ptr<KvChain>> chains;
   for (unsigned i = 0; i < order.depth; ++i) {
     const uint64_t seed = (order.seed * 4096 + thread) * 4096 + i;
-    chains.push_back(std::make_unique<KvChain>(*this, *session, order, seed, buffers.at(i)));
+    chains.push_back(std::make_unique<KvChain>(*this, *session, order, seed, values.data() + i * setup_.value_bytes));
   }
   for (const auto& chain : chains) chain->start();
-  const auto over = [this] { return chains_alive_.load(std::memory_order_acquire) == 0; };
-  if (order.rate > 0) {
-    for (uint64_t last = now_ns(); !over();) {
-      sleep_seconds(kPaceSeconds);
-      const uint64_t now = now_ns();
-      pace_.allow(order.rate / order.threads * static_cast<double>(now - last) / 1e9);
-      last = now;
-      for (const auto& chain : chains) chain->go_on();
-    }
-    return;
-  }
-  if (session->carry_on(over)) return;
   for (uint32_t left; (left = chains_alive_.load(std::memory_order_acquire)) != 0;) chains_alive_.wait(left);
 }
 
-KvRun KvDriver::run(const KvOrder& order) {
+RunResult KvDriver::run(const KvOrder& order) {
   if (order.draw != KvDraw::kUniform && !zipf_) zipf_ = std::make_unique<ZipfGenerator>(setup_.keys, kZipfTheta);
   begin_run();
   chains_alive_.store(order.threads * order.depth);
-  pace_.begin(order.rate > 0);
   std::vector<std::thread> workers;
   for (unsigned t = 0; t < order.threads; ++t) {
     workers.emplace_back([this, &order, t] {
@@ -293,11 +270,11 @@ KvRun KvDriver::run(const KvOrder& order) {
   sleep_seconds(order.seconds);
   // On a busy machine a worker may begin later than a short run would end: no figure is not a figure of 0.
   while (!measured_.load(std::memory_order_relaxed) && phase_.load(std::memory_order_acquire) != kStop)
-    sleep_seconds(kPaceSeconds);
+    sleep_seconds(kShortSeconds);
   phase_.store(kStop, std::memory_order_release);
   for (std::thread& worker : workers) worker.join();
   const Counters after = count();
-  KvRun run = result(before, after);
+  RunResult run = result(before, after);
   run.must_read_bytes = must_read_bytes(order, run.reads);
   if (run.writes == 0) return run;
   system_->settle();
@@ -306,41 +283,8 @@ KvRun KvDriver::run(const KvOrder& order) {
     const double sets = run.writes * static_cast<double>(sizeof(KvKey) + setup_.value_bytes);
     run.amplification = static_cast<double>(*written - *before.written) / sets;
   }
+  run.space = space();
   return run;
-}
-
-// A walk that came to its end must have given each key once: their number and their sum are checked.
-KvRun KvDriver::scan(uint64_t at_once, double seconds) {
-  begin_run();
-  phase_.store(kMeasure);
-  uint64_t seen = 0, sum = 0;
-  bool whole = true, named = true;
-  const Counters before = count();
-  const uint64_t end = before.ns + static_cast<uint64_t>(seconds * 1e9);
-  const int code = system_->scan(at_once, [&](std::string_view key) {
-    uint64_t word = 0;
-    memcpy(&word, key.data(), std::min(key.size(), sizeof word));
-    named &= key.size() == sizeof word;
-    sum += word;
-    if (++seen % 64 != 0 || now_ns() < end) return true;
-    return whole = false;
-  });
-  const Counters after = count();
-  if (code != 0) throw std::runtime_error(fmt::format("scan: {}", strerror(code)));
-  KvTally& mine = tally();
-  mine.reads = seen;
-  if (seen > 0) mine.latencies.add((after.ns - before.ns) / seen, seen);
-  if (whole) {
-    uint64_t expected = 0;
-    for (uint64_t number = 0; number < states_.keys(); ++number) {
-      const KvKey key = content_.key(number);
-      uint64_t word;
-      memcpy(&word, key.data(), sizeof word);
-      expected += word;
-    }
-    if (seen != states_.keys() || (named && sum != expected)) mine.mismatches = 1;
-  }
-  return result(before, after);
 }
 
 }  // namespace lunar::tools

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops that load a store, read and write it, and scan it, and that check every value: what is read must be, in
-// every byte, a version of that key that was written, and no older than what was acknowledged when the read began.
+// The loops that load a store, read and write it, and that check every value: what is read must be, in every byte, a
+// version of that key that was written, and no older than what was acknowledged when the read began.
 //
 // Keys are numbers; a number's state says which version was acknowledged last, and whether one is being written, by one
 // writer at a time. Synchronous loops are threads; asynchronous ones are chains: each operation's callback issues the
@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "tools/bench/histogram.h"
-#include "tools/bench/kv/kv_pace.h"
-#include "tools/bench/kv/kv_run.h"
+#include "tools/bench/kv/kv_order.h"
 #include "tools/bench/kv/kv_system.h"
+#include "tools/bench/run_result.h"
 
 namespace lunar::tools {
 
@@ -64,12 +64,9 @@ class KvDriver {
  public:
   // Opens the store. All of these throw std::runtime_error: what went wrong.
   KvDriver(const KvSetup& setup, const KvLimits& limits, uint64_t seed);
-  // All pairs, in no order of their keys, by `threads`; and the flush.
-  KvRun load(unsigned threads);
-  KvRun run(const KvOrder& order);
-  // All keys, or as many as come in that time.
-  KvRun scan(uint64_t at_once, double seconds);
-  void settle() { system_->settle(); }
+  // All pairs, in no order of their keys, by `threads`, and the flush. What a store then does by itself is untimed.
+  RunResult load(unsigned threads);
+  RunResult run(const KvOrder& order);
 
  private:
   friend class KvWorker;
@@ -78,7 +75,8 @@ class KvDriver {
   enum Phase : int { kWarm, kMeasure, kStop };
   Counters count() const;
   void begin_run();
-  KvRun result(const Counters& before, const Counters& after);
+  RunResult result(const Counters& before, const Counters& after);
+  double space() const;
   double must_read_bytes(const KvOrder& order, double reads) const;
   void load_range(uint64_t from, uint64_t to);
   void work(const KvOrder& order, unsigned thread);
@@ -95,7 +93,6 @@ class KvDriver {
   std::unique_ptr<ZipfGenerator> zipf_;
   std::atomic<int> phase_{kWarm};
   std::atomic<bool> measured_{false};      // an operation of this run counts
-  KvPace pace_;                            // of the asynchronous operations of a run
   std::atomic<uint32_t> chains_alive_{0};  // that go on; the last one that ends wakes its waiters
   std::mutex lock_;                        // tallies_, error_
   std::vector<std::unique_ptr<KvTally>> tallies_;

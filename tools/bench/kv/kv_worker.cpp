@@ -64,26 +64,16 @@ void KvWorker::give_up() {
   if (writing_ || writes_next_) driver_.states_.release(number_, false);
 }
 
-void KvChain::start() { next(); }
-
-void KvChain::next() {
-  if (!driver_.pace_.take()) return rests_.store(true, std::memory_order_release);
+void KvChain::start() {
   worker_.begin();
   issue();
-}
-
-void KvChain::go_on() {
-  if (!rests_.load(std::memory_order_acquire)) return;
-  rests_.store(false, std::memory_order_relaxed);
-  if (driver_.phase_.load(std::memory_order_acquire) == KvDriver::kStop) return end();
-  next();
 }
 
 void KvChain::issue() {
   issued_ns_ = now_ns();
   for (;;) {
-    const int code = worker_.writing() ? session_.start_set(worker_.number(), worker_.key(), worker_.value(), this)
-                                       : session_.start_get(worker_.number(), worker_.key(), worker_.value(), this);
+    const int code = worker_.writing() ? session_.start_set(worker_.key(), worker_.value(), this)
+                                       : session_.start_get(worker_.key(), worker_.value(), this);
     if (code == 0) return;
     if (code == EAGAIN && driver_.phase_.load(std::memory_order_acquire) != KvDriver::kStop) {
       std::this_thread::yield();
@@ -106,7 +96,7 @@ void KvChain::came_back(KvDone* self, int code, int64_t length) {
   if (chain->worker_.end(length, tally)) return chain->issue();
   tally.latencies.add(now_ns() - chain->issued_ns_);
   if (chain->driver_.phase_.load(std::memory_order_acquire) == KvDriver::kStop) return chain->end();
-  chain->next();
+  chain->start();
 }
 
 // Once the count is 0 the chains may be gone: the driver stays.

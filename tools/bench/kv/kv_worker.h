@@ -13,7 +13,6 @@ class KvWorker {
   // Chooses the next operation; a value that is to be written stands in value().
   void begin();
   bool writing() const { return writing_; }
-  uint64_t number() const { return number_; }
   const KvKey& key() const { return key_; }
   char* value() const { return value_; }
   // The call has come back without an error. True: the operation has a second part, a write.
@@ -34,19 +33,16 @@ class KvWorker {
   bool writing_ = false, writes_next_ = false;
 };
 
-// A worker whose operations are asynchronous: each callback issues the next, until the phase says stop. Where the run
-// has a pace that allows none, the chain rests, until its session's thread lets it go on.
+// A worker whose operations are asynchronous: each callback issues the next, until the phase says stop.
 class KvChain : private KvDone {
  public:
   KvChain(KvDriver& driver, KvSession& session, const KvOrder& order, uint64_t seed, char* value)
       : driver_(driver), session_(session), worker_(driver, order, seed, value) {
     run = came_back;
   }
-  void start();
-  void go_on();  // if it rests, and may
+  void start();  // the next operation
 
  private:
-  void next();
   static void came_back(KvDone* self, int code, int64_t length);
   void issue();
   void end();
@@ -54,7 +50,6 @@ class KvChain : private KvDone {
   KvSession& session_;
   KvWorker worker_;
   uint64_t issued_ns_ = 0;
-  std::atomic<bool> rests_{false};
 };
 
 }  // namespace lunar::tools

@@ -19,7 +19,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "tools/bench/report_parts.h"
+#include "tools/bench/report.h"
 #include "tools/support/clock.h"
 #include "tools/support/process.h"
 #include "tools/support/procfs.h"
@@ -66,15 +66,16 @@ class RedisBackend::Job {
   }
   bool done() const { return done_.load(std::memory_order_acquire); }
   // pre: done(). Throws std::runtime_error when it failed.
-  void finish(RedisRun* run) {
+  void finish(RunResult* run) {
     if (!error_.empty()) throw std::runtime_error("the servers' job: " + error_);
     run->job_s = seconds_;
+    if (what_ == SideJob::kSave) run->fork_us = 0;
+    if (what_ == SideJob::kExpiry) run->expired_ahead = -expired_before_;
     for (auto& server : servers_) {
       if (what_ == SideJob::kSave)
         run->fork_us = std::fmax(run->fork_us, std::stod("0" + server->info("stats", "latest_fork_usec")));
       if (what_ == SideJob::kExpiry) run->expired_ahead += expired_ahead(*server);
     }
-    run->expired_ahead -= expired_before_;
   }
 
  private:
@@ -232,15 +233,17 @@ double RedisBackend::catch_up() {
 
 // Runs the plan and frames it with the counters. Group 0's latencies are the run's; what a replica needs to catch up
 // belongs to its time.
-LoadCounts RedisBackend::drive(LoadPlan plan, RedisRun* run) {
+LoadCounts RedisBackend::drive(LoadPlan plan, RunResult* run) {
   Counters before, after;
+  double lag_s = 0;
   const auto start_too = plan.on_start;
   plan.on_start = [&] {
     if (start_too) start_too();
     before = count();
   };
   plan.on_end = [&] {
-    run->lag_s = catch_up();
+    lag_s = catch_up();
+    if (!masters_.empty()) run->lag_s = lag_s;
     after = count();
   };
   LoadCounts counts;
@@ -248,7 +251,7 @@ LoadCounts RedisBackend::drive(LoadPlan plan, RedisRun* run) {
     counts = generator_->run(plan);
   } catch (const std::runtime_error& error) { lost(error.what()); }
   const Histogram& latencies = counts.latencies[0];
-  put_latencies(run, latencies, counts.seconds + run->lag_s);
+  put_latencies(run, latencies, counts.seconds + lag_s);
   run->cpu_s = after.cpu - before.cpu;
   run->machine_cpu_s = after.machine_cpu - before.machine_cpu;
   const auto all = static_cast<double>(latencies.count() + counts.latencies[1].count());
@@ -262,14 +265,14 @@ LoadCounts RedisBackend::drive(LoadPlan plan, RedisRun* run) {
     run->server_read_bytes = static_cast<double>(*after.server_read - *before.server_read);
   }
   run->mismatches = static_cast<double>(counts.mismatches);
-  run->first_mismatch = counts.first_mismatch;
+  run->error = counts.first_mismatch;
   return counts;
 }
 
 // One request for each of the indices first, first + step, ... below `end` of every shard.
 void RedisBackend::send_each(LoadPlan plan, uint64_t first, uint64_t step,
                              const std::function<Request(uint64_t index, unsigned shard)>& request, uint64_t end,
-                             RedisRun* run) {
+                             RunResult* run) {
   std::vector<uint64_t> next(shards(), first);
   plan.pipeline = load_pipeline();
   plan.next = [&](unsigned connection, Request* out) {
@@ -287,12 +290,12 @@ unsigned RedisBackend::load_pipeline() const {
   return static_cast<unsigned>(std::clamp<uint64_t>(kLoadBatchBytes / data_.key_bytes(), 1, kLoadPipelineMax));
 }
 
-RedisRun RedisBackend::load(const Say& say) {
+RunResult RedisBackend::load(const Say& say) {
   LoadPlan plan;
   plan.on_progress = [&](uint64_t done) {
     say(fmt::format("loading {}: {}% of {} MiB", setup_.system, done * 100 / keys(), data_.data_bytes() >> 20));
   };
-  RedisRun run;
+  RunResult run;
   const auto request = [this](uint64_t index, unsigned shard) { return data_.load(key_of(index, shard)); };
   const double start = now_seconds();
   send_each(plan, 0, 1, request, keys_of_shard(), &run);
@@ -312,7 +315,7 @@ uint64_t RedisBackend::hot_keys(const RedisBase& what) const {
 // SET-ACTIVE-EXPIRE, which keeps the keys: it is a client's wish, and the module would leave expiry to the server.
 void RedisBackend::make_due(double warm_seconds) {
   for (double spare = kDueSpare;; spare *= 2) {
-    RedisRun ignored;
+    RunResult ignored;
     due_ = wall_seconds() + warm_seconds + kDueSecondsLeast + spare * load_seconds_;
     const auto ms = static_cast<uint64_t>(due_ * 1e3);
     const auto request = [&](uint64_t index, unsigned shard) { return data_.load_due(key_of(index, shard), ms); };
@@ -324,7 +327,7 @@ void RedisBackend::make_due(double warm_seconds) {
 
 // What has to be so before the clock starts.
 void RedisBackend::prepare(const RedisBase& what, double warm_seconds) {
-  RedisRun ignored;
+  RunResult ignored;
   if (what.hot_share != 0) {
     Random random(1);
     const uint64_t count = hot_keys(what);
@@ -391,7 +394,8 @@ double RedisBackend::missed_reads(const RedisBase& what, double draws, unsigned 
   return std::fmax(0, draws * (1 - hit) - 3 * std::sqrt(draws * hit * (1 - hit)));
 }
 
-void RedisBackend::put_must_move(const RedisBase& what, const LoadCounts& counts, unsigned outstanding, RedisRun* run) {
+void RedisBackend::put_must_move(const RedisBase& what, const LoadCounts& counts, unsigned outstanding,
+                                 RunResult* run) {
   if (!setup_.reads_disk || what.keys == KeyChoice::kHot || what.job == SideJob::kExpiry) return;
   const double data = static_cast<double>(data_.data_bytes()), limit = static_cast<double>(setup_.limit_bytes);
   if (what.job == SideJob::kSave) {
@@ -405,7 +409,7 @@ void RedisBackend::put_must_move(const RedisBase& what, const LoadCounts& counts
 }
 
 // A sample of what was written to its master, read from the replica itself.
-void RedisBackend::check_replica(RedisRun* run) {
+void RedisBackend::check_replica(RunResult* run) {
   LoadGenerator reader(ports(servers_), setup_.connections, data_);
   Random random(static_cast<uint64_t>(run->ops) + 1);
   uint64_t left = std::min(kReplicaSample, keys());
@@ -418,16 +422,16 @@ void RedisBackend::check_replica(RedisRun* run) {
   };
   const LoadCounts counts = reader.run(plan);
   run->mismatches += static_cast<double>(counts.mismatches);
-  if (run->first_mismatch.empty()) run->first_mismatch = counts.first_mismatch;
+  if (run->error.empty()) run->error = counts.first_mismatch;
 }
 
-RedisRun RedisBackend::run(const RedisWorkload& workload, const Plan& how) {
+RunResult RedisBackend::run(const RedisWorkload& workload, const Plan& how) {
   const RedisBase& what = *workload.base;
   const bool groups = what.keys == KeyChoice::kHotAndCold;
   const double warm_seconds = what.stage->replica ? 0 : how.warm_seconds;  // a replica would begin behind
   prepare(what, warm_seconds);
   Random random(how.seed);
-  RedisRun run;
+  RunResult run;
   std::unique_ptr<Job> job;
   LoadPlan plan;
   plan.pipeline = workload.pipelined ? how.pipeline : 1;

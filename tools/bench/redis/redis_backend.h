@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "tools/bench/redis/load_generator.h"
-#include "tools/bench/redis/redis_report.h"
 #include "tools/bench/redis/workloads.h"
+#include "tools/bench/run_result.h"
 #include "tools/bench/setup_journal.h"
 #include "tools/support/cgroup.h"
 #include "tools/support/redis_server.h"
@@ -55,8 +55,8 @@ class RedisBackend {
   std::string redis_version() { return servers_[0]->info("server", "redis_version"); }
   unsigned load_pipeline() const;
   // Both throw std::runtime_error when the server is lost, with the reason.
-  RedisRun load(const Say& say);
-  RedisRun run(const RedisWorkload& workload, const Plan& plan);
+  RunResult load(const Say& say);
+  RunResult run(const RedisWorkload& workload, const Plan& plan);
   uint64_t peak_bytes() const { return cgroup_ ? cgroup_->peak_bytes() : 0; }
 
  private:
@@ -70,14 +70,14 @@ class RedisBackend {
   double catch_up();
   void end();
   Counters count() const;
-  LoadCounts drive(LoadPlan plan, RedisRun* run);
+  LoadCounts drive(LoadPlan plan, RunResult* run);
   void send_each(LoadPlan plan, uint64_t first, uint64_t step,
-                 const std::function<Request(uint64_t index, unsigned shard)>& request, uint64_t end, RedisRun* run);
+                 const std::function<Request(uint64_t index, unsigned shard)>& request, uint64_t end, RunResult* run);
   Choose chooser(const RedisBase& what, Random* random);
   void prepare(const RedisBase& what, double warm_seconds);
   void make_due(double warm_seconds);
-  void put_must_move(const RedisBase& what, const LoadCounts& counts, unsigned outstanding, RedisRun* run);
-  void check_replica(RedisRun* run);
+  void put_must_move(const RedisBase& what, const LoadCounts& counts, unsigned outstanding, RunResult* run);
+  void check_replica(RunResult* run);
   uint64_t shards() const { return servers_.size(); }
   uint64_t keys_of_shard() const { return data_.keys() / setup_.shards.size(); }
   uint64_t keys() const { return keys_of_shard() * shards(); }

@@ -14,18 +14,18 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <stdexcept>
 
 #include "tools/bench/bench_host.h"
-#include "tools/bench/bench_main.h"
+#include "tools/bench/bench_options.h"
+#include "tools/bench/benches.h"
 #include "tools/bench/progress.h"
-#include "tools/bench/redis/plot.h"
 #include "tools/bench/redis/redis_backend.h"
-#include "tools/bench/redis/redis_bench.h"
 #include "tools/bench/redis/redis_options.h"
-#include "tools/bench/report_parts.h"
 #include "tools/bench/swap_file.h"
 #include "tools/support/host.h"
 
@@ -37,13 +37,12 @@ constexpr uint64_t kMiBytes = 1 << 20;
 
 class RedisBench {
  public:
-  explicit RedisBench(RedisOptions options) {
-    report_.options = std::move(options);
-    const uint64_t shards = report_.options.shards;
-    limit_bytes_ = report_.options.dram_bytes + report_.options.allowance_bytes;
+  explicit RedisBench(const RedisOptions& options) : options_(options) {
+    const uint64_t shards = options_.shards;
+    limit_bytes_ = options_.dram_bytes + options_.allowance_bytes;
     const uint64_t footprint =
-        (redis_footprint(report_.options.data_bytes, report_.options.value_bytes) / kMiBytes + 64 * shards) * kMiBytes;
-    masters_bytes_ = replicas() ? footprint * report_.options.systems.size() : 0;
+        (redis_footprint(options_.data_bytes, options_.value_bytes) / kMiBytes + 64 * shards) * kMiBytes;
+    masters_bytes_ = replicas() ? footprint * options_.systems.size() : 0;
     swap_bytes_ = footprint / 2 * 3 + 64 * kMiBytes;
     // A fork reserves as much again as is there; of a LUN file of fixed size the first process gets half, a child an
     // eighth.
@@ -51,22 +50,18 @@ class RedisBench {
     lun_file_bytes_ = forks() ? 17 * footprint / 2 : 2 * lun_bytes_;
   }
   ~RedisBench();
-  RedisReport run();
+  BenchReport run();
 
  private:
-  const RedisOptions& options() const { return report_.options; }
   bool forks() const {
-    return std::any_of(options().workloads.begin(), options().workloads.end(),
+    return std::any_of(options_.workloads.begin(), options_.workloads.end(),
                        [](const std::string& name) { return known_redis_workload(name).base->job == SideJob::kSave; });
   }
   bool replicas() const {
-    return std::any_of(options().workloads.begin(), options().workloads.end(),
+    return std::any_of(options_.workloads.begin(), options_.workloads.end(),
                        [](const std::string& name) { return known_redis_workload(name).base->stage->replica; });
   }
-  bool wants(const std::string& system) const {
-    return report_.skipped.count(system) == 0 &&
-           std::find(options().systems.begin(), options().systems.end(), system) != options().systems.end();
-  }
+  bool wants(const std::string& system) const { return report_.wants(options_.systems, system); }
   void check_host();
   void check_space() const;
   void prepare_files();
@@ -75,18 +70,19 @@ class RedisBench {
   RedisBackend::Setup::Words words_of(const std::string& system, unsigned shard) const;
   void run_stage(const RedisStage& stage, bool fits, const std::vector<RedisWorkload>& workloads);
   void run_workload(const RedisWorkload& workload);
-  using Runs = std::map<std::string, std::vector<RedisRun>>;  // of each system
+  using Runs = std::map<std::string, std::vector<RunResult>>;  // of each system
   void try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs, int* page_cluster);
-  RedisRun better_page_cluster(RedisBackend& swap, const RedisWorkload& workload, double seconds, int* page_cluster);
-  RedisRun measure_run(RedisBackend& backend, const RedisWorkload& workload, double seconds);
-  void check_result(const RedisBackend& backend, const std::string& workload, const RedisRun& run);
+  RunResult better_page_cluster(RedisBackend& swap, const RedisWorkload& workload, double seconds, int* page_cluster);
+  RunResult measure_run(RedisBackend& backend, const RedisWorkload& workload, double seconds);
+  void check_result(const RedisBackend& backend, const std::string& workload, const RunResult& run);
   void add_result(const std::string& system, const std::string& workload, unsigned pipeline, int page_cluster,
-                  const std::vector<RedisRun>& runs);
+                  const std::vector<RunResult>& runs);
   // Runs `work`; a backend that is lost in it is out of the run, with the reason.
   template <class Work>
   void attempt(const std::string& system, const Work& work);
 
-  RedisReport report_;
+  RedisOptions options_;
+  BenchReport report_;
   std::string directory_, disk_stat_, work_directory_;
   uint64_t limit_bytes_ = 0, swap_bytes_ = 0, lun_bytes_ = 0, lun_file_bytes_ = 0, masters_bytes_ = 0, runs_ = 0;
   std::optional<CgroupPlace> cgroup_;
@@ -111,13 +107,13 @@ RedisBench::~RedisBench() {
 }
 
 void RedisBench::check_host() {
-  BenchHost host = check_bench_host(options().lun, limit_bytes_ * options().systems.size() + masters_bytes_);
+  BenchHost host = check_bench_host(options_.lun, limit_bytes_ * options_.systems.size() + masters_bytes_);
   journal_ = std::move(host.journal);
   directory_ = host.directory;
   disk_stat_ = host.disk_stat;
   cgroup_ = host.cgroup;
   report_.skipped = std::move(host.skipped);
-  if (std::string& module = report_.options.module; module.empty()) {
+  if (std::string& module = options_.module; module.empty()) {
     std::string tried;
     module = find_own_library("adapters/redis/liblunar-redis.so", "redis/modules/liblunar-redis.so", &tried);
     if (module.empty()) report_.skipped["lunar"] = "liblunar-redis.so is not there (looked at " + tried + ")";
@@ -130,15 +126,15 @@ void RedisBench::check_host() {
 // Files of their own, written whole, where --lun is a directory; else --lun itself, which serves one server at a time.
 std::vector<std::string> RedisBench::prepare_luns(const std::string& system) {
   struct stat info{};
-  if (stat(options().lun.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
-    if (luns_.empty() && options().shards == 1) return {options().lun};
-    report_.skipped[system] = "--lun " + options().lun + " serves one server at a time: give a directory";
+  if (stat(options_.lun.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
+    if (luns_.empty() && options_.shards == 1) return {options_.lun};
+    report_.skipped[system] = "--lun " + options_.lun + " serves one server at a time: give a directory";
     return {};
   }
   std::vector<std::string> paths;
-  for (unsigned i = 0; i < options().shards; ++i) {
+  for (unsigned i = 0; i < options_.shards; ++i) {
     paths.push_back(fmt::format("{}/lunar-bench-{}-{}-{}.lun", directory_, getpid(), system, i));
-    const uint64_t bytes = lun_file_bytes_ / options().shards;
+    const uint64_t bytes = lun_file_bytes_ / options_.shards;
     progress_.say(fmt::format("writing {} MiB of LUN in {}", bytes / kMiBytes, directory_));
     recorded_.push_back("file " + paths.back());
     journal_->record(recorded_.back());
@@ -148,10 +144,10 @@ std::vector<std::string> RedisBench::prepare_luns(const std::string& system) {
 }
 
 void RedisBench::check_space() const {
-  uint64_t wanted = wants("swap") && options().swap != "zram" ? swap_bytes_ : 0;
+  uint64_t wanted = wants("swap") && options_.swap != "zram" ? swap_bytes_ : 0;
   for (const char* system : {"lunar", "run"})
-    wanted += wants(system) ? lun_file_bytes_ + options().shards * kLunOverheadBytes : 0;
-  if (forks()) wanted += options().systems.size() * redis_footprint(options().data_bytes, options().value_bytes);
+    wanted += wants(system) ? lun_file_bytes_ + options_.shards * kLunOverheadBytes : 0;
+  if (forks()) wanted += options_.systems.size() * redis_footprint(options_.data_bytes, options_.value_bytes);
   std::error_code error;
   const std::filesystem::space_info space = std::filesystem::space(directory_, error);
   if (!error && space.available < wanted) {
@@ -173,51 +169,51 @@ void RedisBench::prepare_files() {
     if (std::vector<std::string> luns = prepare_luns(system); !luns.empty()) luns_[system] = std::move(luns);
   }
   if (!wants("swap")) return;
-  progress_.say(fmt::format("making {} MiB of swap ({})", swap_bytes_ / kMiBytes, options().swap));
+  progress_.say(fmt::format("making {} MiB of swap ({})", swap_bytes_ / kMiBytes, options_.swap));
   try {
-    const SwapKind kind = options().swap == "zram"    ? SwapKind::kZram
-                          : options().swap == "zswap" ? SwapKind::kZswap
-                                                      : SwapKind::kFile;
+    const SwapKind kind = options_.swap == "zram"    ? SwapKind::kZram
+                          : options_.swap == "zswap" ? SwapKind::kZswap
+                                                     : SwapKind::kFile;
     swap_file_ = std::make_unique<SwapFile>(kind, fmt::format("{}/lunar-bench-{}.swap", directory_, getpid()),
                                             swap_bytes_, *journal_, check_interrupted);
-    report_.swap_state = swap_file_->state();
+    report_.notes["swap_state"] = swap_file_->state();
   } catch (const std::runtime_error& error) { report_.skipped["swap"] = error.what(); }
 }
 
 RedisBackend::Setup RedisBench::setup_of(const std::string& system, const RedisStage& stage, bool fits) const {
   RedisBackend::Setup setup;
   setup.system = system;
-  setup.redis_server = options().redis_server;
+  setup.redis_server = options_.redis_server;
   setup.directory = work_directory_;
   setup.disk_stat = disk_stat_;
   setup.limit_bytes = limit_bytes_;
-  setup.dram_bytes = options().dram_bytes;
+  setup.dram_bytes = options_.dram_bytes;
   setup.swap = system == "swap";
   setup.cgroup = cgroup_;
-  setup.connections = options().connections;
+  setup.connections = options_.connections;
   setup.stage = &stage;
-  setup.data_bytes = stage_data_bytes(options(), stage.kind, fits);
-  setup.value_bytes = options().value_bytes;
-  setup.seed = options().seed;
-  setup.compressible = options().compressible;
-  setup.reads_disk = system != "swap" || options().swap == "file";
-  for (unsigned i = 0; i < options().shards; ++i) setup.shards.push_back(words_of(system, i));
+  setup.data_bytes = stage_data_bytes(options_, stage.kind, fits);
+  setup.value_bytes = options_.value_bytes;
+  setup.seed = options_.seed;
+  setup.compressible = options_.compressible;
+  setup.reads_disk = system != "swap" || options_.swap == "file";
+  for (unsigned i = 0; i < options_.shards; ++i) setup.shards.push_back(words_of(system, i));
   return setup;
 }
 
 RedisBackend::Setup::Words RedisBench::words_of(const std::string& system, unsigned shard) const {
   RedisBackend::Setup::Words words;
   if (system == "swap") return words;
-  const std::string dram = fmt::format("{}", options().dram_bytes / options().shards),
-                    size = fmt::format("{}", lun_bytes_ / options().shards), lun = luns_.at(system)[shard];
+  const std::string dram = fmt::format("{}", options_.dram_bytes / options_.shards),
+                    size = fmt::format("{}", lun_bytes_ / options_.shards), lun = luns_.at(system)[shard];
   if (system == "run") {
     words.wrapper = {own_directory() + "/lunar", "run", "--dram", dram, "--lun", lun, "--size", size};
-    for (const auto& [name, value] : lunar_options(options().options))
+    for (const auto& [name, value] : lunar_options(options_.lunar_options))
       words.wrapper.push_back(fmt::format("--{}={}", name, value));
     words.wrapper.push_back("--");
   } else {
-    words.further = {"--loadmodule", options().module, "dram", dram, "lun", lun, "size", size};
-    for (const auto& [name, value] : lunar_options(options().options))
+    words.further = {"--loadmodule", options_.module, "dram", dram, "lun", lun, "size", size};
+    for (const auto& [name, value] : lunar_options(options_.lunar_options))
       words.further.insert(words.further.end(), {name, value});
   }
   return words;
@@ -234,50 +230,45 @@ void RedisBench::attempt(const std::string& system, const Work& work) {
   }
 }
 
-void RedisBench::check_result(const RedisBackend& backend, const std::string& workload, const RedisRun& run) {
+void RedisBench::check_result(const RedisBackend& backend, const std::string& workload, const RunResult& run) {
   // On a machine where others use the disk, too, its bytes prove little: what the server itself read must suffice. (A
   // save is read by its child.)
   RunResult checked = run;
-  if (run.server_read_bytes >= 0 && run.job_s == 0) {
+  if (run.server_read_bytes >= 0 && std::isnan(run.job_s)) {
     checked.disk_read_bytes = std::min(run.disk_read_bytes, run.server_read_bytes);
   }
-  for (const std::string& failure : run_failures(checked)) {
-    report_.failures.push_back(fmt::format("{} {}: {}{}{}", backend.system(), workload, failure,
-                                           run.first_mismatch.empty() ? "" : ": first: ", run.first_mismatch));
-  }
+  report_.check(backend.system() + " " + workload, checked);
 }
 
-RedisRun RedisBench::measure_run(RedisBackend& backend, const RedisWorkload& workload, double seconds) {
+RunResult RedisBench::measure_run(RedisBackend& backend, const RedisWorkload& workload, double seconds) {
   progress_.say(fmt::format("{} {}: {} ...", progress_.count(), workload.name, backend.system()));
   RedisBackend::Plan how;
-  how.pipeline = options().pipeline;
+  how.pipeline = options_.pipeline;
   how.seconds = seconds;
   how.warm_seconds = 0.1 * seconds;
-  how.rate = options().rate;
-  how.seed = options().seed * 1000 + ++runs_;
-  const RedisRun result = backend.run(workload, how);
+  how.rate = options_.rate;
+  how.seed = options_.seed * 1000 + ++runs_;
+  const RunResult result = backend.run(workload, how);
   check_result(backend, workload.name, result);
   return result;
 }
 
 void RedisBench::add_result(const std::string& system, const std::string& workload, unsigned pipeline, int page_cluster,
-                            const std::vector<RedisRun>& runs) {
-  RedisResult result;
-  result.system = system;
-  result.workload = workload;
-  result.threads = options().connections;
-  result.pipeline = pipeline;
-  result.rounds = static_cast<unsigned>(runs.size());
-  result.page_cluster = page_cluster;
-  result.put_runs(runs);
-  report_.results.push_back(result);
+                            const std::vector<RunResult>& runs) {
+  BenchRow row;
+  row.system = system;
+  row.workload = workload;
+  row.threads = options_.connections;
+  row.depth = pipeline;
+  row.page_cluster = page_cluster;
+  report_.add(row, runs);
 }
 
 // Swap at the better page-cluster; the better run itself.
-RedisRun RedisBench::better_page_cluster(RedisBackend& swap, const RedisWorkload& workload, double seconds,
-                                         int* page_cluster) {
+RunResult RedisBench::better_page_cluster(RedisBackend& swap, const RedisWorkload& workload, double seconds,
+                                          int* page_cluster) {
   constexpr int kChoice[2] = {0, 3};
-  RedisRun trials[2];
+  RunResult trials[2];
   for (int i = 0; i < 2; ++i) {
     swap_file_->set_page_cluster(kChoice[i]);
     trials[i] = measure_run(swap, workload, seconds);
@@ -292,10 +283,10 @@ RedisRun RedisBench::better_page_cluster(RedisBackend& swap, const RedisWorkload
 // Runs before those that count: the memory of the backends takes the workload's shape, swap finds its page-cluster. A
 // job of the servers is long and needs no shape: its trials count.
 void RedisBench::try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs, int* page_cluster) {
-  const double seconds = options().seconds / 2;
+  const double seconds = options_.seconds / 2;
   const bool job = workload.base->job != SideJob::kNone;
   if (backend.system() == "swap" && !workload.fits) {  // data that fits is not read: page-cluster is idle
-    const RedisRun better = better_page_cluster(backend, workload, seconds, page_cluster);
+    const RunResult better = better_page_cluster(backend, workload, seconds, page_cluster);
     if (job) (*runs)["swap"].push_back(better);
   } else if (!job) {
     (void)measure_run(backend, workload, workload.fits ? seconds : 2 * seconds);
@@ -310,27 +301,27 @@ void RedisBench::run_workload(const RedisWorkload& workload) {
     std::erase_if(backends_, [&](const auto& backend) { return report_.skipped.count(backend->system()) != 0; });
   };
   each([&](RedisBackend& backend) { try_workload(backend, workload, &runs, &page_cluster); });
-  for (unsigned round = 0; round < options().rounds; ++round) {
+  for (unsigned round = 0; round < options_.rounds; ++round) {
     each([&](RedisBackend& backend) {
-      std::vector<RedisRun>& done = runs[backend.system()];
-      if (done.size() <= round) done.push_back(measure_run(backend, workload, options().seconds));
+      std::vector<RunResult>& done = runs[backend.system()];
+      if (done.size() <= round) done.push_back(measure_run(backend, workload, options_.seconds));
     });
   }
   for (const auto& backend : backends_) {
-    add_result(backend->system(), workload.name, workload.pipelined ? options().pipeline : 1,
+    add_result(backend->system(), workload.name, workload.pipelined ? options_.pipeline : 1,
                backend->system() == "swap" ? page_cluster : -1, runs[backend->system()]);
   }
 }
 
 void RedisBench::run_stage(const RedisStage& stage, bool fits, const std::vector<RedisWorkload>& workloads) {
   const std::string name = load_workload_name(stage, fits);
-  for (const std::string& system : options().systems) {
+  for (const std::string& system : options_.systems) {
     if (!wants(system)) continue;
     attempt(system, [&] {
       progress_.say(fmt::format("starting and loading {}", system));
       auto backend = std::make_unique<RedisBackend>(setup_of(system, stage, fits), *journal_);
-      report_.redis_version = backend->redis_version();
-      const RedisRun load = backend->load([&](const std::string& text) { progress_.follow(text); });
+      report_.notes["redis_version"] = backend->redis_version();
+      const RunResult load = backend->load([&](const std::string& text) { progress_.follow(text); });
       check_result(*backend, name, load);
       add_result(system, name, backend->load_pipeline(), -1, {load});
       backends_.push_back(std::move(backend));
@@ -341,41 +332,50 @@ void RedisBench::run_stage(const RedisStage& stage, bool fits, const std::vector
     double& peak = report_.peak_bytes[backend->system()];
     peak = std::max(peak, static_cast<double>(backend->peak_bytes()));
   }
-  if (swap_file_ && options().swap != "file") {
-    double& held = report_.peak_bytes[options().swap + ", outside of the limit"];
+  if (swap_file_ && options_.swap != "file") {
+    double& held = report_.peak_bytes[options_.swap + ", outside of the limit"];
     held = std::max(held, static_cast<double>(swap_file_->memory_bytes()));
   }
   progress_.say("stopping the servers");
   backends_.clear();
 }
 
-RedisReport RedisBench::run() {
+BenchReport RedisBench::run() {
   check_host();
   prepare_files();
   std::vector<std::pair<std::pair<const RedisStage*, bool>, std::vector<RedisWorkload>>>
       stages;  // in order of appearance
-  for (const std::string& name : options().workloads) {
+  for (const std::string& name : options_.workloads) {
     const RedisWorkload workload = known_redis_workload(name);
     const std::pair<const RedisStage*, bool> key{workload.base->stage, workload.fits};
     auto found = std::find_if(stages.begin(), stages.end(), [&](const auto& stage) { return stage.first == key; });
     if (found == stages.end()) found = stages.insert(stages.end(), {key, {}});
     found->second.push_back(workload);
-    for (const std::string& system : options().systems) {
+    for (const std::string& system : options_.systems) {
       const bool swaps = system == "swap" && !workload.fits, job = workload.base->job != SideJob::kNone;
-      if (wants(system)) progress_.total += options().rounds + (swaps ? 2 : 1) - (job ? 1 : 0);
+      if (wants(system)) progress_.total += options_.rounds + (swaps ? 2 : 1) - (job ? 1 : 0);
     }
   }
   for (const auto& [key, workloads] : stages) run_stage(*key.first, key.second, workloads);
   progress_.clear();
-  return report_;
+  for (const auto& [name, ours, baseline] : {std::array{"swap", "lunar", "swap"}, std::array{"run", "lunar", "run"},
+                                             std::array{"run_over_swap", "run", "swap"}}) {
+    for (const BenchRow& one : report_.rows) {
+      const BenchRow* other = one.system == ours ? report_.find(baseline, one.workload, one.threads) : nullptr;
+      if (other != nullptr) report_.compare(name, fmt::format("{}_t{}_", one.workload, one.threads), one, *other);
+    }
+  }
+  return std::move(report_);
 }
 
 }  // namespace
 
 int redis_bench_main(int argc, char** argv) {
+  CLI::App app{"redis-server with Lunar against redis-server with kernel swap, on the same disk and memory limit",
+               "lunar bench redis"};
   RedisOptions options;
-  if (const std::optional<int> code = parse_redis_options(argc, argv, &options)) return *code;
-  return plotting_bench_main<RedisBench>("redis", std::move(options));
+  return run_bench(
+      app, options, [&] { parse_redis_options(app, options, argc, argv); }, [&] { return RedisBench(options).run(); });
 }
 
 }  // namespace lunar::tools

@@ -11,7 +11,6 @@
 #include <sstream>
 
 #include "tools/bench/size_option.h"
-#include "tools/support/flags.h"
 #include "tools/support/process.h"
 
 namespace lunar::tools {
@@ -30,7 +29,8 @@ std::string footer() {
          "plain\n"
          "redis where data fits. All have the same memory cgroup limit and disk. Ratios are lunar / swap and lunar / "
          "run,\n"
-         "and (run_over_swap) run / swap. Clients are one thread: it takes one CPU; see srv%, gen%, cpu%.";
+         "and (run_over_swap) run / swap. Clients are one thread, which takes one CPU: see CPUs (of the servers) and "
+         "client CPUs.";
 }
 
 const std::vector<std::string> kDefault{
@@ -50,7 +50,7 @@ void finish(RedisOptions& options, const std::string& value_size) {
   if (options.dram_bytes / options.shards < 16 * kMiBytes || options.connections < 2 * options.shards) {
     throw CLI::ValidationError("--shards", "each needs 16m of --dram, and two of --connections");
   }
-  for (const auto& [name, value] : lunar_options(options.options)) {
+  for (const auto& [name, value] : lunar_options(options.lunar_options)) {
     if (name.empty() || value.empty()) throw CLI::ValidationError("--options", "NAME=VALUE,...");
   }
   if (options.fits) {
@@ -75,55 +75,37 @@ void finish(RedisOptions& options, const std::string& value_size) {
   if (!options.module.empty()) options.module = std::filesystem::absolute(options.module);
 }
 
-void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
+}  // namespace
+
+void parse_redis_options(CLI::App& app, RedisOptions& options, int argc, char** argv) {
   std::string value_size = "1k";
   options.workloads = kDefault;
-  const MemoryFlags memory(app, {"256m", "64m", "48m", "bytes of values", "code, buffers, page tables"});
-  app.add_option("--value-size", value_size, "bytes of a value (default 1k)");
-  app.add_option("--connections", options.connections, "clients (default 50)")->check(CLI::Range(2, 1000));
-  app.add_option("--pipeline", options.pipeline, "requests at once of the -pipe workloads (default 16)")
-      ->check(CLI::Range(1, 1000));
-  app.add_option("--shards", options.shards,
-                 "servers of each system, which share its DRAM, LUN space and keys (default 1)")
+  options.systems = {"lunar", "run", "swap"};
+  MemoryFlags memory(app, options, {"256m", "64m", "48m"});
+  app.add_option("--value-size", value_size, "bytes of a value");
+  app.add_option("--connections", options.connections, "clients")->check(CLI::Range(2, 1000));
+  app.add_option("--pipeline", options.pipeline, "requests at once of the -pipe workloads")->check(CLI::Range(1, 1000));
+  app.add_option("--shards", options.shards, "servers of each system, which share its DRAM, LUN space and keys")
       ->check(CLI::Range(1, 16));
   app.add_flag("--compressible", options.compressible, "values that repeat their first third twice");
-  app.add_option("--swap", options.swap,
-                 "where the servers of swap swap to: file (default), zswap in front of it, or zram")
+  app.add_option("--swap", options.swap, "where the servers of swap swap to: file, zswap in front of it, or zram")
       ->check(CLI::IsMember(std::vector<std::string>{"file", "zswap", "zram"}));
   auto* workloads = app.add_option("--workloads", options.workloads, "as get,zipf,hotcold-fits; see below")
                         ->delimiter(',')
                         ->check(CLI::Validator(check_workload, "WORKLOAD"));
   app.add_flag("--fits", options.fits, "run the workloads on data that fits into DRAM only");
-  app.add_option("--systems", options.systems, "any of lunar,run,swap (default: all)")
-      ->delimiter(',')
-      ->check(CLI::IsMember(std::vector<std::string>{"lunar", "run", "swap"}));
-  app.add_option("--rate", options.rate,
-                 "requests a second of clients that send by the clock: save, paced, expire (default 2000)")
+  app.add_option("--rate", options.rate, "requests a second of clients that send by the clock: save, paced, expire")
       ->check(CLI::Range(1.0, 1e6));
-  app.add_option("--options", options.options, "options of Lunar's backends, NAME=VALUE,...");
   app.add_option("--redis-server", options.redis_server, "the server (default: the first in PATH)");
   app.add_option("--module", options.module, "the Lunar module (default: liblunar-redis.so of this Lunar)");
-  app.add_option("--plot", options.plot, "draw throughput and p99 as SVG and PNG in this directory (needs gnuplot)");
-  const CommonFlags common(
-      app, options, "directory for LUNs, swap file and dumps (default /var/tmp), or Lunar's LUN: file, device, URI",
-      "a rough answer within a minute: get,zipf,hotcold,get-fits (a save takes longer)");
+  const BenchFlags common(app, options, "directory for LUNs, swap file and dumps, or Lunar's LUN: file, device, URI",
+                          "a rough answer within a minute: get,zipf,hotcold,get-fits (a save takes longer)");
   app.footer(footer());
   app.parse(argc, argv);
-  common.settle({1, 1});
+  common.settle(1, 1);
   if (options.quick && workloads->count() == 0) options.workloads = kQuick;
-  memory.settle(&options);
+  memory.settle();
   finish(options, value_size);
-}
-
-}  // namespace
-
-std::optional<int> parse_redis_options(int argc, char** argv, RedisOptions* options) {
-  CLI::App app{"redis-server with Lunar against redis-server with kernel swap, on the same disk and memory limit",
-               "lunar bench redis"};
-  try {
-    parse(app, *options, argc, argv);
-  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
-  return std::nullopt;
 }
 
 std::vector<std::pair<std::string, std::string>> lunar_options(const std::string& text) {

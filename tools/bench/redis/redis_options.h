@@ -3,17 +3,26 @@
 // Threading: free functions. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "tools/bench/redis/redis_report.h"
+#include "tools/bench/bench_options.h"
+#include "tools/bench/redis/workloads.h"
 
 namespace lunar::tools {
 
-// Nothing: *options is filled; else the exit code, and all is said.
-std::optional<int> parse_redis_options(int argc, char** argv, RedisOptions* options);
+struct RedisOptions : BenchOptions {
+  std::vector<std::string> workloads;
+  size_t value_bytes = 1024;
+  unsigned connections = 50, pipeline = 16, shards = 1;
+  double rate = 2000;
+  std::string redis_server, module, swap = "file";
+  bool fits = false, compressible = false;
+};
+
+// Throws CLI::ParseError.
+void parse_redis_options(CLI::App& app, RedisOptions& options, int argc, char** argv);
 // "spin=no,follow=no" in pairs; names with dashes, as flags and the module's arguments have them.
 std::vector<std::pair<std::string, std::string>> lunar_options(const std::string& text);
 // An upper bound for a server's memory with `data_bytes` of string values: size classes of the allocator, and for each
