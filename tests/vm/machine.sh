@@ -4,12 +4,10 @@
 # bash, by a script in tests/vm whose header is its help.
 #   vm_arguments "$@"          options and what is needed; sets root, build, directory (of this run, gone at the end)
 #   vm_built FILE...           these files below build/, all of Lunar built when one is not there
-#   vm_guest                   a copy of the base system to put things into; sets guest
+#   vm_guest                   a copy of the base system to put things into, with Debian 13's kernel; sets guest
 #   vm_libraries FILE...       the guest gets the shared libraries that these want and it does not have (static programs
 #                              want none)
 #   vm_disk SIZE               makes the disk out of it
-#   vm_kernel_of RELEASE       the guest gets the kernel that this release of Debian has today; sets vm_kernel, which
-#                              vm_boot then boots
 #   vm_boot MINUTES APPEND [QEMU-ARGUMENT]...   boots from the disk, shows the result; 0 when its last line is PASS
 # The guest is a q35 machine with two CPUs in two NUMA nodes of $memory_mib / 2; /dev/ttyS0 is its console, /dev/ttyS1
 # its result.
@@ -19,7 +17,7 @@ build=$root/build
 vm_parent=/var/tmp vm_base='' vm_accelerator=tcg,thread=multi vm_machine='' vm_kernel='' directory='' guest=''
 # Of all the tests here, so that one --image serves them.
 vm_packages=systemd-sysv,dbus,udev,kmod,procps,redis-server,libhiredis-dev,libnuma1,liburing2
-vm_packages+=,linux-image-amd64,initramfs-tools,zstd
+vm_packages+=,initramfs-tools,zstd
 # shellcheck source=tools/dev/debian_root.sh
 . "$root/tools/dev/debian_root.sh"
 
@@ -83,6 +81,7 @@ vm_guest() {
   [ -e "$vm_base/complete" ] || vm_base_system
   cp -a "$vm_base" "$directory/root"
   guest=$directory/root
+  vm_guest_kernel
 }
 
 vm_libraries() {
@@ -94,10 +93,10 @@ vm_libraries() {
   ldconfig -r "$guest"
 }
 
-# The package alone, by apt with lists of its own: the guest's own release may be another. With --image it is fetched
-# once.
-vm_kernel_of() {
-  local release=$1 cache=$vm_base.kernels mirror archive version apt
+# Of Debian 13 also where the guest is Debian 12, whose kernel the pager refuses. The package alone, by apt with lists
+# of its own. With --image it is fetched once. Sets vm_kernel.
+vm_guest_kernel() {
+  local release=trixie cache=$vm_base.kernels mirror archive version apt
   mirror=$(host_mirror)
   mkdir -p "$cache/$release/lists/partial" "$cache/$release/archives/partial"
   cache=$(realpath "$cache/$release")
@@ -140,9 +139,8 @@ vm_disk() {
 }
 
 vm_boot() {
-  local minutes=$1 append=$2 half=$((memory_mib / 2)) kernel waited shown
+  local minutes=$1 append=$2 half=$((memory_mib / 2)) waited shown
   shift 2
-  kernel=${vm_kernel:-$(compgen -G "$guest/boot/vmlinuz-*" | tail -n 1)}
   : >"$directory/console"
   : >"$directory/result"
   nice -n 19 qemu-system-x86_64 -M q35 -accel "$vm_accelerator" -cpu max -smp 2,sockets=2 -m "$memory_mib" \
@@ -151,7 +149,8 @@ vm_boot() {
     -numa node,nodeid=0,cpus=0,memdev=m0 -numa node,nodeid=1,cpus=1,memdev=m1 \
     -drive "file=$directory/disk,format=raw,if=virtio,cache=unsafe,discard=unmap" \
     -serial "file:$directory/console" -serial "file:$directory/result" \
-    -kernel "$kernel" -initrd "${kernel/vmlinuz/initrd.img}" -append "root=/dev/vda rw console=ttyS0 quiet $append" \
+    -kernel "$vm_kernel" -initrd "${vm_kernel/vmlinuz/initrd.img}" \
+    -append "root=/dev/vda rw console=ttyS0 quiet $append" \
     "$@" </dev/null >"$directory/qemu" 2>&1 &
   vm_machine=$!
   tail -n +1 -f --pid=$vm_machine "$directory/result" &
