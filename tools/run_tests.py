@@ -110,8 +110,7 @@ EXPECTED = {
     "memory-cgroup": has_memory_cgroup,
     "tmpfs": lambda: os.path.ismount("/dev/shm"),
     "ptrace": lambda: False,         # refused in many containers
-    "uffd-move": lambda: has_userfaultfd() and kernel_at_least(6, 8),
-    "ksm": lambda: kernel_at_least(6, 4) and os.path.exists("/sys/kernel/mm/ksm/run"),   # PR_SET_MEMORY_MERGE
+    "ksm": lambda: os.path.exists("/sys/kernel/mm/ksm/run"),
     "huge-pages": has_huge_pages,
     "guard-pages": lambda: kernel_at_least(6, 13),
     "seccomp": lambda: os.path.exists("/proc/sys/kernel/seccomp"),
@@ -460,8 +459,7 @@ def sanitizer_environment(arguments):
         return {"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
                 "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1"}
     if arguments.tsan:
-        suppressions = os.path.abspath("tests/tsan.supp")
-        return {"TSAN_OPTIONS": f"halt_on_error=1:second_deadlock_stack=1:suppressions={suppressions}"}
+        return {"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"}
     return {}
 
 

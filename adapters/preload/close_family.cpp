@@ -114,7 +114,7 @@ int lunar_close_range(unsigned first, unsigned last, int flags) { return close_p
 void lunar_closefrom(int first) {
   const int saved = errno;
   if (first < 0) first = 0;
-  if (close_program_range(static_cast<unsigned>(first), ~0u, 0) < 0) {  // before 5.9: all that are listed
+  if (close_program_range(static_cast<unsigned>(first), ~0u, 0) < 0) {  // a filter: all that are listed
     for (int fd = first, top = static_cast<int>(sysconf(_SC_OPEN_MAX)); fd < top; ++fd) (void)close_program_file(fd);
   }
   errno = saved;

@@ -32,7 +32,7 @@ bool reaches_a_device(int fd) {
 void note() {
   if (!pager_created() || HostGuard::active()) return;
   int saved = errno;
-  pager_note_pinning();
+  pager_note_pinning("it opens with O_DIRECT");
   errno = saved;
 }
 
@@ -43,7 +43,7 @@ void note_unbuffered(int fd) {
   const int saved = errno;
   if (sys::file_may_be_unbuffered(fd)) {
     g_unbuffered.store(true, std::memory_order_relaxed);
-    pager_note_unbuffered();
+    pager_note_pinning("it reads a file of FUSE, 9p or CIFS");
   }
   errno = saved;
 }

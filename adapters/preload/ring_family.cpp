@@ -64,12 +64,12 @@ int forbid_advice(const Ring& ring) {
 template <class Make>
 int make_restricted(io_uring_params* parameters, Make make) {
   const unsigned wanted = parameters->flags;
-  if ((wanted & kNoMmap) != 0) pager_note_pinning();  // pinned as soon as it is there
+  if ((wanted & kNoMmap) != 0) pager_note_pinning("it has an io_uring");  // pinned as soon as it is there
   parameters->flags |= IORING_SETUP_R_DISABLED;
   const Ring ring{make(), (wanted & kRegisteredFdOnly) != 0 ? kUseRegisteredRing : 0};
   parameters->flags = (parameters->flags & ~IORING_SETUP_R_DISABLED) | (wanted & IORING_SETUP_R_DISABLED);
   if (ring.number < 0) return ring.number;
-  pager_note_pinning();
+  pager_note_pinning("it has an io_uring");
   int rc = forbid_advice(ring);
   if (rc == 0 && (wanted & IORING_SETUP_R_DISABLED) == 0) rc = ring.call(IORING_REGISTER_ENABLE_RINGS, nullptr, 0);
   if (rc == 0) return ring.number;

@@ -321,7 +321,7 @@ int64_t lunar_evict(const void* address, size_t bytes) noexcept {
 }
 
 void lunar_note_pinning(void) noexcept {
-  if (pager_created()) pager_note_pinning();
+  if (pager_created()) pager_note_pinning("it says so");
 }
 
 int lunar_get_stats(lunar_stats* stats) noexcept {

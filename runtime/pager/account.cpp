@@ -155,7 +155,6 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
       for (auto* held : {&m.fixed, &m.tables, &m.promised_tables, &m.lun_bytes}) held->store(0);
       m.ownerless_ns.store(0);
       m.writing_elsewhere.store(0);
-      for (auto& block : m.write_blocks) block.store(0);
       m.batch.store(0);
       m.weight.store(weight);
       m.parent.store(parent_plus_one);
@@ -522,32 +521,6 @@ bool Account::someone_writes_elsewhere() const {
         m.state.load(std::memory_order_acquire) != kMemberFree)
       return true;
   }
-  return false;
-}
-
-unsigned Account::write_block_begin(uint64_t address) {
-  auto& blocks = me().write_blocks;
-  for (unsigned i = 0;; i = (i + 1) % std::size(blocks)) {
-    uint64_t free = 0;
-    if (blocks[i].compare_exchange_strong(free, round_down(address, kWriteBlockBytes) | kBlockUsed)) {
-      write_elsewhere_begin();
-      return i;
-    }
-    if (i + 1 == std::size(blocks)) sys::sleep_ns(20000);  // as many threads are writing
-  }
-}
-
-void Account::write_block_end(unsigned which) {
-  write_elsewhere_end();
-  me().write_blocks[which].store(0, std::memory_order_release);
-}
-
-bool Account::is_written_elsewhere(uint64_t address) const {
-  const uint64_t wanted = round_down(address, kWriteBlockBytes) | kBlockUsed;
-  const uint32_t high = members_used();
-  for (unsigned i = 0; i < high; ++i)
-    for (const auto& block : shared_->members[i].write_blocks)
-      if (block.load(std::memory_order_acquire) == wanted) return true;
   return false;
 }
 

@@ -118,9 +118,7 @@ struct AccountMember {
   std::atomic<uint64_t> created_ns;
   std::atomic<uint64_t> ownerless_ns;       // when its mutex was first seen without an owner; 0: it has one
   std::atomic<uint32_t> writing_elsewhere;  // its threads that are writing into other processes (process_vm_writev)
-  // Some of those without UFFDIO_MOVE: the block of addresses that is written to, with kBlockUsed. 0: free.
-  std::atomic<uint64_t> write_blocks[4];
-  std::atomic<uint32_t> batch;  // odd: an eviction batch is in progress
+  std::atomic<uint32_t> batch;              // odd: an eviction batch is in progress
 };
 
 struct AccountShared {
@@ -228,15 +226,11 @@ class Account {
   void want_room() { shared_->room_wanted.store(1, std::memory_order_seq_cst); }  // the next give() wakes evictors
   uint32_t pressure() const { return shared_->pressure.load(std::memory_order_acquire); }
 
-  // Members evict by UFFDIO_MOVE meanwhile (write_elsewhere.cpp). begin waits for their batches in progress (bounded).
+  // Members evict by UFFDIO_MOVE meanwhile (pager_write_elsewhere). begin waits for their batches in progress
+  // (bounded).
   void write_elsewhere_begin();
   void write_elsewhere_end() { me().writing_elsewhere.fetch_sub(1, std::memory_order_release); }
   bool someone_writes_elsewhere() const;  // inside a batch
-  // The same for the block around `address`, which no member evicts meanwhile (whosever address it is).
-  static constexpr uint64_t kWriteBlockBytes = 64 * kKiB, kBlockUsed = 1;
-  [[nodiscard]] unsigned write_block_begin(uint64_t address);  // for the end
-  void write_block_end(unsigned which);
-  bool is_written_elsewhere(uint64_t address) const;  // inside a batch; pre: someone_writes_elsewhere()
   // An eviction batch of this member. wait_for_own_batch returns when no batch is in progress that began before the
   // call, after two seconds at most.
   void batch_begin() {

@@ -136,7 +136,7 @@ Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, b
 }
 
 bool fork_guards(const PagerState& state) {
-  return state.features.write_protect && state.forking.load(std::memory_order_seq_cst);
+  return state.write_protect && state.forking.load(std::memory_order_seq_cst);
 }
 
 void fork_guard_lift(PagerState& state, void* address, uint64_t bytes) {

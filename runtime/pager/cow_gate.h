@@ -6,8 +6,8 @@
 // the account has room for the copy (Account::unshare), and the writer waits until then.
 //
 // A protected page cannot be written, so the evictor gathers it as it is; making it exclusive first would copy it. On
-// kernels that cannot write-protect anonymous memory (before 5.7, some architectures) a fork charges shared pages in
-// full, both processes evict, and copies may pass the cap until they have.
+// architectures whose userfaultfd cannot write-protect anonymous memory a fork charges shared pages in full, both
+// processes evict, and copies may pass the cap until they have.
 // Threading: gate_close by a forking thread or in its child; gate_lift by handlers. No allocation.
 #pragma once
 #include "pager/region.h"

@@ -140,7 +140,7 @@ void forget_device(PagerState& state, unsigned lun) {
 }
 
 int open_uffd(PagerState& state, ErrorText* why) {
-  int fd = sys::uffd_open(&state.features, why);
+  int fd = sys::uffd_open(&state.write_protect, why);
   if (fd < 0) return fd;
   state.uffd = sys::move_high(fd);
   state.uffd_identity = sys::file_identity(state.uffd);

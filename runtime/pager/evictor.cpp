@@ -130,7 +130,7 @@ void Evictor::run() {
   state_.evictor_tid.store(sys::thread_id());
   pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
   // only of use with pages held still
-  memory_ = state_.features.write_protect ? sys::open_unreadable_memory() : -EOPNOTSUPP;
+  memory_ = state_.write_protect ? sys::open_unreadable_memory() : -EOPNOTSUPP;
   bool going = false;
   for (;;) {
     if (pause_requests_.load(std::memory_order_seq_cst) != 0) {
@@ -517,7 +517,6 @@ unsigned Evictor::gather_by_move() {
 
 unsigned Evictor::evict_chosen() {
   counters().batches.add();
-  if (splice_refused_ && !state_.features.move) fatal_if_refused(-EPERM, "vmsplice");
   forbid_merging();
   if (!make_room(victim_count_)) {  // before the batch, as others wait for its end
     for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], 0);
@@ -530,26 +529,10 @@ unsigned Evictor::evict_chosen() {
   return dropped;
 }
 
-// Without UFFDIO_MOVE, what someone writes to by process_vm_writev stays.
-void Evictor::keep_written_elsewhere() {
-  for (unsigned i = 0; i < victim_count_; ++i) {
-    const char* page = victims_[i].region->address_of(victims_[i].page);
-    if (state_.account.is_written_elsewhere(reinterpret_cast<uintptr_t>(page))) keep(victims_[i], kHeatHot);
-  }
-  close_gaps();
-}
-
 // Steps 2 to 5.
 unsigned Evictor::take_chosen() {
   const bool elsewhere = state_.account.someone_writes_elsewhere();
-  bool by_move = pins_possible(state_) || splice_refused_ || (elsewhere && state_.features.move);
-  if (by_move && !state_.features.move && !test_switches.no_pin_rule) {
-    pins_say_stopped(state_);
-    for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], kHeatHot);
-    victim_count_ = 0;
-    return 0;
-  }
-  if (elsewhere && !state_.features.move) keep_written_elsewhere();
+  const bool by_move = pins_possible(state_) || splice_refused_ || elsewhere;
   for (unsigned i = 0; i < victim_count_; ++i) {
     Region& region = *victims_[i].region;
     const uint64_t chunk = victims_[i].page.value / kChunkPages;

@@ -105,7 +105,6 @@ class Evictor {
   bool try_victim(Region* region, PageIndex page, bool ignore_heat);
   unsigned evict_chosen();
   unsigned take_chosen();
-  void keep_written_elsewhere();
   bool make_room(unsigned frames_needed);
   void forbid_merging();
   void make_exclusive(bool by_move);

@@ -210,8 +210,8 @@ void wait_for_release(const PagerState& state) {
 void charge_child(PagerState& state) {
   g_fork.charged = counters().resident.load();
   if (state.account.take_for_child(static_cast<unsigned>(g_fork.member), g_fork.charged, state.evictor->low_water(),
-                                   state.features.write_protect) ||
-      !state.features.write_protect)
+                                   state.write_protect) ||
+      !state.write_protect)
     return;
   g_fork.gate = true;
   // What handlers bring in from now on is protected too; what they have in hand is there before the walk.
@@ -323,7 +323,7 @@ void check_brought_in(PagerState& state, const Region& region, uint64_t page) {
   if (content == nullptr) fatal("fork: no memory for a page");
   char* at = region.address_of(PageIndex(page));
   if (sys::peek(at, content, state.page_size) < 0 || page_hash(content) == region.table.hash(page)) return;
-  if (!state.features.write_protect && !page_is_zero(content) && is_shared(at)) return;
+  if (!state.write_protect && !page_is_zero(content) && is_shared(at)) return;
   fatal(
       "fork: page %p was evicted, and something has touched it in the child before Lunar served it; a fork handler of "
       "the program's that may do so must be registered (pthread_atfork) after lunar_init",

@@ -9,7 +9,6 @@
 #include "base/test_switches.h"
 #include "pager/cow_gate.h"
 #include "pager/evictor.h"
-#include "pager/lost_page.h"
 #include "pager/map_events.h"
 #include "pager/program_end.h"
 #include "pager/state.h"
@@ -431,7 +430,7 @@ void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMe
 void Handler::mark_lost(Region& region, PageIndex page, PageWord seen) {
   void* address = region.address_of(page);
   if (region.table.lock(page.value, seen)) {
-    const int rc = lost_page_mark(state_, region, page);
+    const int rc = sys::uffd_poison(state_.uffd, address, state_.page_size);
     // -EEXIST: it is marked, and this was a late message. -ENOENT: another map is there.
     if (rc < 0 && rc != -EEXIST && rc != -EAGAIN && rc != -ENOENT)
       fatal("page %p was lost to a read error, and cannot be made to say so (%s)", address, errno_name(rc));

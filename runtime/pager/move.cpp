@@ -21,7 +21,6 @@
 #include "base/error.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
-#include "pager/lost_page.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/state.h"
@@ -176,7 +175,7 @@ int drop_there(PagerState& state, Region& region, uint64_t first, const PageWord
     if (is_there(words[i])) pages[n++] = {region.address_of(PageIndex(first + i)), bytes};
   if (n == 0 || sys::drop_pages(pages, n, dropped) == n) return 0;
   for (unsigned i = 0; i < n; ++i)
-    if (int rc = dropped[i] ? 0 : sys::drop_locked(pages[i].iov_base, bytes, true); rc < 0) return rc;
+    if (int rc = dropped[i] ? 0 : sys::advise(pages[i].iov_base, bytes, MADV_DONTNEED_LOCKED); rc < 0) return rc;
   return 0;
 }
 
@@ -188,7 +187,6 @@ int clear_target(PagerState& state, Run& run, const Move& how) {
     AtomicPageWord& word = run.to.table.at(run.target + i);
     if (there.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
     if (there.state() == PageState::kGuard) (void)sys::advise(run.target_at(i), state.page_size, MADV_GUARD_REMOVE);
-    if (there.state() == PageState::kPoisoned) lost_page_clear(state, run.to, PageIndex(run.target + i));
     there = empty_word(state, run.to, run.target + i, there, PageState::kEmpty);
   }
   if (!how.replaces) return 0;
@@ -241,7 +239,7 @@ void carry_over(PagerState& state, Run& run, const Move& how, Unreadable& unread
   bool resident = false;
   for (unsigned i = 0; i < run.count; ++i) resident |= run.was[i].state() == PageState::kResident;
   if (resident) note_dropped(state, run);
-  if (resident && (how.prot & PROT_WRITE) != 0 && state.features.write_protect)
+  if (resident && (how.prot & PROT_WRITE) != 0 && state.write_protect)
     hold_writes(state, run.source_at(0), run.count * state.page_size);
   for (unsigned i = 0, end; resident && i < run.count; i = end) {
     for (end = i; end < run.count && run.was[end].state() == PageState::kResident; ++end) {}
@@ -285,8 +283,6 @@ PageWord moved_word(PagerState& state, Run& run, unsigned i) {
       state.frames.at(was.index()).address.store(run.to.address_of(to), std::memory_order_release);
       return was;
     case PageState::kPoisoned:  // the new place is marked at its first fault
-      lost_page_clear(state, run.from, from);
-      return was;
     case PageState::kEvicted:
     case PageState::kBusy:  // by this thread: `was` is the state before
       return was;

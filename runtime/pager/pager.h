@@ -215,13 +215,11 @@ void pager_keep_for_new_thread(const void* address, size_t bytes);
 void pager_kept_goes_to(const void* address, int child_id, bool a_process);
 
 // From now on devices may write into memory of this process (io_uring registered buffers, O_DIRECT, RDMA): the pager
-// evicts by MOVE. Cannot be undone. Waits for the eviction batch in progress.
-void pager_note_pinning();
-// Likewise, where there is UFFDIO_MOVE: the process has a file whose reads may go to its memory without the page cache
-// (sys::file_may_be_unbuffered).
-void pager_note_unbuffered();
-// process_vm_writev with these arguments, whose target may be any process of the tree (write_elsewhere.cpp). As libc's:
-// bytes, or -1 and errno.
+// evicts by MOVE. Cannot be undone. Waits for the eviction batch in progress. `sign`: what shows it, for the log.
+void pager_note_pinning(const char* sign);
+// process_vm_writev with these arguments, whose target may be any process of the tree, as MPI uses it. The kernel pins
+// up to 1024 pages of the target, waits for faults meanwhile, and then copies: all members evict by MOVE until it
+// returns, which leaves pinned pages alone. As libc's: bytes, or -1 and errno.
 long pager_write_elsewhere(const long (&arguments)[6]);
 
 }  // namespace lunar

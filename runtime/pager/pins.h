@@ -19,6 +19,5 @@ struct PagerState;
 
 [[nodiscard]] bool pins_possible(PagerState& state);  // evictor: before each batch
 void pins_note(PagerState& state, const char* sign);  // `sign`: the evidence, for the log; must stay valid
-void pins_say_stopped(PagerState& state);             // logs once that eviction stopped (no UFFDIO_MOVE on this kernel)
 
 }  // namespace lunar

@@ -3,6 +3,7 @@
 // service thread; they wait for the device but never take a page fault on tiered memory themselves.
 #include <errno.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
 #include "base/error.h"
 #include "base/format.h"
@@ -11,7 +12,6 @@
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
-#include "pager/lost_page.h"
 #include "pager/pager.h"
 #include "pager/pins.h"
 #include "pager/resolver.h"
@@ -22,6 +22,7 @@
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/kernel_call.h"
 #include "sys/log.h"
 #include "sys/memory_constants.h"
 #include "sys/memory_copy.h"
@@ -317,6 +318,8 @@ bool present_state(PageWord word) {
   return word.state() == PageState::kResident || word.state() == PageState::kPoisoned;
 }
 
+int drop_advice(Discard what) { return what == Discard::kContents ? MADV_DONTNEED : MADV_DONTNEED_LOCKED; }
+
 // Drops the pages of [first, end) that `was` says are present: those and no other, as any thread may fill an empty one
 // meanwhile. Marks in `stays` what cannot be dropped. 0, or the first error.
 int drop_present(PagerState& state, Region& region, uint64_t first, uint64_t end, const PageWord* was, Discard what,
@@ -349,8 +352,7 @@ int drop_present(PagerState& state, Region& region, uint64_t first, uint64_t end
   for (uint64_t p = first; p < end; ++p) {
     if (!present_state(was[p - first])) continue;
     void* address = region.address_of(PageIndex(p));
-    int one = what == Discard::kContents ? sys::advise(address, state.page_size, MADV_DONTNEED)
-                                         : sys::drop_locked(address, state.page_size, what == Discard::kMapping);
+    int one = sys::advise(address, state.page_size, drop_advice(what));
     stays[p - first] = one < 0 && one != -ENOMEM;  // -ENOMEM: not mapped any more
     if (stays[p - first] && rc == 0) rc = one;
   }
@@ -385,7 +387,6 @@ int discard_piece(PagerState& state, Region& region, uint64_t first, uint64_t en
       count_resident(state, region, PageIndex(p), -1);
       ++(still_exclusive(w.epoch(), exclusive_epoch(state)) ? resident : maybe_shared);
     }
-    if (w.state() == PageState::kPoisoned) lost_page_clear(state, region, PageIndex(p));
     drop_content(state, w);
     uncharge_touched(state, region, w);
     put_back(state, region, p, w.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false));
@@ -481,8 +482,7 @@ int discard(PagerState& state, void* address, size_t bytes, Discard what, bool w
     if (!pager_active()) {
       char* from = range.region->address_of(PageIndex(range.first));
       uint64_t length = (range.end - range.first) << state.page_shift;
-      return what == Discard::kContents ? sys::advise(from, length, MADV_DONTNEED)
-                                        : sys::drop_locked(from, length, what == Discard::kMapping);
+      return sys::advise(from, length, drop_advice(what));
     }
   }
   uint64_t limit = range.region->table_pages.load(std::memory_order_acquire);
@@ -664,17 +664,19 @@ int pager_set_dram(uint64_t bytes) {
   return state.account.free_pages() < 0 ? -EBUSY : 0;
 }
 
-void pager_note_pinning() {
+void pager_note_pinning(const char* sign) {
   auto& state = pager_state();
-  pins_note(state, "it says so, opens with O_DIRECT, or has an io_uring");
+  pins_note(state, sign);
   if (pager_active()) state.account.wait_for_own_batch();
 }
 
-void pager_note_unbuffered() {
-  auto& state = pager_state();
-  if (state.unbuffered.exchange(true)) return;
-  log_info("this process has files that may be read without a cache: evicting by UFFDIO_MOVE from now on");
-  if (pager_active()) state.account.wait_for_own_batch();
+long pager_write_elsewhere(const long (&arguments)[6]) {
+  Account& account = pager_state().account;
+  const sys::ScopedSignalBlock signals;  // a handler that leaves by longjmp would never end it
+  account.write_elsewhere_begin();
+  const long result = sys::kernel_call_errno(SYS_process_vm_writev, arguments);
+  account.write_elsewhere_end();
+  return result;
 }
 
 int pager_page_state(const void* address) {

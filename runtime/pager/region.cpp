@@ -76,12 +76,9 @@ PageWord word_of(const Region& region, PageIndex page) {
 }
 
 static int register_range(const PagerState& state, const Region& region, char* from, uint64_t bytes) {
-  int rc = sys::uffd_register(state.uffd, from, bytes, state.features.write_protect);
-  const bool of_maps = (region.flags & (kRegionStrict | kRegionChargeOnTouch)) != 0;
-  if (rc != -EINVAL || (!of_maps && counters().poisoned == 0)) return rc;
-  // A file or shared memory that a raw call has put there, or the stand-in for a lost page (lost_page.h).
-  if (bytes == sys::page_bytes())
-    return of_maps || word_of(region, region.page_of(from)).settled() == PageState::kPoisoned ? 0 : rc;
+  int rc = sys::uffd_register(state.uffd, from, bytes, state.write_protect);
+  if (rc != -EINVAL || (region.flags & (kRegionStrict | kRegionChargeOnTouch)) == 0) return rc;
+  if (bytes == sys::page_bytes()) return 0;  // a file or shared memory that a raw call has put there
   uint64_t half = round_up(bytes / 2, sys::page_bytes());
   rc = register_range(state, region, from, half);
   return rc < 0 ? rc : register_range(state, region, from + half, bytes - half);

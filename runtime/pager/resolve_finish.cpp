@@ -10,7 +10,6 @@
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
-#include "pager/lost_page.h"
 #include "pager/resolver.h"
 #include "pager/state.h"
 #include "sys/log.h"
@@ -117,7 +116,7 @@ void Resolver::give_back(ReadOp& op, unsigned index, PageState next_state) {
   state_.account.give(1);
   if (next_state != PageState::kEvicted) count_evicted(-1);
   // refused: at its next fault, by a handler
-  if (next_state == PageState::kPoisoned) (void)lost_page_mark(state_, *op.region, page);
+  if (next_state == PageState::kPoisoned) (void)sys::uffd_poison(state_.uffd, address, state_.page_size);
   AtomicPageWord& word = op.region->table.at(page.value);
   bool waiter = page_unlock(word, word.load(std::memory_order_relaxed).with_state(next_state));
   if (waiter || op.fault || next_state == PageState::kPoisoned) wake_waiters(state_, address, state_.page_size);

@@ -138,7 +138,7 @@ int slots_charge(PagerState& state, uint64_t slots) {
 }
 
 static int register_fresh(const PagerState& state, void* address, size_t bytes) {
-  return sys::uffd_register(state.uffd, address, bytes, state.features.write_protect);
+  return sys::uffd_register(state.uffd, address, bytes, state.write_protect);
 }
 
 void answer_table_request(PagerState& state) {

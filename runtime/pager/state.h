@@ -110,7 +110,7 @@ struct PagerState {
 
   int uffd = -1;  // same number in the program's and in the service threads' tables
   sys::FileIdentity uffd_identity;
-  sys::UffdFeatures features;
+  bool write_protect = false;  // userfaultfd protects anonymous memory against writes here
 
   std::atomic<uint32_t> fork_epoch{1};  // 1 before the first fork
   // advances by 1 with each 1/16 of this process' DRAM that is evicted; wraps
@@ -154,7 +154,6 @@ struct PagerState {
 
   WatchedThread watched;
   std::atomic<bool> may_pin{false};
-  std::atomic<bool> unbuffered{false};  // it has a file that may be read without a cache (pager_note_unbuffered)
   std::atomic<int64_t> pinned_pages{0};
   std::atomic<int64_t> resident_peak{0};
   pthread_key_t resolver_key{};

@@ -99,7 +99,7 @@ int for_each_entry(const char* path, Visit visit) {
   return status;
 }
 
-// Kernels before 5.9 have no close_range: walk the thread's own table.
+// Where a filter refuses close_range: walks the thread's own table.
 void close_listed(const int* keep, unsigned count) {
   for (bool again = true; again;) {
     again = false;
@@ -245,8 +245,8 @@ bool is_sealed_memory(int fd) {
 namespace {
 
 // A copy of the program's descriptor in the calling service thread's own table, for a moment only: with a lasting copy
-// other processes would not notice that the program has closed it. Kernels before 5.6 can only open it again by its
-// path, which fails for a socket and for a file that the program's user may not open.
+// other processes would not notice that the program has closed it. Where the kernel gives no copy (a filter) it is
+// opened again by its path, which fails for a socket and for a file that the program's user may not open.
 int copy_of_program(int fd) {
   const int tid = program_thread(true);
   const auto process = static_cast<int>(syscall(SYS_pidfd_open, tid, 0));  // fails if the first thread has ended

@@ -5,10 +5,8 @@
 
 namespace lunar::sys {
 
-// Whether pages can be taken out of a heap by reference (pager/evictor.h, gather-evict): pages can be made exclusive on
-// request (MADV_POPULATE_WRITE, 5.14), and one that a pipe holds is still written in place after it was read-only for a
-// while (PG_anon_exclusive, 5.19). 0, or -errno with *why in one line. About ten system calls, on a page and a pipe of
-// its own.
+// Whether this process may make the system calls that the pager needs, besides userfaultfd (sys/uffd.h): a filter may
+// refuse them. 0, or -EPERM with *why, one line that names them. Six system calls, none of which changes anything.
 [[nodiscard]] int kernel_check(ErrorText* why);
 
 // Whether this process has asked the kernel to merge equal pages (KSM: prctl PR_SET_MEMORY_MERGE, inherited by fork and

@@ -211,22 +211,6 @@ unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped) {
   return total;
 }
 
-int drop_locked(void* address, size_t bytes, bool unlock) {
-  int rc = advise(address, bytes, MADV_DONTNEED);
-  if (rc == -EINVAL) rc = advise(address, bytes, MADV_DONTNEED_LOCKED);
-  if (rc == -EINVAL && unlock && unlock_memory(address, bytes) == 0) rc = advise(address, bytes, MADV_DONTNEED);
-  return rc;
-}
-
-int map_past_end(void* address, size_t bytes, int prot) {
-  int fd = static_cast<int>(syscall(SYS_memfd_create, "lunar-lost-page", MFD_CLOEXEC));
-  if (fd < 0) return -errno;
-  void* out = nullptr;
-  int rc = map(address, bytes, prot & ~PROT_EXEC, MAP_SHARED | MAP_FIXED, fd, 0, &out);
-  syscall(SYS_close, fd);
-  return rc;
-}
-
 int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count) {
   long rc = syscall(SYS_vmsplice, pipe_write_fd, ranges, static_cast<unsigned long>(count), 2U /* SPLICE_F_NONBLOCK */);
   return rc < 0 ? -errno : rc;

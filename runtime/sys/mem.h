@@ -43,11 +43,6 @@ bool advise_vector_is_native(int advice);  // probed once per process
 // Drops pages (MADV_DONTNEED), one per entry. dropped[i]: it is no longer mapped; otherwise it is mapped as before
 // (locked, sealed). One call if none is refused, one more for each that is. Returns how many were dropped.
 unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped);
-// Drops the pages of a range, also locked ones; before Linux 5.18 only after unlocking them, if `unlock`. -errno: some
-// may be left.
-[[nodiscard]] int drop_locked(void* address, size_t bytes, bool unlock);
-// Replaces [address, address + bytes) by memory that raises SIGBUS whenever it is touched: shared memory past its end.
-[[nodiscard]] int map_past_end(void* address, size_t bytes, int prot);
 
 // Gathers pages by reference into a pipe (vmsplice without copying); returns bytes, or -errno.
 [[nodiscard]] int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count);

@@ -140,7 +140,7 @@ struct SeenMounts {
   }
 };
 
-bool one_may_pin(const char* directory, const char* name, SeenMounts* mounts) {
+bool one_may_pin(const char* directory, const char* name, SeenMounts& mounts) {
   char path[96], target[128];
   format_to(path, sizeof path, "%s/%s", directory, name);
   ssize_t n = read_link(path, target, sizeof target - 1);
@@ -163,8 +163,8 @@ bool one_may_pin(const char* directory, const char* name, SeenMounts* mounts) {
   if (read_text(info, text, sizeof text) < 0) return false;
   const unsigned long long flags = fdinfo_number(text, "flags:", 8), mount = fdinfo_number(text, "mnt_id:", 10);
   if ((flags & O_DIRECT) != 0) return true;
-  if (mounts == nullptr || mount == 0 || (flags & O_ACCMODE) == O_WRONLY) return false;
-  const MountKind kind = mounts->kind_of(mount);
+  if (mount == 0 || (flags & O_ACCMODE) == O_WRONLY) return false;
+  const MountKind kind = mounts.kind_of(mount);
   *slash = '/';
   return kind == MountKind::kUnbuffered || (kind == MountKind::kHidden && hidden_may_be_unbuffered(path, target));
 }
@@ -222,12 +222,6 @@ int mapping_of(const void* address, MappedRange* out) {
   return rc < 0 ? rc : found ? 0 : -ENOMEM;
 }
 
-int protection_of(const void* address) {
-  MappedRange range;
-  const int rc = mapping_of(address, &range);
-  return rc < 0 ? rc : range.protection;
-}
-
 namespace {
 
 constexpr uint64_t kThreadLookNs = 10000000;
@@ -271,17 +265,17 @@ const char* program_fd_directory(char* buffer, size_t size) {
 uint64_t directory_size(const char* path) {
   static std::atomic<uint64_t> changing{1u << 30};
   struct stat status;
-  if (path_status(path, &status) != 0 || status.st_size == 0) return changing.fetch_add(1);
+  if (path_status(path, &status) != 0) return changing.fetch_add(1);
   return static_cast<uint64_t>(status.st_size);
 }
 
-Pinning descriptors_may_pin(const char* fd_directory, int* which, bool unbuffered_too) {
+Pinning descriptors_may_pin(const char* fd_directory, int* which) {
   SeenMounts mounts;
   const uint32_t made = g_made.load(std::memory_order_acquire);
   const bool found = any_numbered(fd_directory, [&](const char* name, int fd) {
     *which = fd;
     const bool is_ours = is_own_descriptor(fd) && is_own_file_there(fd_directory, name, fd);
-    return !is_ours && one_may_pin(fd_directory, name, unbuffered_too ? &mounts : nullptr);
+    return !is_ours && one_may_pin(fd_directory, name, mounts);
   });
   if (!found) return Pinning::kNo;
   return g_making.load(std::memory_order_acquire) == made ? Pinning::kYes : Pinning::kUnsure;

@@ -9,10 +9,8 @@
 
 namespace lunar::sys {
 
-// PROT_* of the mapping at `address`, or -errno (-ENOMEM: nothing is mapped there). Reads /proc/self/maps up to that
-// line.
-[[nodiscard]] int protection_of(const void* address);
-// The mapping at `address`, likewise. `anonymous`: private and not of a file; false for [heap] and [stack].
+// The mapping at `address`. 0 or -errno (-ENOMEM: nothing is mapped there). Reads /proc/self/maps up to that line.
+// `anonymous`: private and not of a file; false for [heap] and [stack].
 struct MappedRange {
   uintptr_t begin, end;
   int protection;
@@ -41,14 +39,15 @@ bool process_lives(int process_id);  // until its parent has waited for it
 // The value of a line of /proc/self/status that is in KiB (VmHWM, VmPin), in bytes; or -errno.
 [[nodiscard]] int64_t own_status_bytes(const char* key);
 [[nodiscard]] int64_t machine_memory_bytes(const char* key);  // likewise of /proc/meminfo (MemTotal, MemAvailable)
-// Number of entries of a directory of /proc where the kernel tells it cheaply (st_size, 6.2+), else a value that
-// changes with every call.
+// Number of entries of a directory of descriptors in /proc; where /proc is not there, a value that changes with every
+// call.
 uint64_t directory_size(const char* path);
-// Whether one of the program's descriptors is io_uring, AIO, RDMA, or a file opened with O_DIRECT; *which: its number.
+// Whether one of the program's descriptors is io_uring, AIO, RDMA, a file opened with O_DIRECT, or one of FUSE, 9p or
+// CIFS that is open for reading and may be read without a cache; *which: its number.
 // Descriptors of ours are not counted. kUnsure: one was found while one of ours was being made or closed, and may be
-// that. unbuffered_too: files of FUSE, 9p and CIFS count, which may be read without a cache.
+// that.
 enum class Pinning : uint8_t { kNo, kYes, kUnsure };
-Pinning descriptors_may_pin(const char* fd_directory, int* which, bool unbuffered_too = false);
+Pinning descriptors_may_pin(const char* fd_directory, int* which);
 // Whether it is such a file. May wait for the server of its file system.
 bool file_may_be_unbuffered(int fd);
 // Scope in which a descriptor of ours is open but not noted yet or any more: while it is made, or closed.

@@ -89,8 +89,8 @@ void wait_for_start(const char* what, Begun begun) {
 // woken (also spuriously), -EAGAIN: *word is not `expected`, -ETIMEDOUT, -EINTR.
 [[nodiscard]] int futex_wait(const std::atomic<uint32_t>* word, uint32_t expected, int64_t timeout_ns, bool shared);
 void futex_wake(std::atomic<uint32_t>* word, int count, bool shared);
-// Waits until one of several shared futexes is woken or differs from what is expected. -ENOSYS before 5.16, unless
-// there is only one. At most kFutexWaitMax (-EINVAL).
+// Waits until one of several shared futexes is woken or differs from what is expected. -ENOSYS or -EPERM where a
+// filter refuses futex_waitv, unless there is only one. At most kFutexWaitMax (-EINVAL).
 struct FutexWait {
   const std::atomic<uint32_t>* word;
   uint32_t expected;

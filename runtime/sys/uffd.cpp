@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// userfaultfd(2), ioctl_userfaultfd(2). Knows the ioctls, probes the features, and explains what a host lacks.
+// userfaultfd(2), ioctl_userfaultfd(2). Knows the ioctls, and explains what a host lacks.
 // Threading: stateless. Allocates nothing.
 #include "sys/uffd.h"
 
@@ -11,7 +11,6 @@
 
 #include <atomic>
 
-#include "base/test_switches.h"
 #include "base/units.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
@@ -30,6 +29,8 @@ struct PoisonArguments {  // struct uffdio_poison
 };
 constexpr unsigned long kIoctlMove = _IOWR(0xAA, 0x05, MoveArguments);
 constexpr unsigned long kIoctlPoison = _IOWR(0xAA, 0x08, PoisonArguments);
+constexpr uint64_t kNeeded = UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP |
+                             UFFD_FEATURE_POISON | UFFD_FEATURE_MOVE;
 
 std::atomic<int> g_device{-1};  // /dev/userfaultfd, kept
 std::atomic<uint64_t> g_device_number{0};
@@ -48,14 +49,12 @@ int kept_device() {
 }
 
 // The kept device comes first: rights may be gone, and a seccomp filter may end a process that makes the system call.
-int open_raw(bool* via_device) {
-  *via_device = true;
+int open_raw() {
   const int kept = kept_device();
   if (kept >= 0) {
     const int made = ioctl(kept, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
     if (made >= 0) return made;
   }
-  *via_device = false;
   int fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
   if (fd >= 0) return fd;
   int first_error = -errno;
@@ -64,7 +63,6 @@ int open_raw(bool* via_device) {
   fd = ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) first_error = -errno;
   close_file(device);
-  *via_device = fd >= 0;
   return fd >= 0 ? fd : first_error;
 }
 
@@ -116,41 +114,20 @@ int uffd_keep_device(const char* inherited) {
   return fd;
 }
 
-int uffd_open(UffdFeatures* features, ErrorText* why) {
-  *features = {};
-  bool via_device = false;
-  int fd = open_raw(&via_device);
+int uffd_open(bool* write_protect, ErrorText* why) {
+  const int fd = open_raw();
   if (fd < 0) return explain_refusal(fd, why);
-  // A handshake may be made only once a descriptor: the first asks what there is, the second takes it.
   uffdio_api api{};
   api.api = UFFD_API;
-  if (ioctl(fd, UFFDIO_API, &api) != 0) {
-    int rc = -errno;
-    close_file(fd);
-    return why->set(rc, "userfaultfd: the kernel refused the API handshake (%s)", errno_text(rc));
-  }
-  if (test_switches.no_uffd_move) api.features &= ~static_cast<uint64_t>(UFFD_FEATURE_MOVE);
-  uint64_t want = api.features & (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_EVENT_UNMAP |
-                                  UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_POISON | UFFD_FEATURE_MOVE);
-  features->sigbus = (api.features & UFFD_FEATURE_SIGBUS) != 0;
+  api.features = kNeeded;
+  const int rc = ioctl(fd, UFFDIO_API, &api) == 0 ? 0 : -errno;
+  *write_protect = (api.features & UFFD_FEATURE_PAGEFAULT_FLAG_WP) != 0;
+  // Some kernels accept features that they do not know (6.1, before 6.1.27): their answer lists those that they have.
+  if (rc == 0 && (api.features & kNeeded) == kNeeded) return fd;
   close_file(fd);
-  fd = open_raw(&via_device);
-  if (fd < 0) return explain_refusal(fd, why);
-  api = {};
-  api.api = UFFD_API;
-  api.features = want;
-  if (ioctl(fd, UFFDIO_API, &api) != 0) {
-    int rc = -errno;
-    close_file(fd);
-    return why->set(rc, "userfaultfd: the kernel refused its own features (%s)", errno_text(rc));
-  }
-  features->thread_id = (want & UFFD_FEATURE_THREAD_ID) != 0;
-  features->poison = (want & UFFD_FEATURE_POISON) != 0;
-  features->move = (want & UFFD_FEATURE_MOVE) != 0;
-  features->write_protect = (want & UFFD_FEATURE_PAGEFAULT_FLAG_WP) != 0;
-  features->full_mode = true;
-  features->via_device = via_device;
-  return fd;
+  if (rc != 0 && rc != -EINVAL)
+    return why->set(rc, "userfaultfd: the kernel refused the API handshake (%s)", errno_text(rc));
+  return why->set(-EOPNOTSUPP, "userfaultfd: %s; %s", kOldKernel, kNewerKernel);
 }
 
 int uffd_register(int uffd, void* address, size_t bytes, bool write_protect) {

@@ -19,12 +19,10 @@ struct UffdMessage {
   uint64_t to = 0;     // kRemap: where it is now
 };
 
-struct UffdFeatures {
-  bool thread_id = false, move = false, poison = false, sigbus = false;
-  bool write_protect = false;  // of anonymous memory (5.7; not every architecture)
-  bool full_mode = false;      // kernel-mode faults too (not USER_MODE_ONLY)
-  bool via_device = false;     // through /dev/userfaultfd
-};
+// What is wrong with a kernel without UFFDIO_MOVE or UFFDIO_POISON, and what to do about it.
+inline constexpr char kOldKernel[] =
+    "this kernel is too old: the pager needs Linux 6.8 or newer (UFFDIO_MOVE, UFFDIO_POISON)";
+inline constexpr char kNewerKernel[] = "on Debian 12 run `sudo apt install linux-image-6.12-amd64` and reboot";
 
 // Keeps /dev/userfaultfd open, so that uffd_open works after the process has lost its rights: the descriptor that
 // `inherited` names ("NUMBER:DEVICE", from `lunar run`) if it is that device, else a new one. Returns the descriptor,
@@ -33,9 +31,10 @@ int uffd_keep_device(const char* inherited);
 bool uffd_device_is(int fd);  // the descriptor that is kept, and still the device
 int uffd_device_number();     // the descriptor that is kept; -1: none
 // Opens a userfaultfd (O_CLOEXEC|O_NONBLOCK) that serves kernel-mode faults too: by the device that is kept, the system
-// call, or /dev/userfaultfd, in this order. Returns the descriptor, or -errno with *why (names the sysctl, the device
-// node, and the command that fixes it).
-[[nodiscard]] int uffd_open(UffdFeatures* features, ErrorText* why);
+// call, or /dev/userfaultfd, in this order. *write_protect: whether it protects anonymous memory against writes (not on
+// every architecture). Returns the descriptor, or -errno with *why, one line: what is missing, and the command that
+// fixes it. -EOPNOTSUPP: kOldKernel.
+[[nodiscard]] int uffd_open(bool* write_protect, ErrorText* why);
 // For missing pages, and with write_protect also for writes to protected pages. 0 or -errno.
 [[nodiscard]] int uffd_register(int uffd, void* address, size_t bytes, bool write_protect = false);
 // Wakes the threads that wait for a page there. 0 or -errno.
@@ -50,8 +49,10 @@ int uffd_device_number();     // the descriptor that is kept; -1: none
 // protection and wakes the waiters. 0 or -errno; -EAGAIN: try again.
 [[nodiscard]] int uffd_protect(int uffd, void* address, size_t bytes, bool protect);
 [[nodiscard]] int uffd_wake(int uffd, void* address, size_t bytes);
-// Moves pages (6.8+): bytes moved from the start, or -errno when none (-EBUSY: pinned or shared, -ENOENT: a hole).
+// Moves pages: bytes moved from the start, or -errno when none (-EBUSY: pinned or shared, -ENOENT: a hole).
 [[nodiscard]] int64_t uffd_move(int uffd, void* dst, void* src, size_t bytes);
+// Marks a page that cannot be read back: each access raises SIGBUS, or EFAULT or EHWPOISON in a system call, until the
+// page is dropped. 0 or -errno.
 [[nodiscard]] int uffd_poison(int uffd, void* address, size_t bytes);
 
 }  // namespace lunar::sys

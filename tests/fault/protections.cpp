@@ -242,8 +242,6 @@ int main(int argc, char** argv) {
   std::string options = cow ? "test_evict_delay_us=300" : "test_evict_delay_us=100";
   if (off) options += cow ? ",test_no_cow_remedy=yes" : ",test_no_pin_rule=yes";
   tier::start_tier(32 * tier::kMega, 512 * tier::kMega, nullptr, options.c_str());
-  if (!cow && !lunar::pager_state().features.move)  // nor is there anything to compare with
-    tier::skip("uffd-move", "this kernel has no UFFDIO_MOVE (6.8): eviction stops where pages may be pinned");
   tier::Watchdog watchdog(g_progress, 60);
   uint64_t lost = cow                    ? count_under_forks(seed, off, mode == "epoch", mode == "read-only")
                   : mode == "registered" ? read_registered(seed, off)

@@ -6,8 +6,8 @@
 // is discarded (zeros from then on) and goes on. `--protection-off` runs without the check of hashes, on a LUN that
 // only corrupts: the test then passes when wrong content is seen, so that the check is known to be what keeps it out.
 //
-// Options: --ios N (I/Os at least), --protection-off. LUNAR_SEED=N
-// replays the device's faults and the threads' choices.
+// Options: --ios N (I/Os at least), --protection-off. LUNAR_SEED=N replays the device's faults and the threads'
+// choices.
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>

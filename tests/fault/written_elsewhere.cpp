@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// written_elsewhere [no-move] [answered]: threads of a forked child write into tiered memory of its parent by
+// written_elsewhere [answered]: threads of a forked child write into tiered memory of its parent by
 // process_vm_writev, twice the budget's worth a round, in parts that lie askew, while the parent presses its own pages
-// out. Nothing that was written is lost, and no call waits for memory forever. With `no-move` as on a kernel without
-// UFFDIO_MOVE (before 6.8). With `answered` the child writes messages, which the parent takes out of its memory as soon
-// as it sees them: each arrives once.
+// out. Nothing that was written is lost, and no call waits for memory forever. With `answered` the child writes
+// messages, which the parent takes out of its memory as soon as it sees them: each arrives once.
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -21,7 +20,7 @@ namespace {
 using tier::kMega;
 
 constexpr uint64_t kTarget = 32 * kMega, kPressure = 24 * kMega, kPart = 3 * kMega + 1000, kRounds = 3;
-constexpr uint64_t kWriters = 6;  // more than a member of the account has blocks for (AccountMember::write_blocks)
+constexpr uint64_t kWriters = 6;
 constexpr uint64_t kMessages = 1000;
 
 std::atomic<uint64_t> g_progress{0};
@@ -153,12 +152,8 @@ void take_parts(char* target) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bool no_move = false, answered = false;
-  for (int i = 1; i < argc; ++i) {
-    no_move |= std::string(argv[i]) == "no-move";
-    answered |= std::string(argv[i]) == "answered";
-  }
-  tier::start_tier(16 * kMega, 512 * kMega, nullptr, no_move ? "log=error,test_no_uffd_move=yes" : "log=error");
+  const bool answered = argc > 1 && std::string(argv[1]) == "answered";
+  tier::start_tier(16 * kMega, 512 * kMega, nullptr, "log=error");
   const tier::Watchdog watchdog(g_progress, 60);
   char *target = new_region(kTarget), *other = new_region(kPressure);
   memset(target, 1, kTarget);

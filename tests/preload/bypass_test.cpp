@@ -472,9 +472,6 @@ int raw_advice() {
 enum class Ends { kWell, kFatal, kAbort };  // kAbort: no thread is left whose descriptors a line could go to
 enum class Errors { kSocket, kPipe };
 
-// of the kernel: UFFDIO_MOVE (6.8), process_madvise of DONTNEED on oneself (6.13)
-enum class Needs { kNothing, kMove, kOwnAdvice };
-
 struct Case {
   const char* name;
   int (*body)();
@@ -483,8 +480,8 @@ struct Case {
   const char* says;  // part of what standard error must hold; "": anything
   const char* setting = "LUNAR_LOG=warning";
   bool as_root = false;
-  Needs needs = Needs::kNothing;
-  const char* without = "";  // on a kernel that lacks it the end is a FATAL line that says this
+  // nullptr, or what the FATAL line says where the kernel has no process_madvise of DONTNEED on oneself (6.14)
+  const char* without_own_advice = nullptr;
 };
 
 constexpr const char* kSaysMunmap = "FATAL: munmap (or mremap to less) of ";
@@ -496,11 +493,10 @@ constexpr Case kCases[] = {
      "LUNAR_LOG=warning", true},
     {"stderr-main-gone", without_main_thread, Ends::kFatal, Errors::kSocket, "LUN space is used up"},
     {"pins-main-gone", pins_without_main_thread, Ends::kWell, Errors::kPipe, "may pin pages for devices",
-     "LUNAR_LOG=info", false, Needs::kMove, "no UFFDIO_MOVE"},
-    {"seccomp-vmsplice", no_vmsplice, Ends::kWell, Errors::kPipe, "", "LUNAR_LOG=warning", false, Needs::kMove,
-     "refuses vmsplice (EPERM)"},
+     "LUNAR_LOG=info"},
+    {"seccomp-vmsplice", no_vmsplice, Ends::kWell, Errors::kPipe, ""},
     {"seccomp-process-madvise", no_process_madvise, Ends::kWell, Errors::kPipe, ""},
-    {"seccomp-madvise", no_madvise, Ends::kWell, Errors::kPipe, "", "LUNAR_LOG=warning", false, Needs::kOwnAdvice,
+    {"seccomp-madvise", no_madvise, Ends::kWell, Errors::kPipe, "", "LUNAR_LOG=warning", false,
      "refuses madvise (EPERM)"},
     {"seccomp-madvise-both", no_madvise_at_all, Ends::kFatal, Errors::kPipe, "refuses madvise (EPERM)"},
     {"seccomp-ring", no_ring, Ends::kFatal, Errors::kPipe, "refuses io_uring_enter (EPERM)"},
@@ -579,18 +575,14 @@ int check_result(const Case& which, int status, const std::string& text, bool sw
   return 1;
 }
 
-bool kernel_has(Needs what) {
-  if (what == Needs::kMove) return kernel_can_move();
-  if (what == Needs::kOwnAdvice) {
-    char* page = map_private(4096);
-    iovec range{page, 4096};
-    const auto self = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
-    const bool works = syscall(SYS_process_madvise, self, &range, 1, MADV_DONTNEED, 0) == 4096;
-    close(self);
-    munmap(page, 4096);
-    return works;
-  }
-  return true;
+bool kernel_has_own_advice() {
+  char* page = map_private(4096);
+  iovec range{page, 4096};
+  const auto self = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
+  const bool works = syscall(SYS_process_madvise, self, &range, 1, MADV_DONTNEED, 0) == 4096;
+  close(self);
+  munmap(page, 4096);
+  return works;
 }
 
 // Before 6.9 the descriptors of a thread that is not the first one cannot be copied; a pipe is opened by its path.
@@ -613,9 +605,9 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (getenv("BYPASS_TEST_INSIDE") != nullptr) return which.body();
-  if (!kernel_has(which.needs)) {
+  if (which.without_own_advice != nullptr && !kernel_has_own_advice()) {
     which.ends = Ends::kFatal;
-    which.says = which.without;
+    which.says = which.without_own_advice;
   }
   if (which.as_root && geteuid() != 0) {
     printf("skip: root: rights can be dropped by root only\n");

@@ -9,7 +9,7 @@
 //     discards              closes them all, and discards memory that other threads touch
 //     reads                 closes them all while threads read, by faults and by mlock
 //     regions               closes them all, and makes maps for which a region has to be made
-//     pins                  has a file that devices write from under one of them: that is seen, and before 6.8 ends it
+//     pins                  has a file that devices write from under one of them: that is seen
 //     none-left             leaves itself no descriptor number, and locks memory
 //     own-ring              has command rings of its own under the numbers of Lunar's
 //     own-userfaultfd       likewise a userfaultfd
@@ -251,7 +251,6 @@ void read_beside_direct_io() {
   for (int turn = 0; turn < 4; ++turn) CHECK(holds(p, kHeap, 1));
 }
 
-// Where the kernel cannot move pages, a process that may pin and needs more than its budget ends, and says why.
 int take_numbers_for_direct_io() {
   const int errors = own_file();
   const pid_t child = fork();
@@ -265,9 +264,7 @@ int take_numbers_for_direct_io() {
   CHECK(child > 0 && waitpid(child, &status, 0) == child && pread(errors, said, sizeof said - 1, 0) > 0);
   fputs(said, stderr);
   CHECK(strstr(said, "may pin pages for devices (descriptor ") != nullptr);
-  if (kernel_can_move()) return status == 0 ? 0 : 1;
-  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT && strstr(said, "memory has been waited for") != nullptr);
-  return 0;
+  return status == 0 ? 0 : 1;
 }
 
 // `fd` comes to stand under each number that is such a file of Lunar's, and nowhere else.
@@ -319,7 +316,6 @@ void keep_own(const char* kind, int fd) {
 }
 
 int keep_own_ring() {
-  if (!kernel_can_move()) return skip_pinned();
   unsigned char parameters[120] = {};  // struct io_uring_params
   const auto fd = static_cast<int>(raw(SYS_io_uring_setup, 8, parameters));
   if (fd < 0) {

@@ -4,7 +4,6 @@
 #include <sched.h>
 #include <sys/shm.h>
 #include <sys/syscall.h>
-#include <sys/utsname.h>
 
 #include <cstdint>
 
@@ -400,13 +399,6 @@ void direct_io_is_noticed() {
   }
 }
 
-bool kernel_has_move() {  // UFFDIO_MOVE
-  utsname name{};
-  int major = 0, minor = 0;
-  CHECK(uname(&name) == 0 && sscanf(name.release, "%d.%d", &major, &minor) == 2);
-  return major > 6 || (major == 6 && minor >= 8);
-}
-
 // What a runtime reserves for many instances at once, of which each uses a little.
 void vast_reservations() {
   constexpr size_t kSlot = size_t(64) << 30, kSlots = 128, kUsed = kMiB / 2;
@@ -449,7 +441,7 @@ int body() {
   shared_memory_that_is_forgotten();
   no_seals();
   no_reserve();
-  if (kernel_has_move()) direct_io_is_noticed();
+  direct_io_is_noticed();
   return 0;
 }
 

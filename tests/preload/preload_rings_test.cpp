@@ -243,7 +243,6 @@ constexpr Case kCases[] = {
 const Case* g_case = nullptr;
 
 int body() {
-  if (!kernel_can_move()) return skip_pinned();
   io_uring_params parameters = {};
   const auto ring = static_cast<int>(raw(SYS_io_uring_setup, kEntries, &parameters));  // unseen
   if (ring < 0) {

@@ -5,8 +5,6 @@
 // runs `body` there. A process that ends by 125 could not start the tier: the test is skipped, naming userfaultfd.
 #pragma once
 #include <fcntl.h>
-#include <linux/userfaultfd.h>
-#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
 #include <sys/wait.h>
@@ -59,20 +57,6 @@ inline bool all_zero(const void* memory, size_t bytes) {
   for (size_t i = 0; i < bytes; ++i)
     if (p[i] != 0) return false;
   return true;
-}
-
-// UFFDIO_MOVE came with 6.8. Without it, a process that may pin pages (a ring, an O_DIRECT descriptor) evicts nothing.
-inline bool kernel_can_move() {
-  constexpr unsigned long long kMove = 1u << 16;  // UFFD_FEATURE_MOVE
-  const auto fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
-  uffdio_api api{UFFD_API, 0, 0};
-  const bool known = fd >= 0 && ioctl(fd, UFFDIO_API, &api) == 0;
-  if (fd >= 0) close(fd);
-  return !known || (api.features & kMove) != 0;
-}
-inline int skip_pinned() {
-  printf("skip: uffd-move: this process may pin pages, and evicts nothing without Linux 6.8\n");
-  return 77;
 }
 
 inline int run_preloaded(int argc, char** argv, std::initializer_list<const char*> settings, int (*body)()) {

@@ -2,10 +2,10 @@
 // What the Redis module does with bad input and at its limits: one line that says what to fix, and the server starts or
 // refuses as Redis does.
 //
-//   redis_module_refusals MODULE LUNAR OTHER_MALLOC
+//   redis_module_refusals MODULE LUNAR OTHER_MALLOC OLD_KERNEL
 //
-// OTHER_MALLOC: a library that puts another malloc under the server. The module is also loaded here, into a server that
-// is too old (a context that hands out nothing but a log).
+// OTHER_MALLOC: a library that puts another malloc under the server. OLD_KERNEL: one that makes its kernel look old.
+// The module is also loaded here, into a server that is too old (a context that hands out nothing but a log).
 // Threading: one thread. May not: leave files or processes behind.
 #include <dlfcn.h>
 #include <unistd.h>
@@ -25,7 +25,7 @@ using lunar::tools::Reply;
 using lunar::tools::ServerSetup;
 
 struct Run {
-  std::string module, lunar, other_malloc;
+  std::string module, lunar, other_malloc, old_kernel;
   const Scratch* scratch = nullptr;
   ServerSetup setup(const std::string& further, std::vector<std::string> wrapper = {}) const {
     ServerSetup result;
@@ -96,6 +96,7 @@ void bad_arguments(const Run& run) {
   must_refuse(run, run.setup(run.load("dram 16mb size 64mb lun " + run.scratch->path) + " --lunar.dram 12zb"),
               "lunar.dram");
   must_refuse(run, run.setup(run.good() + run.load("")), "the module is loaded already");
+  must_refuse(run, run.setup(run.good(), {"/usr/bin/env", "LD_PRELOAD=" + run.old_kernel}), "Linux 6.8 or newer");
   const Words preload{"/usr/bin/env", "LD_PRELOAD=" + run.other_malloc};
   try {
     RedisServer without(run.setup("", preload));
@@ -274,15 +275,15 @@ void too_old(const Run& run) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
-    fmt::print(stderr, "usage: redis_module_refusals MODULE LUNAR OTHER_MALLOC\n");
+  if (argc != 5) {
+    fmt::print(stderr, "usage: redis_module_refusals MODULE LUNAR OTHER_MALLOC OLD_KERNEL\n");
     return 2;
   }
   return guarded([&] {
     const Scratch scratch;
     // the server changes its directory
     auto absolute = [](const char* path) { return std::filesystem::absolute(path).string(); };
-    const Run run{absolute(argv[1]), absolute(argv[2]), absolute(argv[3]), &scratch};
+    const Run run{absolute(argv[1]), absolute(argv[2]), absolute(argv[3]), absolute(argv[4]), &scratch};
     bad_arguments(run);
     settings(run);
     full(run);

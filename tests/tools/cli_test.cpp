@@ -176,6 +176,16 @@ TEST_CASE("without the right to userfaultfd run and doctor name sysctl, device n
   CHECK(lunar_command({"doctor", "--json"}, {{}, "", true}).out.find("\"can_run\":false") != std::string::npos);
 }
 
+TEST_CASE("on a kernel before 6.8 run and doctor name the version and the command that brings a newer kernel") {
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "run refuses before it looks at the kernel");
+  const Spawn old{{"LD_PRELOAD=" OLD_KERNEL, "ASAN_OPTIONS=verify_asan_link_order=0"}, "", false};
+  run_refused({"--dram", "64m"}, {"Linux 6.8 or newer", "sudo apt install linux-image-6.12-amd64"}, old);
+  const Ended doctor = lunar_command({"doctor"}, old);
+  CHECK(doctor.code == 1);
+  CHECK(doctor.out.find("Linux 6.8 or newer") != std::string::npos);
+  CHECK(doctor.out.find("sudo apt install linux-image-6.12-amd64") != std::string::npos);
+}
+
 // ---- programs ------------------------------------------------------------------------------------------------------
 
 TEST_CASE("run tells not found (127) from not executable (126)") {

@@ -72,17 +72,13 @@ Finding check_kernel() {
                           size_text(static_cast<uint64_t>(sysconf(_SC_PAGESIZE))).c_str()),
                   "", ""};
   ErrorText why;
-  if (const std::string calls = refused_calls(); !calls.empty()) {
+  if (sys::kernel_check(&why) < 0) {
     finding.health = Health::kFail;
-    finding.lack = "the pager needs system calls that are refused: " + calls + " (a system call filter?)";
+    finding.lack = why.text;
     finding.remedy =
         probe_container().inside()
             ? "start the container with `--security-opt seccomp=unconfined`, or with a profile that allows them"
             : "run without the system call filter, or with one that allows them";
-  } else if (sys::kernel_check(&why) < 0) {
-    finding.health = Health::kFail;
-    finding.lack = why.text;
-    finding.remedy = "boot a kernel of 5.19 or later, without a system call filter on vmsplice and madvise";
   }
   return finding;
 }
@@ -91,16 +87,7 @@ Finding check_userfaultfd() {
   UffdState state = probe_userfaultfd();
   if (state.error)
     return {"userfaultfd", Health::kFail, "not available", userfaultfd_lack(state), userfaultfd_remedy(state)};
-  std::string features;
-  auto add = [&](bool has, const char* name) {
-    features += text_of("%s%s%s", features.empty() ? "" : ", ", has ? "" : "no ", name);
-  };
-  add(state.thread_id, "thread id");
-  add(state.move, "move");
-  add(state.poison, "poison");
-  add(state.sigbus, "sigbus");
-  return {"userfaultfd", Health::kOk,
-          text_of("by %s: %s", state.via_device ? "/dev/userfaultfd" : "system call", features.c_str()), "", ""};
+  return {"userfaultfd", Health::kOk, "available, with UFFDIO_MOVE and UFFDIO_POISON", "", ""};
 }
 
 Finding check_userfaultfd_rights() {

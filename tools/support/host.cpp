@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <pwd.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
@@ -21,7 +20,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "sys/userfaultfd_api.h"
+#include "sys/uffd.h"
 #include "tools/support/text.h"
 #include "tools/support/text_file.h"
 
@@ -52,31 +51,19 @@ UffdState probe_userfaultfd() {
   std::string sysctl = read_line("/proc/sys/vm/unprivileged_userfaultfd");
   if (!sysctl.empty()) state.sysctl = atoi(sysctl.c_str());
   state.device_there = access("/dev/userfaultfd", F_OK) == 0;
-  int fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
-  if (fd < 0) {
-    state.error = errno;
-    int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
-    if (device >= 0) {
-      fd = ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
-      if (fd < 0) state.error = errno;
-      close(device);
-    }
-    if (fd < 0) return state;
-    state.via_device = true;
-  }
-  uffdio_api api{};
-  api.api = UFFD_API;
-  state.error = ioctl(fd, UFFDIO_API, &api) == 0 ? 0 : errno;
-  close(fd);
-  state.thread_id = api.features & UFFD_FEATURE_THREAD_ID;
-  state.sigbus = api.features & UFFD_FEATURE_SIGBUS;
-  state.poison = api.features & UFFD_FEATURE_POISON;
-  state.move = api.features & UFFD_FEATURE_MOVE;
+  bool write_protect = false;
+  ErrorText why;
+  const int fd = sys::uffd_open(&write_protect, &why);
+  if (fd < 0)
+    state.error = -fd;
+  else
+    close(fd);
   return state;
 }
 
 std::string userfaultfd_lack(const UffdState& state) {
   if (state.error == 0) return "";
+  if (state.error == EOPNOTSUPP) return sys::kOldKernel;
   if (state.error == ENOSYS) return "the kernel, or the container's system call filter, has no userfaultfd";
   if (state.error != EPERM && state.error != EACCES) return text_of("userfaultfd fails: %s", errno_text(state.error));
   std::string reason = geteuid() == 0 ? "userfaultfd is refused even to root (a container's system call filter?)"
@@ -88,6 +75,7 @@ std::string userfaultfd_lack(const UffdState& state) {
 
 std::string userfaultfd_remedy(const UffdState& state) {
   if (state.error == 0) return "";
+  if (state.error == EOPNOTSUPP) return sys::kNewerKernel;
   const bool in_container = probe_container().inside();
   const bool filtered = geteuid() == 0 || state.error == ENOSYS || state.sysctl == 1;
   // The node keeps the host's owner and mode in a container.
@@ -104,26 +92,6 @@ std::string userfaultfd_remedy(const UffdState& state) {
 }
 
 // ---- io_uring, process_madvise -----------------------------------------------------------------------------------
-
-// With arguments that the kernel itself turns down: a filter answers before it has looked at them.
-std::string refused_calls() {
-  struct Call {
-    const char* name;
-    long number, first, second;
-  };
-  constexpr long kBad = -1;
-  static constexpr Call kCalls[] = {{"vmsplice", SYS_vmsplice, kBad, 0}, {"memfd_create", SYS_memfd_create, 0, 0},
-                                    {"eventfd2", SYS_eventfd2, 0, kBad}, {"pipe2", SYS_pipe2, 0, kBad},
-                                    {"madvise", SYS_madvise, 0, 0},      {"mprotect", SYS_mprotect, 0, 0}};
-  std::string out;
-  for (const Call& call : kCalls) {
-    if (syscall(call.number, call.first, call.second, 0L, 0L) >= 0 ||
-        (errno != EPERM && errno != EACCES && errno != ENOSYS))
-      continue;
-    out += text_of("%s%s", out.empty() ? "" : ", ", call.name);
-  }
-  return out;
-}
 
 int probe_io_uring() {
   std::array<uint32_t, 30> parameters{};  // struct io_uring_params, all zero

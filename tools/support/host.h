@@ -9,14 +9,12 @@
 namespace lunar::tools {
 
 struct UffdState {
-  int error = 0;            // 0: full mode (kernel-mode faults too) is permitted, else the errno that stood in the way
-  bool via_device = false;  // by /dev/userfaultfd rather than by the system call
+  int error = 0;  // 0: full mode (kernel-mode faults too) is permitted, else errno; EOPNOTSUPP: the kernel is too old
   bool device_there = false;  // /dev/userfaultfd exists
   int sysctl = -1;            // vm.unprivileged_userfaultfd; -1: not there
-  bool thread_id = false, move = false, poison = false, sigbus = false;
 };
 UffdState probe_userfaultfd();
-// Why it is not permitted, and the exact command that fixes it ("" when it is).
+// Why the pager cannot use it, and the exact command that fixes it ("" when it can).
 std::string userfaultfd_lack(const UffdState& state);
 std::string userfaultfd_remedy(const UffdState& state);
 
@@ -30,9 +28,6 @@ struct ContainerState {
 ContainerState probe_container();
 std::string memlock_remedy();  // for RLIMIT_MEMLOCK
 
-// Of the system calls that activation needs, besides userfaultfd: those that are refused, "vmsplice, eventfd2"; "" when
-// none is.
-std::string refused_calls();
 int probe_io_uring();  // 0 or -errno
 // process_madvise(DONTNEED) on this process (6.14+): 0 or -errno (-EPERM: a filter).
 int probe_discard_vector();

@@ -164,7 +164,7 @@ def main():
     if os.geteuid() != 0:
         skip("root", "an engine's containers are made by root here")
     if not os.path.exists(DEVICE):
-        skip("userfaultfd-device", f"there is no {DEVICE} (kernel 6.1 or newer)")
+        skip("userfaultfd-device", f"there is no {DEVICE} (the kernel's CONFIG_USERFAULTFD)")
     trial = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "true"]
     able = shutil.which("bwrap") is not None
     if able:
