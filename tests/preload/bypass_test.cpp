@@ -491,7 +491,7 @@ constexpr Case kCases[] = {
     {"stderr-socket", run_out_of_lun, Ends::kFatal, Errors::kSocket, "LUN space is used up"},
     {"stderr-rights", after_rights_are_dropped, Ends::kFatal, Errors::kPipe, "LUN space is used up",
      "LUNAR_LOG=warning", true},
-    {"stderr-main-gone", without_main_thread, Ends::kFatal, Errors::kSocket, "LUN space is used up"},
+    {"stderr-main-gone", without_main_thread, Ends::kFatal, Errors::kPipe, "LUN space is used up"},
     {"pins-main-gone", pins_without_main_thread, Ends::kWell, Errors::kPipe, "may pin pages for devices",
      "LUNAR_LOG=info"},
     {"seccomp-vmsplice", no_vmsplice, Ends::kWell, Errors::kPipe, ""},
@@ -585,15 +585,6 @@ bool kernel_has_own_advice() {
   return works;
 }
 
-// Before 6.9 the descriptors of a thread that is not the first one cannot be copied; a pipe is opened by its path.
-bool socket_is_reached(const Case& which) {
-  constexpr int kPidfdThread = O_EXCL;
-  if (which.body != without_main_thread) return true;
-  const auto process = static_cast<int>(syscall(SYS_pidfd_open, getpid(), kPidfdThread));
-  if (process >= 0) close(process);
-  return process >= 0;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -614,9 +605,8 @@ int main(int argc, char** argv) {
     return 77;
   }
   int ends[2];
-  CHECK((which.errors == Errors::kSocket && socket_is_reached(which)
-             ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)
-             : pipe2(ends, O_CLOEXEC)) == 0);
+  CHECK((which.errors == Errors::kSocket ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)
+                                         : pipe2(ends, O_CLOEXEC)) == 0);
   pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) become(argv, which, ends[1]);
