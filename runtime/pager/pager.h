@@ -191,7 +191,7 @@ void pager_fork_child();
 // lists, so their stacks can be unmapped.
 void pager_fork_prepare_of_libc();
 void pager_fork_child_of_libc();
-// In a child, after fork() itself: ends the child if libc has lost its list of handlers (LIMITS.md).
+// In a child, after fork() itself: ends the child if libc has lost its list of handlers.
 void pager_fork_child_ran();
 // The process that this one was forked from without any of that, if the address was tiered memory; 0: it was not. For a
 // signal handler, also in such a child: takes no lock.
