@@ -545,13 +545,19 @@ bool Log::possible_size(const Record* record, uint64_t room) const {
 bool Log::possible(const Record* record, uint64_t room) const {
   if (!possible_size(record, room)) return false;
   if (record->type() == RecordType::kDeleted) return record->key_bytes == sizeof(DeletedKey);
-  if (record->is_piece()) return record->type() == RecordType::kPair && record->key_bytes == sizeof(PieceKey);
+  if (record->is_piece()) {
+    if (record->type() != RecordType::kPair || record->key_bytes != sizeof(PieceKey)) return false;
+    PieceKey key;
+    memcpy(&key, record->key(), sizeof key);
+    return key.id != 0 && key.number < pieces_most();
+  }
   if (record->type() != RecordType::kLarge) return true;
   if (record->value_bytes != sizeof(Pieces)) return false;
   const Pieces& pieces = record->pieces();
   return pieces.key_bytes <= kPairBytesMax && pieces.value_bytes <= kPairBytesMax && pieces.id != 0 &&
          pieces.hold_key <= 1 && record->key_bytes == (pieces.hold_key ? 0 : pieces.key_bytes) &&
-         pieces.bytes() <= bytes() && pieces.piece_bytes != 0 && pieces.piece_bytes <= piece_bytes_max();
+         pieces.bytes() <= bytes() && pieces.piece_bytes != 0 && pieces.piece_bytes <= piece_bytes_max() &&
+         (pieces.piece_bytes >= piece_bytes_min() || pieces.count() == 1);
 }
 
 bool Log::sound(const Record* record, Address address, uint64_t life, uint64_t room) const {

@@ -158,6 +158,9 @@ class Log {
     const uint64_t record = segment_bytes() / 32;
     return (record < kPieceBytesMin ? kPieceBytesMin : record) - sizeof(Record) - sizeof(PieceKey);
   }
+  // Of several pieces all but the last hold more than half of that; so no pair has more pieces than this.
+  uint64_t piece_bytes_min() const { return piece_bytes_max() / 2; }
+  uint64_t pieces_most() const { return bytes() / piece_bytes_min() + 2; }
   // Whether a record can be in this log, that is, no length leads out of it. A checksum proves that a
   // store wrote a record, not that the record makes sense. room: bytes from the record to the end of the memory.
   bool possible(const Record* record, uint64_t room) const;

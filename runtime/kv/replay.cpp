@@ -74,6 +74,7 @@ void Store::find_rebuilt(Index& index, uint64_t hash, Before* out) {
 // What of the log is in hand: pieces from the first one to their head, and from the head's end to that of number 0.
 // There are no more at a time than a store has places for, and as many as had no room for the record of their delete.
 int Store::note_in_hand(const Record* record, uint64_t hash, const Before& before) {
+  if (before.id != 0 && before.count > log_.pieces_most()) return -EBADMSG;
   if (before.id != 0 && !left_in_hand_.push({hash, before.id, before.count})) return -ENOMEM;
   if (record->type() == RecordType::kLarge) end_in_hand(hash, record->pieces().id);
   if (!record->is_piece()) return 0;

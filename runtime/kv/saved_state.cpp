@@ -325,6 +325,7 @@ int Store::load_in_hand(StateReader& state) {
   for (; count; --count) {
     media::InHand hand;
     if (const int status = state.take(&hand, sizeof hand); status < 0) return status;
+    if (hand.id == 0 || hand.count > log_.pieces_most()) return -EBADMSG;
     if (!left_in_hand_.push(hand)) return -ENOMEM;
   }
   return 0;

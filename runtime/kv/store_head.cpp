@@ -52,7 +52,14 @@ bool geometry_is_possible(const media::Superblock& super, uint64_t device_bytes)
          super.device_bytes == super.back_offset + media::kTailBytes && super.device_bytes <= device_bytes;
 }
 
-// The superblock whose checksum a root has, with the second copy of the roots at `back`.
+void seal(media::Superblock* super, uint32_t version) {
+  memcpy(super->magic, media::kSuperMagic, sizeof super->magic);
+  super->version = version;
+  super->header_bytes = sizeof *super;
+  super->checksum = checksum_of(*super);
+}
+
+// The superblock, of any version, whose checksum a root has, with the second copy of the roots at `back`.
 bool superblock_of(const lunar::media::ImageHeader& root, uint64_t back, uint64_t device_bytes,
                    media::Superblock* out) {
   *out = {};
@@ -65,8 +72,10 @@ bool superblock_of(const lunar::media::ImageHeader& root, uint64_t back, uint64_
     if (out->segment_count << out->segment_bits != log_bytes) break;
     for (out->shard_bits = 0; out->shard_bits <= kShardBitsMax; ++out->shard_bits) {
       for (out->index_bits = Index::kBitsMin; out->index_bits <= Index::kBitsMax; ++out->index_bits) {
-        superblock_seal(out);
-        if (out->checksum == root.super_checksum) return geometry_is_possible(*out, device_bytes);
+        for (uint32_t version = 1; version <= media::kVersion; ++version) {
+          seal(out, version);
+          if (out->checksum == root.super_checksum) return geometry_is_possible(*out, device_bytes);
+        }
       }
     }
   }
@@ -94,14 +103,21 @@ bool find_by_roots(Device* device, media::Superblock* out) {
   return false;
 }
 
+int check_version(const Device* device, const media::Superblock& super, ErrorText* why) {
+  if (super.version == 1)
+    return why->set(-EPROTONOSUPPORT,
+                    "key/value store on %s: format version 1, of an earlier Lunar; `lunar kv dump` of that one and "
+                    "`lunar kv load` of this one carry its pairs over",
+                    device->name());
+  if (super.version != media::kVersion)
+    return why->set(-EPROTONOSUPPORT, "key/value store on %s: format version %u; this Lunar knows %u", device->name(),
+                    super.version, media::kVersion);
+  return 0;
+}
+
 }  // namespace
 
-void superblock_seal(media::Superblock* super) {
-  memcpy(super->magic, media::kSuperMagic, sizeof super->magic);
-  super->version = media::kVersion;
-  super->header_bytes = sizeof *super;
-  super->checksum = checksum_of(*super);
-}
+void superblock_seal(media::Superblock* super) { seal(super, media::kVersion); }
 
 int superblock_write(Device* device, const media::Superblock& super) {
   const Block block;
@@ -153,14 +169,7 @@ int superblock_read(Device* device, HeadDamage damage, media::Superblock* out, E
     if (memcmp(out->magic, media::kSuperMagic, sizeof out->magic) != 0) continue;
     any = true;
     if (out->checksum != checksum_of(*out)) continue;
-    if (out->version == 1)
-      return why->set(-EPROTONOSUPPORT,
-                      "key/value store on %s: format version 1, of an earlier Lunar; `lunar kv dump` of that one and "
-                      "`lunar kv load` of this one carry its pairs over",
-                      device->name());
-    if (out->version != media::kVersion)
-      return why->set(-EPROTONOSUPPORT, "key/value store on %s: format version %u; this Lunar knows %u", device->name(),
-                      out->version, media::kVersion);
+    if (const int status = check_version(device, *out, why); status < 0) return status;
     if (geometry_is_possible(*out, damage == HeadDamage::kSalvage ? UINT64_MAX : device->size_bytes())) return 0;
     if (out->device_bytes > device->size_bytes())
       return why->set(-EBADMSG,
@@ -170,6 +179,8 @@ int superblock_read(Device* device, HeadDamage damage, media::Superblock* out, E
                       static_cast<unsigned long long>(device->size_bytes()));
   }
   const bool found = find_by_roots(device, out);
+  if (found)
+    if (const int status = check_version(device, *out, why); status < 0) return status;
   if (found && damage == HeadDamage::kSalvage) return 0;
   *out = {};
   if (found)

@@ -243,7 +243,7 @@ void Image::seal_record(uint64_t segment, uint64_t offset, uint64_t life) {
 }
 
 bool Image::forge_type(unsigned number) {
-  if (number == 8) return false;
+  if (number == 9) return false;
   const Place& where = number < 4 ? records_[1] : large_[0];  // of what was not deleted
   auto* record = reinterpret_cast<Record*>(memory.data() + place(where.segment) + where.offset);
   record->size_type = (record->size_type & ~3u) | number % 4;
@@ -253,6 +253,8 @@ bool Image::forge_type(unsigned number) {
   }
   const uint64_t far_away = uint64_t{1} << 36;
   if (number == 4) memcpy(record->value() + offsetof(Pieces, value_bytes), &far_away, 8);
+  const uint32_t short_pieces = 16;
+  if (number == 8) memcpy(record->value() + offsetof(Pieces, piece_bytes), &short_pieces, 4);
   seal_record(where.segment, where.offset, where.life);
   return true;
 }

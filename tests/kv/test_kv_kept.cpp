@@ -300,20 +300,32 @@ TEST_CASE("a store of version 1 is refused with the way out, and not touched") {
   super.checksum = XXH3_64bits(&super, offsetof(form::Superblock, checksum));
   for (const uint64_t at : {uint64_t{0}, form::kSecondSuperAt})
     memcpy(backing.memory.data() + at, &super, sizeof super);
-  const std::vector<char> before = backing.memory;
-  for (const bool salvage : {false, true}) {
-    lunar_test::MemoryDevice device(backing.memory.data(), kBytes);
-    StoreOptions options;
-    options.device = &device;
-    options.contents = Contents::kKept;
-    options.dram_bytes = 4 * kMiB;
-    options.read_only = options.salvage = salvage;
-    Store* store = nullptr;
-    CHECK(Store::open(options, &store, &backing.why) == -EPROTONOSUPPORT);
-    for (const char* word : {"version 1", "lunar kv dump", "lunar kv load"})
-      CHECK(std::string(backing.why.text).find(word) != std::string::npos);
+  for (unsigned slot = 0; slot < 2; ++slot) {  // by which it is known where its head is gone
+    char* at = backing.memory.data() + super.back_offset + slot * form::kBlockBytes;
+    lunar::media::ImageHeader root;
+    memcpy(&root, at, sizeof root);
+    root.super_checksum = super.checksum;
+    root.checksum = XXH3_64bits(&root, offsetof(lunar::media::ImageHeader, checksum));
+    memcpy(at, &root, sizeof root);
   }
-  CHECK(backing.memory == before);
+  const std::vector<char> whole = backing.memory;
+  for (const bool wiped : {false, true})
+    for (const bool salvage : {false, true}) {
+      backing.memory = whole;
+      if (wiped) memset(backing.memory.data(), 0, form::kHeadBytes);
+      const std::vector<char> before = backing.memory;
+      lunar_test::MemoryDevice device(backing.memory.data(), kBytes);
+      StoreOptions options;
+      options.device = &device;
+      options.contents = Contents::kKept;
+      options.dram_bytes = 4 * kMiB;
+      options.read_only = options.salvage = salvage;
+      Store* store = nullptr;
+      CHECK(Store::open(options, &store, &backing.why) == -EPROTONOSUPPORT);
+      for (const char* word : {"version 1", "lunar kv dump", "lunar kv load"})
+        CHECK(std::string(backing.why.text).find(word) != std::string::npos);
+      CHECK(backing.memory == before);
+    }
 }
 
 TEST_CASE("a store that is opened for reading changes nothing") {
