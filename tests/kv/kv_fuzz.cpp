@@ -28,6 +28,7 @@ namespace form = lunar::kv::media;
 namespace {
 
 constexpr uint64_t kBytes = 4 * kMiB, kSegment = 64 * kKiB, kKeys = 3000, kSlot = 4096;
+constexpr uint64_t kPiecesTooMany = 1 << 20;  // for a log of kBytes
 
 struct Counts {
   uint64_t images = 0, refused = 0, opened = 0, salvaged = 0, damages = 0;
@@ -43,6 +44,8 @@ class Image {
   const char* forge(unsigned number);
   // Of what type a record may not be that the index leads to. False: there is no case `number`.
   bool forge_type(unsigned number);
+  // The same of pieces in hand, of which a sound image that was closed names none.
+  const char* forge_in_hand(unsigned number);
   std::vector<char> memory = std::vector<char>(kBytes);
 
  private:
@@ -62,6 +65,7 @@ class Image {
   static uint64_t place(uint64_t segment) { return form::kHeadBytes + segment * kSegment; }
   void learn();
   void seal_link(const Link& link);
+  void seal_root();
   void write_state(uint64_t at, uint64_t value, uint64_t bytes);
   void change_word(uint64_t at, uint64_t bytes);
   void seal_record(uint64_t segment, uint64_t offset, uint64_t life);
@@ -192,10 +196,15 @@ void Image::mutate_superblock() {
 
 void Image::mutate_root() {
   const uint64_t front = form::kFrontRootsAt + newest_ * kSlot;
-  auto header = read<lunar::media::ImageHeader>(front);
+  const auto header = read<lunar::media::ImageHeader>(front);
   random_.below(8) == 0 ? change_word(front + offsetof(lunar::media::ImageHeader, body_bytes), sizeof(uint64_t))
                         : change_word(front + sizeof header, sizeof(form::Root));
-  header = read<lunar::media::ImageHeader>(front);
+  seal_root();
+}
+
+void Image::seal_root() {
+  const uint64_t front = form::kFrontRootsAt + newest_ * kSlot;
+  auto header = read<lunar::media::ImageHeader>(front);
   header.body_checksum = XXH3_64bits(memory.data() + front + sizeof header, sizeof(form::Root));
   header.checksum = XXH3_64bits(&header, offsetof(lunar::media::ImageHeader, checksum));
   write(front, header);
@@ -303,6 +312,26 @@ const char* Image::forge(unsigned number) {
   }
 }
 
+const char* Image::forge_in_hand(unsigned number) {
+  const form::InHand sound{1, 7, 3}, cases[] = {sound, {1, 7, kPiecesTooMany}, {1, 0, 3}};
+  constexpr const char* kWhat[] = {"pieces in hand", "more pieces in hand than a log holds",
+                                   "pieces in hand that have no id"};
+  if (number == std::size(cases)) return nullptr;
+  const uint64_t at = read<form::Superblock>(0).segment_count * sizeof(form::SegmentEntry), one = 1;
+  std::string state = state_;
+  memcpy(&state[at], &one, sizeof one);
+  state.insert(at + sizeof one, reinterpret_cast<const char*>(&cases[number]), sizeof sound);
+  const uint64_t begin = place(links_[0].segment), bytes = state.size();
+  if (links_.size() != 1 || bytes > form::link_room(kSegment)) fail("the state has no room for a hand");
+  write(begin + offsetof(form::StateLink, bytes), bytes);
+  memcpy(memory.data() + begin + sizeof(form::StateLink), state.data(), bytes);
+  seal_link(links_[0]);
+  const uint64_t root = form::kFrontRootsAt + newest_ * kSlot + sizeof(lunar::media::ImageHeader);
+  write(root + offsetof(form::Root, bytes), bytes);
+  seal_root();
+  return kWhat[number];
+}
+
 void Image::mutate() {
   for (uint64_t n = 1 + random_.below(3); n; --n) {
     const uint64_t what = random_.below(16);
@@ -407,6 +436,97 @@ void use_salvaged(std::vector<char>* memory, Counts* counts) {
   ++counts->salvaged;
 }
 
+// A log behind the state that holds a large value, and behind that other batches, so that its records are not the end.
+class ForgedLog {
+ public:
+  ForgedLog();
+  // nullptr: there is no case `number`. Case 0 is the sound log.
+  const char* forge(unsigned number);
+  std::vector<char> memory = std::vector<char>(kBytes);
+
+ private:
+  struct Place {
+    uint64_t segment = 0, offset = 0, life = 0;
+  };
+  void learn();
+  void learn_batch(uint64_t segment, uint64_t from);
+  Record* record_at(const Place& place) {
+    return reinterpret_cast<Record*>(memory.data() + form::kHeadBytes + place.segment * kSegment + place.offset);
+  }
+  static Address address_of(const Place& place) {
+    return Address{(place.segment * kSegment + place.offset) / kUnitBytes};
+  }
+  std::vector<char> sound_;
+  std::vector<Place> pieces_;
+  Place head_, piece_;  // of the last set of the large value
+  uint64_t newest_ = 0;
+};
+
+ForgedLog::ForgedLog() {
+  lunar_test::MemoryDevice device(memory.data(), kBytes);
+  StoreOptions options = options_for(&device, Contents::kNew);
+  options.durability = Durability::kEach;
+  Store* store = kv_test::open_store(options);
+  std::string value;
+  for (uint64_t version = 0; version < 3; ++version) {
+    kv_test::fill(&value, 1, version, 40'000);
+    if (store->set({"large", 5}, kv_test::bytes_of(value)) != 0) fail("durable set of a large pair");
+  }
+  for (const char* key : {"a", "b", "c"})
+    if (store->set({key, 1}, {"1", 1}) != 0) fail("durable set");
+  sound_ = memory;
+  store->close();
+  memory = sound_;
+  learn();
+}
+
+void ForgedLog::learn() {
+  const uint64_t segments = reinterpret_cast<const form::Superblock*>(memory.data())->segment_count;
+  for (uint64_t segment = 0; segment < segments; ++segment)
+    for (uint64_t block = 0; block < kSegment; block += form::kBlockBytes)
+      learn_batch(segment, segment == 0 && block == 0 ? kUnitBytes : block);
+  if (newest_ == 0) fail("the log holds no head");
+  const uint64_t id = record_at(head_)->pieces().id;
+  for (const Place& place : pieces_)
+    if (reinterpret_cast<const PieceKey*>(record_at(place)->key())->id == id) piece_ = place;
+  if (piece_.life == 0 || !(record_at(head_)->size_type & RecordNotes::kReplacesLarge)) fail("the log lacks something");
+}
+
+void ForgedLog::learn_batch(uint64_t segment, uint64_t from) {
+  const Record* mark = record_at({segment, from, 0});
+  form::BatchHeader batch;
+  memcpy(&batch, mark + 1, sizeof batch);
+  const Place first{segment, from, batch.life};
+  if (mark->type() != RecordType::kMark || mark->units() * kUnitBytes != sizeof *mark + sizeof batch) return;
+  if (mark->checksum != record_checksum(mark, address_of(first), batch.life)) return;
+  for (Place place = first; place.offset < from + batch.bytes; place.offset += record_at(place)->units() * kUnitBytes) {
+    const Record* record = record_at(place);
+    if (record->type() == RecordType::kPair && record->is_piece()) pieces_.push_back(place);
+    if (record->type() != RecordType::kLarge || batch.number < newest_) continue;
+    head_ = place;
+    newest_ = batch.number;
+  }
+}
+
+const char* ForgedLog::forge(unsigned number) {
+  memory = sound_;
+  Record *head = record_at(head_), *piece = record_at(piece_);
+  auto* key = reinterpret_cast<PieceKey*>(piece + 1);
+  auto* pieces = const_cast<Pieces*>(&head->pieces());
+  auto* replaced =
+      reinterpret_cast<ReplacedLarge*>(reinterpret_cast<char*>(head->replaced()) - offsetof(ReplacedLarge, record));
+  const char* what = nullptr;
+  if (number == 0) what = "a sound log";
+  if (number == 1) what = "a piece beyond what a log holds", key->number = kPiecesTooMany;
+  if (number == 2) what = "a piece with the last of all numbers", key->number = UINT64_MAX;
+  if (number == 3) what = "a piece without an id", key->id = 0;
+  if (number == 4) what = "more replaced pieces than a log holds", replaced->count = kPiecesTooMany;
+  if (number == 5) what = "pieces that are shorter than a set makes them", pieces->piece_bytes = kUnitBytes;
+  for (const Place& place : {head_, piece_})
+    record_at(place)->checksum = record_checksum(record_at(place), address_of(place), place.life);
+  return what;
+}
+
 // Whether it could be opened.
 bool use(std::vector<char>* memory, bool read_only, Counts* counts) {
   lunar_test::MemoryDevice device(memory->data(), kBytes);
@@ -442,6 +562,16 @@ bool use(std::vector<char>* memory, bool read_only, Counts* counts) {
   return true;
 }
 
+// 0 or what an open for writing says.
+int opened_as(std::vector<char>* memory) {
+  lunar_test::MemoryDevice device(memory->data(), kBytes);
+  ErrorText why;
+  Store* store = nullptr;
+  const int status = Store::open(options_for(&device, Contents::kKept), &store, &why);
+  if (status == 0) store->close();
+  return status;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -454,11 +584,17 @@ int main(int argc, char** argv) {
     image.restore();
     const char* what = image.forge(number);
     if (!what) break;
-    lunar_test::MemoryDevice device(image.memory.data(), kBytes);
-    ErrorText why;
-    Store* store = nullptr;
-    if (Store::open(options_for(&device, Contents::kKept), &store, &why) != -EBADMSG) fail(what);
+    if (opened_as(&image.memory) != -EBADMSG) fail(what);
   }
+  for (unsigned number = 0;; ++number) {
+    image.restore();
+    const char* what = image.forge_in_hand(number);
+    if (!what) break;
+    if (opened_as(&image.memory) != (number == 0 ? 0 : -EBADMSG)) fail(what);
+  }
+  ForgedLog log;
+  for (unsigned number = 0; const char* what = log.forge(number); ++number)
+    if (opened_as(&log.memory) != (number == 0 ? 0 : -EBADMSG)) fail(what);
   for (unsigned number = 0; image.restore(), image.forge_type(number); ++number) {
     const uint64_t damages = counts.damages;
     std::vector<char> copy = image.memory;
