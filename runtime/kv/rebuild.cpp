@@ -30,7 +30,7 @@ struct Seen {
   Address address() const { return Address{packed & ((uint64_t{1} << kAddressBits) - 1)}; }
   uint64_t units() const { return packed >> kAddressBits & 0xffff; }
   Proof proof() const { return static_cast<Proof>(packed >> 56 & 0x7f); }
-  bool piece() const { return packed >> 63 != 0; }
+  bool piece() const { return packed >> 63 != 0; }  // or the record of its delete
 };
 
 struct LargeSeen {
@@ -431,8 +431,10 @@ bool Rebuilder::are_there(const Pieces& pieces) const {
   for (uint64_t number = 0; number < pieces.count(); ++number) {
     const PieceKey key{pieces.hash, pieces.id, number};
     const uint64_t hash = hash_of({&key, sizeof key});
-    const Seen* found = std::lower_bound(seen_.begin(), seen_.end(), hash, before);
-    if (found == seen_.end() || found->hash != hash) return false;
+    const Seen* seen = std::lower_bound(seen_.begin(), seen_.end(), hash, before);
+    const auto is_it = [](const Seen& one) { return one.piece() && one.proof() != Proof::kGone; };
+    while (seen != seen_.end() && seen->hash == hash && !is_it(*seen)) ++seen;
+    if (seen == seen_.end() || seen->hash != hash) return false;
   }
   return true;
 }

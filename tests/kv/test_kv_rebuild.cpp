@@ -350,6 +350,43 @@ TEST_CASE("kv-rebuild: what an older state left in a block is not believed") {
   }
 }
 
+// The state is gone, and of both large values of a key the pieces. The records of the older one's deletes have the
+// pieces' keys; they are no pieces, so the value before it is what can be read.
+TEST_CASE("kv-rebuild: the record of a piece's delete is not taken for the piece") {
+  Past past(4 * kMiB, Durability::kEach);
+  ErrorText why;
+  Store* store = nullptr;
+  REQUIRE(past.open(Contents::kNew, false, false, &store, &why) == 0);
+  std::string values[3];
+  for (unsigned i = 0; i < 3; ++i) {
+    kv_test::fill(&values[i], 1, i, i == 0 ? 100 : 20'000);
+    REQUIRE(store->set(bytes_of("key"), bytes_of(values[i])) == 0);
+    past.ever["key"].insert(values[i]);
+  }
+  past.now["key"] = values[2];
+  REQUIRE(store->flush() == 0);
+  store->close();
+  for (const uint64_t block : blocks_of_state(past)) memset(past.memory.data() + block, 0, kBlock);
+  const auto find = [&](const void* what, uint64_t size) {
+    return static_cast<char*>(memmem(past.memory.data(), past.memory.size(), what, size));
+  };
+  for (const std::string& value : {values[1], values[2]}) {
+    char* first = find(value.data(), 64);
+    REQUIRE(first);
+    PieceKey key;
+    memcpy(&key, first - sizeof key, sizeof key);
+    unsigned pieces = 0;
+    for (; char* piece = find(&key, offsetof(PieceKey, number)); ++pieces) memset(piece, 0, sizeof key);
+    CHECK(pieces > 1);
+  }
+  Found found;
+  bool opens = true;
+  REQUIRE(salvage(past, &found, &opens));
+  CHECK_FALSE(opens);
+  CHECK(found.pairs["key"] == values[0]);
+  CHECK(found.doubtful.count("key") == 1);
+}
+
 TEST_CASE("kv-rebuild: one block that is gone from each part of the saved state costs no pair") {
   Past past(16 * kMiB, Durability::kFlush);
   past.sets = 20'000, past.keys = 20'000, past.longest = 100, past.large_in = 5000, past.expected = 16;
