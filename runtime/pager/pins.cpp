@@ -60,13 +60,14 @@ bool pins_possible(PagerState& state) {
   char path[64];
   uint64_t count = sys::directory_size(sys::program_fd_directory(path, sizeof path));
   if (!found && now >= g_next_scan_ns && (count != g_fd_count || now >= g_full_scan_ns)) {
+    const uint64_t cpu_before = sys::thread_cpu_ns();
     const sys::Pinning shown = table_shows_pinning();
     // A ring of ours made meanwhile is not a sign: such a result counts for this batch only. Seen again and again, it
     // counts.
     g_unsure = shown == sys::Pinning::kUnsure ? g_unsure + 1 : 0;
     found = shown == sys::Pinning::kYes || g_unsure > kUnsureMax;
     g_fd_count = g_unsure > 0 ? UINT64_MAX : count;
-    uint64_t cost = sys::now_ns() - now;
+    const uint64_t cost = sys::thread_cpu_ns() - cpu_before;  // what waiting for a CPU takes delays no later scan
     g_next_scan_ns = now + cost * 100;
     g_full_scan_ns = now + 100000000 + cost * 100;
   }

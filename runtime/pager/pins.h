@@ -9,7 +9,7 @@
 // Lunar setting up or closing a ring is inconclusive: it counts as a sign for one batch, and is repeated.
 //
 // Cost: the descriptor table is scanned when its size has changed (stat of /proc/self/fd, 1 us per batch), at most 1 %
-// of the time for large tables; VmPin is read at most every 2 ms.
+// of a CPU for large tables; VmPin is read at most every 2 ms.
 // Threading: the evictor's thread; pins_note() any.
 #pragma once
 

@@ -70,7 +70,8 @@ CpuTime cpu_time_of(int tid);
 // CPU on which a thread of this process ran last, from /proc/self/task/TID/stat; or -errno. Takes about 5 us.
 [[nodiscard]] int cpu_of_thread(int tid);
 
-uint64_t now_ns();  // CLOCK_MONOTONIC (vDSO)
+uint64_t now_ns();         // CLOCK_MONOTONIC (vDSO)
+uint64_t thread_cpu_ns();  // CPU time of the calling thread; 0 where a filter refuses the call
 void cpu_relax();
 void yield_cpu();
 void sleep_ns(uint64_t ns);
