@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// bypass: what a program does past the preload library's calls, and what becomes of Lunar's own calls when the program
-// restricts them.
-//
-//   bypass_test LIBRARY CASE    starts itself again under the preload library, collects its standard error through a
-//                               socket or a pipe, and checks how it ended. A process that does not end in time is a
-//                               failure, with its states printed.
-//
-// Each case names what it expects: the same results as on plain memory, or one FATAL line and an abort; never a hang.
+// What a program does past the preload library's calls, and what becomes of Lunar's own calls when the program
+// restricts them: the same results as on plain memory, or one FATAL line and an abort; never a hang.
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/audit.h>
@@ -14,7 +8,6 @@
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -36,19 +29,11 @@
 
 namespace {
 
-constexpr size_t kMiB = 1 << 20;
 constexpr size_t kHeap = 64 * kMiB;  // four times the budget
-
-char* map_private(size_t bytes, int flags = 0) {
-  auto* p =
-      static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0));
-  CHECK(p != MAP_FAILED);
-  return p;
-}
 
 // A tiered map with a content that does not fit into DRAM.
 char* filled_map() {
-  char* p = map_private(kHeap);
+  char* p = map_any(kHeap);
   CHECK(tiered(p));
   fill(p, kHeap, 7);
   return p;
@@ -58,7 +43,7 @@ char* filled_map() {
 
 // A map without reservation that outgrows the LUN ends by a line that a handler writes.
 int run_out_of_lun() {
-  char* p = map_private(4 * kHeap, MAP_NORESERVE);
+  char* p = map_any(4 * kHeap, kRw, kPrivate | MAP_NORESERVE);
   for (size_t at = 0; at < 4 * kHeap; at += 4096) p[at] = 1;
   return 3;
 }
@@ -132,52 +117,43 @@ void deny(const std::vector<Denied>& calls, unsigned action) {
 }
 
 // What is evicted comes back and what is written is evicted, with the calls denied. By system calls that are not.
-int use_memory_without(const std::vector<Denied>& calls, unsigned action) {
+void use_memory_without(const std::vector<Denied>& calls, unsigned action) {
   char* p = filled_map();
   deny(calls, action);
   CHECK(holds(p, kHeap, 7));
   fill(p, kHeap, 8);
   CHECK(holds(p, kHeap, 8));
-  char* q = map_private(kHeap);
+  char* q = map_any(kHeap);
   CHECK(all_zero(q, kHeap));
   fill(q, kHeap, 9);
   CHECK(holds(q, kHeap, 9) && holds(p, kHeap, 8));
   CHECK(madvise(p, kHeap, MADV_DONTNEED) == 0 && all_zero(p, kHeap));
-  return 0;
 }
 
 constexpr unsigned kRefuse = SECCOMP_RET_ERRNO | EPERM, kKill = SECCOMP_RET_KILL_THREAD;
 
-int no_vmsplice() { return use_memory_without({{SYS_vmsplice, false}}, kRefuse); }
-int no_process_madvise() { return use_memory_without({{SYS_process_madvise, false}}, kRefuse); }
-int no_madvise() { return use_memory_without({{SYS_madvise, false}}, kRefuse); }
-int no_madvise_at_all() { return use_memory_without({{SYS_madvise, false}, {SYS_process_madvise, false}}, kRefuse); }
-int no_ring() { return use_memory_without({{SYS_io_uring_enter, false}}, kRefuse); }
-int no_futex() { return use_memory_without({{SYS_futex, false}}, kRefuse); }
-int no_exit() {
+void no_vmsplice() { use_memory_without({{SYS_vmsplice, false}}, kRefuse); }
+void no_process_madvise() { use_memory_without({{SYS_process_madvise, false}}, kRefuse); }
+void no_madvise() { use_memory_without({{SYS_madvise, false}}, kRefuse); }
+void no_madvise_at_all() { use_memory_without({{SYS_madvise, false}, {SYS_process_madvise, false}}, kRefuse); }
+void no_ring() { use_memory_without({{SYS_io_uring_enter, false}}, kRefuse); }
+void no_futex() { use_memory_without({{SYS_futex, false}}, kRefuse); }
+void no_exit() {
   filled_map();
   deny({{SYS_exit_group, false}}, kRefuse);
   for (;;) raw(SYS_exit, 0);  // the last thread of the program's
 }
-int no_ioctl() { return use_memory_without({{SYS_ioctl, true}}, kRefuse); }
-int no_open() { return use_memory_without({{SYS_openat, false}, {SYS_open, false}}, kRefuse); }
-int killed_by_vmsplice() { return use_memory_without({{SYS_vmsplice, false}}, kKill); }
-int killed_by_ring() { return use_memory_without({{SYS_io_uring_enter, false}}, kKill); }
-int killed_by_ioctl() { return use_memory_without({{SYS_ioctl, true}}, kKill); }
+void no_ioctl() { use_memory_without({{SYS_ioctl, true}}, kRefuse); }
+void no_open() { use_memory_without({{SYS_openat, false}, {SYS_open, false}}, kRefuse); }
+void killed_by_vmsplice() { use_memory_without({{SYS_vmsplice, false}}, kKill); }
+void killed_by_ring() { use_memory_without({{SYS_io_uring_enter, false}}, kKill); }
+void killed_by_ioctl() { use_memory_without({{SYS_ioctl, true}}, kKill); }
 
 // ---- limits ---------------------------------------------------------------------------------------------------------
 
-size_t resident_pages(char* p, size_t bytes) {
-  std::vector<unsigned char> there(bytes / 4096);
-  CHECK(mincore(p, bytes, there.data()) == 0);
-  size_t n = 0;
-  for (unsigned char one : there) n += one & 1;
-  return n;
-}
-
 // No address space is left for anything new: what is there goes on, also what may not be read leaves DRAM, a child is
 // refused.
-int no_address_space() {
+void no_address_space() {
   char* p = filled_map();
   char statm[64];
   int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
@@ -188,28 +164,23 @@ int no_address_space() {
   CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
   CHECK(holds(p, kHeap, 7));
   constexpr size_t kHidden = 8 * kMiB;
-  CHECK(holds(p, kHidden, 7) && resident_pages(p, kHidden) > kHidden / 4096 / 2);
+  CHECK(holds(p, kHidden, 7) && present_pages(p, kHidden) > kHidden / 4096 / 2);
   CHECK(mprotect(p, kHidden, PROT_NONE) == 0);
   for (int turn = 0; turn < 4; ++turn) CHECK(holds(p + kHidden, kHeap - kHidden, 7, kHidden / sizeof(long)));
-  CHECK(resident_pages(p, kHidden) < kHidden / 4096 / 16);
-  CHECK(mprotect(p, kHidden, PROT_READ | PROT_WRITE) == 0 && holds(p, kHidden, 7));
+  CHECK(present_pages(p, kHidden) < kHidden / 4096 / 16);
+  CHECK(mprotect(p, kHidden, kRw) == 0 && holds(p, kHidden, 7));
   fill(p, kHeap, 8);
   CHECK(holds(p, kHeap, 8));
   CHECK(fork() == -1 && errno == ENOMEM && holds(p, kHeap, 8));
-  return 0;
 }
 
 // ---- daemons --------------------------------------------------------------------------------------------------------
-bool ends_well(pid_t pid) {
-  int status = 0;
-  return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
-}
 
 int of_all_descriptors(int (*close_some)(int first)) {
   char* p = filled_map();
   CHECK(chroot("/proc/self/fdinfo") == 0 && chdir("/") == 0 && setgid(65534) == 0 && setuid(65534) == 0);
   CHECK(close_some(3) == 0);
-  char* more = map_private(kHeap / 2);
+  char* more = map_any(kHeap / 2);
   fill(more, kHeap / 2, 9);
   for (int round = 0; round < 2; ++round) {
     const pid_t child = fork();
@@ -239,33 +210,31 @@ int confined_and_closed_at_once() {
 }
 
 // So does one that is small when it forks: parent and child each have a LUN file.
-int confined_early() {
+void confined_early() {
   constexpr size_t kEach = 72 * kMiB;
   CHECK(chroot("/proc/self/fdinfo") == 0 && chdir("/") == 0);
   const pid_t child = fork();
   const unsigned long seed = child == 0 ? 1 : 2;
-  char* p = map_private(kEach);
+  char* p = map_any(kEach);
   fill(p, kEach, seed);
   for (int round = 0; round < 3; ++round) CHECK(holds(p, kEach, seed));
   if (child == 0) _exit(0);
   CHECK(ends_well(child));
-  return 0;
 }
 
 // ---- first touches --------------------------------------------------------------------------------------------------
 
 // A page here and there costs a page each; what is touched one after the other is filled ahead, by ever more.
-int sparse_touches() {
+void sparse_touches() {
   constexpr size_t kStep = 64 * 4096, kSparse = 16 * kMiB;
-  char* p = map_private(kSparse);
+  char* p = map_any(kSparse);
   for (size_t at = 0; at < kSparse; at += kStep) p[at] = 1;
-  size_t sparse = resident_pages(p, kSparse);
-  char* q = map_private(kMiB);
+  size_t sparse = present_pages(p, kSparse);
+  char* q = map_any(kMiB);
   for (size_t at = 0; at < 64 * 4096; at += 4096) q[at] = 1;
-  size_t dense = resident_pages(q, kMiB);
+  size_t dense = present_pages(q, kMiB);
   fprintf(stderr, "%zu pages touched far apart: %zu are filled; 64 in a row: %zu\n", kSparse / kStep, sparse, dense);
   CHECK(sparse <= 2 * (kSparse / kStep) && dense > 64);
-  return 0;
 }
 
 // ---- idle -----------------------------------------------------------------------------------------------------------
@@ -304,7 +273,7 @@ void stays_asleep(const char* who) {
   CHECK(wakeups <= 6);
 }
 
-int idle() {
+void idle() {
   char* p = filled_map();
   CHECK(holds(p, kHeap, 7));
   stays_asleep("alone");
@@ -321,9 +290,7 @@ int idle() {
   char byte;  // the child's reading makes its parent evict
   CHECK(close(has_read[1]) == 0 && read(has_read[0], &byte, 1) == 1);
   stays_asleep("parent");
-  int status = 0;
-  CHECK(waitpid(child, &status, 0) == child && status == 0);
-  return 0;
+  CHECK(ends_well(child));
 }
 
 // ---- raw calls on tiered memory -------------------------------------------------------------------------------------
@@ -344,8 +311,7 @@ int raw_munmap_heap() {
 int raw_mremap_to_less() { raw_call_is_refused(SYS_mremap, filled_map(), kHeap, kMiB); }
 
 int raw_map_over() {
-  raw_call_is_refused(SYS_mmap, filled_map(), kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
-                      -1);
+  raw_call_is_refused(SYS_mmap, filled_map(), kMiB, kRw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1);
 }
 
 int raw_mremap() {
@@ -358,7 +324,7 @@ int raw_mremap_kept() {
 
 // The program's plain memory lands on tiered memory.
 int raw_mremap_over() {
-  const long plain = raw(SYS_mmap, 0, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const long plain = raw(SYS_mmap, 0, kMiB, kRw, kPrivate, -1, 0);
   char* p = filled_map();
   raw_call_is_refused(SYS_mremap, reinterpret_cast<char*>(plain), kMiB, kMiB, MREMAP_MAYMOVE | MREMAP_FIXED,
                       reinterpret_cast<long>(p));
@@ -382,33 +348,30 @@ int raw_munmap_threads() {
 }
 
 // A forked child ends as its parent would, which goes on.
-int raw_munmap_in_child() {
+void raw_munmap_in_child() {
   char* p = filled_map();
   const pid_t child = fork();
   if (child == 0) raw_call_is_refused(SYS_munmap, p, kMiB);
   int status = 0;
   CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
   CHECK(holds(p, kHeap, 7));
-  return 0;
 }
 
 // What a raw call unmaps before activation leaves a hole in a region, which nothing of the pager's may fill.
-int raw_munmap_early() {
-  char* p = map_private(kMiB);
-  char* hole = map_private(16 * kMiB);
+void raw_munmap_early() {
+  char* p = map_any(kMiB);
+  char* hole = map_any(16 * kMiB);
   fill(p, kMiB, 3);
   CHECK(raw(SYS_munmap, hole, 16 * kMiB) == 0);
   char* q = filled_map();
   char* r = filled_map();
   CHECK(holds(q, kHeap, 7) && holds(r, kHeap, 7) && holds(p, kMiB, 3));
-  return 0;
 }
 
 // Calls about memory by libc's syscall() are served as those of their names: what they take stays in the tier, zeros
 // come where zeros are due.
-int calls_by_number() {
-  auto* p = reinterpret_cast<char*>(
-      syscall(SYS_mmap, nullptr, kHeap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+void calls_by_number() {
+  auto* p = reinterpret_cast<char*>(syscall(SYS_mmap, nullptr, kHeap, kRw, kPrivate, -1, 0));
   CHECK(p != MAP_FAILED && tiered(p));
   fill(p, kHeap, 7);
   auto* moved = reinterpret_cast<char*>(syscall(SYS_mremap, p, kHeap, kHeap + kMiB, MREMAP_MAYMOVE));
@@ -422,7 +385,6 @@ int calls_by_number() {
   CHECK(holds(moved + 2 * kMiB, kHeap - 2 * kMiB, 7, 2 * kMiB / sizeof(long)));
   CHECK(syscall(SYS_munmap, moved, kHeap + kMiB) == 0 && syscall(SYS_getpid) == getpid());
   CHECK(syscall(SYS_munmap, 1, 4096) == -1 && errno == EINVAL);
-  return 0;
 }
 
 // Guard pages made past us: as on plain memory, also when the pages around them are evicted.
@@ -453,130 +415,33 @@ int raw_guards() {
 }
 
 // What a raw MADV_DONTNEED drops of resident pages reads as zeros; a raw mprotect and a raw mlock change no content.
-int raw_advice() {
-  char* p = map_private(4 * kMiB);
+void raw_advice() {
+  char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 7);
   CHECK(raw(SYS_madvise, p, kMiB, MADV_DONTNEED) == 0 && all_zero(p, kMiB));
   CHECK(holds(p + kMiB, 3 * kMiB, 7, kMiB / sizeof(long)));
   CHECK(raw(SYS_mprotect, p + kMiB, kMiB, PROT_READ) == 0 && raw(SYS_mlock, p + 2 * kMiB, kMiB) == 0);
   char* q = filled_map();
   CHECK(holds(q, kHeap, 7) && holds(p + kMiB, 3 * kMiB, 7, kMiB / sizeof(long)));
-  CHECK(mmap(p + kMiB, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p + kMiB &&
+  CHECK(mmap(p + kMiB, kMiB, kRw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p + kMiB &&
         all_zero(p + kMiB, kMiB));
   p[kMiB] = 1;  // a map of its own may be written
-  return 0;
 }
 
 // ---- harness --------------------------------------------------------------------------------------------------------
 
-enum class Ends { kWell, kFatal, kAbort };  // kAbort: no thread is left whose descriptors a line could go to
-enum class Errors { kSocket, kPipe };
-
-struct Case {
-  const char* name;
-  int (*body)();
-  Ends ends;
-  Errors errors;
-  const char* says;  // part of what standard error must hold; "": anything
-  const char* setting = "LUNAR_LOG=warning";
-  bool as_root = false;
-  // nullptr, or what the FATAL line says where the kernel has no process_madvise of DONTNEED on oneself (6.14)
-  const char* without_own_advice = nullptr;
-};
-
 constexpr const char* kSaysMunmap = "FATAL: munmap (or mremap to less) of ";
 
-constexpr Case kCases[] = {
-    {"file-limit", run_out_of_file, Ends::kFatal, Errors::kPipe, "LUN space is used up"},
-    {"stderr-socket", run_out_of_lun, Ends::kFatal, Errors::kSocket, "LUN space is used up"},
-    {"stderr-rights", after_rights_are_dropped, Ends::kFatal, Errors::kPipe, "LUN space is used up",
-     "LUNAR_LOG=warning", true},
-    {"stderr-main-gone", without_main_thread, Ends::kFatal, Errors::kPipe, "LUN space is used up"},
-    {"pins-main-gone", pins_without_main_thread, Ends::kWell, Errors::kPipe, "may pin pages for devices",
-     "LUNAR_LOG=info"},
-    {"seccomp-vmsplice", no_vmsplice, Ends::kWell, Errors::kPipe, ""},
-    {"seccomp-process-madvise", no_process_madvise, Ends::kWell, Errors::kPipe, ""},
-    {"seccomp-madvise", no_madvise, Ends::kWell, Errors::kPipe, "", "LUNAR_LOG=warning", false,
-     "refuses madvise (EPERM)"},
-    {"seccomp-madvise-both", no_madvise_at_all, Ends::kFatal, Errors::kPipe, "refuses madvise (EPERM)"},
-    {"seccomp-ring", no_ring, Ends::kFatal, Errors::kPipe, "refuses io_uring_enter (EPERM)"},
-    {"seccomp-futex", no_futex, Ends::kFatal, Errors::kPipe, "refuses futex (EPERM)"},
-    {"seccomp-exit", no_exit, Ends::kAbort, Errors::kPipe, ""},
-    {"seccomp-ioctl", no_ioctl, Ends::kFatal, Errors::kPipe, "(EPERM)"},
-    {"seccomp-open", no_open, Ends::kWell, Errors::kPipe, ""},
-    {"seccomp-kill-vmsplice", killed_by_vmsplice, Ends::kFatal, Errors::kPipe, "service thread has ended"},
-    {"seccomp-kill-ring", killed_by_ring, Ends::kFatal, Errors::kPipe, "service thread has ended"},
-    {"seccomp-kill-ioctl", killed_by_ioctl, Ends::kFatal, Errors::kPipe, "service thread has ended"},
-    {"calls-by-number", calls_by_number, Ends::kWell, Errors::kPipe, ""},
-    {"raw-munmap", raw_munmap, Ends::kFatal, Errors::kPipe, "(lunar run --no-mmap)"},
-    {"raw-munmap-early", raw_munmap_early, Ends::kWell, Errors::kPipe, "", "LUNAR_DRAM=64m"},
-    {"raw-munmap-heap", raw_munmap_heap, Ends::kFatal, Errors::kPipe, kSaysMunmap},
-    {"raw-munmap-threads", raw_munmap_threads, Ends::kFatal, Errors::kPipe, kSaysMunmap},
-    {"raw-munmap-child", raw_munmap_in_child, Ends::kWell, Errors::kPipe, kSaysMunmap, "LUNAR_SIZE=768m"},
-    {"raw-map-over", raw_map_over, Ends::kFatal, Errors::kPipe, "FATAL: mmap with MAP_FIXED (or mremap) of 1024 KiB"},
-    {"raw-mremap", raw_mremap, Ends::kFatal, Errors::kPipe, "FATAL: mremap of 1024 KiB of tiered memory at 0x"},
-    {"raw-mremap-kept", raw_mremap_kept, Ends::kFatal, Errors::kPipe, "FATAL: mremap of 1024 KiB"},
-    {"raw-mremap-over", raw_mremap_over, Ends::kFatal, Errors::kPipe, "MAP_FIXED (or mremap) of 1024 KiB"},
-    {"raw-mremap-to-less", raw_mremap_to_less, Ends::kFatal, Errors::kPipe, kSaysMunmap},
-    {"raw-guards", raw_guards, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
-    {"raw-advice", raw_advice, Ends::kWell, Errors::kPipe, ""},
-    {"sparse-touches", sparse_touches, Ends::kWell, Errors::kPipe, "", "LUNAR_ACTIVATE_AT=1m"},
-    {"idle", idle, Ends::kWell, Errors::kPipe, ""},
-    {"confined-closed", confined_and_closed, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=1g", true},
-    {"confined-closed-at-once", confined_and_closed_at_once, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=1g", true},
-    {"confined-early", confined_early, Ends::kWell, Errors::kPipe, "", "LUNAR_DRAM=64m", true},
-    {"address-space", no_address_space, Ends::kWell, Errors::kPipe, "fork refused"},
-};
-
-[[noreturn]] void become(char** argv, const Case& which, int errors) {
-  dup2(errors, 2);
-  setenv("LD_PRELOAD", argv[1], 1);
-  setenv("BYPASS_TEST_INSIDE", "1", 1);
-  for (const char* setting : {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m", which.setting}) putenv(const_cast<char*>(setting));
-  execv("/proc/self/exe", argv);
-  _exit(126);
+// With root's rights, which the body drops.
+template <auto kRun>
+int with_rights() {
+  if (geteuid() != 0) return skip("root", "rights can be dropped by root only");
+  return Body(kRun)();
 }
 
-// What the child writes until it has ended, passed on at once. *swap: the host had swap meanwhile.
-std::string collect(int from, pid_t child, int* status, bool* swap) {
-  std::string text;
-  const auto take = [&] {
-    char part[4096];
-    const ssize_t n = read(from, part, sizeof part);
-    if (n > 0) text.append(part, static_cast<size_t>(n));
-    if (n > 0) (void)!write(2, part, static_cast<size_t>(n));
-    return n > 0;
-  };
-  for (bool ended = false; !ended; ended = waitpid(child, status, WNOHANG) == child) {
-    *swap = *swap || host_has_swap();
-    pollfd one{from, POLLIN, 0};
-    if (poll(&one, 1, 50) > 0 && !take()) usleep(50000);
-  }
-  for (pollfd one{from, POLLIN, 0}; poll(&one, 1, 0) > 0 && take();) {}
-  return text;
-}
-
-int check_result(const Case& which, int status, const std::string& text, bool swap) {
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 125) {
-    printf("skip: userfaultfd: the tier cannot start here: %s\n", text.c_str());
-    return 77;
-  }
-  if (swap && text.find("the child cannot tell which pages it has") != std::string::npos) {
-    printf("skip: no-swap: the host has swap, and nothing tells a child without /proc what is swapped out\n");
-    return 77;
-  }
-  bool as_expected = which.ends == Ends::kWell ? status == 0 : WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
-  if (which.ends == Ends::kFatal) as_expected = as_expected && text.find("lunar: FATAL: ") != std::string::npos;
-  const bool said = text.find(which.says) != std::string::npos;
-  if (as_expected && said) return 0;
-  fprintf(stderr, "%s: status 0x%x, expected %s%s%s\n", which.name, static_cast<unsigned>(status),
-          which.ends == Ends::kWell ? "a good end" : "a FATAL line and an abort", which.says[0] != 0 ? ", saying " : "",
-          which.says);
-  return 1;
-}
-
+// Of process_madvise, DONTNEED on oneself (6.14).
 bool kernel_has_own_advice() {
-  char* page = map_private(4096);
+  char* page = map_any(4096);
   iovec range{page, 4096};
   const auto self = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
   const bool works = syscall(SYS_process_madvise, self, &range, 1, MADV_DONTNEED, 0) == 4096;
@@ -588,31 +453,47 @@ bool kernel_has_own_advice() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Case which{};
-  for (const Case& one : kCases)
-    if (argc == 3 && strcmp(one.name, argv[2]) == 0) which = one;
-  if (which.name == nullptr) {
-    fprintf(stderr, "usage: bypass_test LIBRARY CASE\n");
-    return 2;
-  }
-  if (getenv("BYPASS_TEST_INSIDE") != nullptr) return which.body();
-  if (which.without_own_advice != nullptr && !kernel_has_own_advice()) {
-    which.ends = Ends::kFatal;
-    which.says = which.without_own_advice;
-  }
-  if (which.as_root && geteuid() != 0) {
-    printf("skip: root: rights can be dropped by root only\n");
-    return 77;
-  }
-  int ends[2];
-  CHECK((which.errors == Errors::kSocket ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)
-                                         : pipe2(ends, O_CLOEXEC)) == 0);
-  pid_t child = fork();
-  CHECK(child >= 0);
-  if (child == 0) become(argv, which, ends[1]);
-  close(ends[1]);
-  int status = 0;
-  bool swap = false;
-  std::string text = collect(ends[0], child, &status, &swap);
-  return check_result(which, status, text, swap);
+  const bool has_own = inside() || kernel_has_own_advice();
+  return run_cases(
+      argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m", "LUNAR_LOG=warning"},
+      {{"file-limit", run_out_of_file, {}, "LUN space is used up", Ends::kFatal},
+       {"stderr-socket", run_out_of_lun, {}, "LUN space is used up", Ends::kFatal, Errors::kSocket},
+       {"stderr-rights", with_rights<after_rights_are_dropped>, {}, "LUN space is used up", Ends::kFatal},
+       {"stderr-main-gone", without_main_thread, {}, "LUN space is used up", Ends::kFatal},
+       {"pins-main-gone", pins_without_main_thread, {"LUNAR_LOG=info"}, "may pin pages for devices"},
+       {"seccomp-vmsplice", no_vmsplice},
+       {"seccomp-process-madvise", no_process_madvise},
+       {"seccomp-madvise",
+        no_madvise,
+        {},
+        has_own ? nullptr : "refuses madvise (EPERM)",
+        has_own ? Ends::kWell : Ends::kFatal},
+       {"seccomp-madvise-both", no_madvise_at_all, {}, "refuses madvise (EPERM)", Ends::kFatal},
+       {"seccomp-ring", no_ring, {}, "refuses io_uring_enter (EPERM)", Ends::kFatal},
+       {"seccomp-futex", no_futex, {}, "refuses futex (EPERM)", Ends::kFatal},
+       {"seccomp-exit", no_exit, {}, nullptr, Ends::kAbort},
+       {"seccomp-ioctl", no_ioctl, {}, "(EPERM)", Ends::kFatal},
+       {"seccomp-open", no_open},
+       {"seccomp-kill-vmsplice", killed_by_vmsplice, {}, "service thread has ended", Ends::kFatal},
+       {"seccomp-kill-ring", killed_by_ring, {}, "service thread has ended", Ends::kFatal},
+       {"seccomp-kill-ioctl", killed_by_ioctl, {}, "service thread has ended", Ends::kFatal},
+       {"calls-by-number", calls_by_number},
+       {"raw-munmap", raw_munmap, {}, "(lunar run --no-mmap)", Ends::kFatal},
+       {"raw-munmap-early", raw_munmap_early, {"LUNAR_DRAM=64m"}},
+       {"raw-munmap-heap", raw_munmap_heap, {}, kSaysMunmap, Ends::kFatal},
+       {"raw-munmap-threads", raw_munmap_threads, {}, kSaysMunmap, Ends::kFatal},
+       {"raw-munmap-child", raw_munmap_in_child, {"LUNAR_SIZE=768m"}, kSaysMunmap},
+       {"raw-map-over", raw_map_over, {}, "FATAL: mmap with MAP_FIXED (or mremap) of 1024 KiB", Ends::kFatal},
+       {"raw-mremap", raw_mremap, {}, "FATAL: mremap of 1024 KiB of tiered memory at 0x", Ends::kFatal},
+       {"raw-mremap-kept", raw_mremap_kept, {}, "FATAL: mremap of 1024 KiB", Ends::kFatal},
+       {"raw-mremap-over", raw_mremap_over, {}, "MAP_FIXED (or mremap) of 1024 KiB", Ends::kFatal},
+       {"raw-mremap-to-less", raw_mremap_to_less, {}, kSaysMunmap, Ends::kFatal},
+       {"raw-guards", raw_guards, {"LUNAR_SIZE=768m"}},
+       {"raw-advice", raw_advice},
+       {"sparse-touches", sparse_touches, {"LUNAR_ACTIVATE_AT=1m"}},
+       {"idle", idle},
+       {"confined-closed", with_rights<confined_and_closed>, {"LUNAR_SIZE=1g"}},
+       {"confined-closed-at-once", with_rights<confined_and_closed_at_once>, {"LUNAR_SIZE=1g"}},
+       {"confined-early", with_rights<confined_early>, {"LUNAR_DRAM=64m"}},
+       {"address-space", no_address_space, {}, "fork refused"}});
 }

@@ -3,14 +3,8 @@
 // First another thread is, then one that waits for the thread whose allocation activates, then that thread itself; then
 // four threads are, which share the allocator's locks with two that grow and one that forks. Also with hundreds of
 // threads, for whose thread-local variables the linker has allocated many MiB before.
-//
-//   dlopen_race_test LIBRARY DIRECTORY SHARED_OBJECT   copies SHARED_OBJECT many times (each is a library of
-//                                                      its own), and loads the copies
-//                                                      while another thread grows beyond what stays plain; several
-//                                                      processes, one after the other
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 
@@ -41,7 +35,7 @@ void make_copies(const char* object) {
   }
 }
 
-int load_and_grow() {
+void load_and_grow() {
   std::atomic<bool> done{false};
   std::thread loading([&] {
     std::vector<void*> loaded;
@@ -63,11 +57,10 @@ int load_and_grow() {
   done.store(true);
   loading.join();
   for (size_t i = 0; i < memory.size(); ++i) CHECK(holds(memory[i], kStep, i * kStep));
-  return 0;
 }
 
 // All that grows is what the linker holds: names as long as they may be.
-int grow_by_loading() {
+void grow_by_loading() {
   for (unsigned i = 0; i < kCopies; ++i) {
     std::string name = copy_of(i);
     const size_t file = name.rfind('/');
@@ -78,10 +71,9 @@ int grow_by_loading() {
   CHECK(memory != nullptr);
   fill(memory, kGrowth, 7);
   CHECK(holds(memory, kGrowth, 7));
-  return 0;
 }
 
-int grow_among_threads() {
+void grow_among_threads() {
   constexpr unsigned kThreads = 600;
   void* object = dlopen(copy_of(kCopies - 1).c_str(), RTLD_NOW | RTLD_LOCAL);
   CHECK(object != nullptr);
@@ -98,21 +90,18 @@ int grow_among_threads() {
       CHECK(touch() == 1);
     });
   while (begun.load() != kThreads) usleep(1000);
-  const int rc = load_and_grow();
+  load_and_grow();
   const pid_t child = fork();  // which makes threads of its own
   if (child == 0) _exit(malloc(kStep) != nullptr && touch() == 1 ? 0 : 1);
-  int status = 0;
-  CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+  CHECK(ends_well(child));
   done.store(true);
   done.notify_all();
   for (auto& thread : threads) thread.join();
-  return rc;
 }
 
-int grow_in_constructor() {
+void grow_in_constructor() {
   CHECK(setenv("DLOPEN_RACE_GROW", std::to_string(kGrowth).c_str(), 1) == 0);
   CHECK(dlopen(copy_of(0).c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr);
-  return 0;
 }
 
 void load_until(const std::atomic<bool>& done, unsigned first, unsigned end) {
@@ -148,7 +137,7 @@ void grow(unsigned long seed) {
   }
 }
 
-int load_grow_and_fork() {
+void load_grow_and_fork() {
   constexpr unsigned kLoading = 4, kEach = 10;
   std::atomic<bool> done{false};
   std::vector<std::thread> threads;
@@ -158,8 +147,7 @@ int load_grow_and_fork() {
     while (!done.load()) {
       const pid_t child = fork();
       if (child == 0) _exit(malloc(kStep) != nullptr ? 0 : 1);
-      int status = 0;
-      CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+      CHECK(ends_well(child));
       usleep(3000);
     }
   });
@@ -168,35 +156,31 @@ int load_grow_and_fork() {
   other.join();
   done.store(true);
   for (auto& thread : threads) thread.join();
-  return 0;
 }
 
 }  // namespace
 
+// PROGRAM LIBRARY CASE DIRECTORY SHARED_OBJECT: a case several times, each in a process of its own, with copies of
+// SHARED_OBJECT in DIRECTORY.
 int main(int argc, char** argv) {
-  if (getenv("PRELOAD_TEST_INSIDE") != nullptr)
-    return getenv("DLOPEN_RACE_STORM") != nullptr         ? load_grow_and_fork()
-           : getenv("DLOPEN_RACE_THREADS") != nullptr     ? grow_among_threads()
-           : getenv("DLOPEN_RACE_CONSTRUCTOR") != nullptr ? grow_in_constructor()
-           : getenv("LUNAR_ACTIVATE_AT") != nullptr       ? grow_by_loading()
-                                                          : load_and_grow();
-  CHECK(argc == 4);
-  const std::string directory = std::string(argv[2]) + "/dlopen-race-" + std::to_string(getpid());
+  const std::vector<Case> cases{{"load", load_and_grow},
+                                {"constructor", grow_in_constructor},
+                                {"loading", grow_by_loading},
+                                {"threads", grow_among_threads},
+                                {"storm", load_grow_and_fork, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}}};
+  const auto run = [&](const char* activate_at = "LUNAR_ACTIVATE_AT=") {
+    return run_cases(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m", activate_at}, cases);
+  };
+  if (inside()) return run();
+  CHECK(argc == 5);
+  const std::string directory = std::string(argv[3]) + "/dlopen-race-" + std::to_string(getpid()), name = argv[2];
   CHECK(mkdir(directory.c_str(), 0700) == 0 && setenv("DLOPEN_RACE_DIRECTORY", directory.c_str(), 1) == 0);
-  make_copies(argv[3]);
+  make_copies(argv[4]);
   int rc = 0;
-  for (unsigned i = 0; i < kProcesses && rc == 0; ++i)
-    rc = run_preloaded(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m"}, load_and_grow);
-  if (rc == 0)
-    rc = run_preloaded(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m", "DLOPEN_RACE_CONSTRUCTOR=1"},
-                       grow_in_constructor);
-  for (const char* activate_at :
-       {"LUNAR_ACTIVATE_AT=256k", "LUNAR_ACTIVATE_AT=400k", "LUNAR_ACTIVATE_AT=512k", "LUNAR_ACTIVATE_AT=700k"})
-    if (rc == 0) rc = run_preloaded(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m", activate_at}, grow_by_loading);
-  for (unsigned i = 0; i < kCrowds && rc == 0; ++i)
-    rc = run_preloaded(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m", "DLOPEN_RACE_THREADS=1"}, grow_among_threads);
-  for (unsigned i = 0; i < kStorms && rc == 0; ++i)
-    rc = run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g", "DLOPEN_RACE_STORM=1"}, load_grow_and_fork);
+  const unsigned times = name == "load" ? kProcesses : name == "threads" ? kCrowds : name == "storm" ? kStorms : 1;
+  for (unsigned i = 0; i < times && rc == 0 && name != "loading"; ++i) rc = run();
+  for (const char* at : {"256k", "400k", "512k", "700k"})
+    if (rc == 0 && name == "loading") rc = run((std::string("LUNAR_ACTIVATE_AT=") + at).c_str());
   for (unsigned i = 0; i < kCopies; ++i) unlink(copy_of(i).c_str());
   rmdir(directory.c_str());
   return rc;

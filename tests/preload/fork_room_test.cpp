@@ -1,24 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several processes of a tree fork at the same moment in a budget that has room for one or two more: a fork is refused
 // (ENOMEM, EAGAIN) or its child lives and finds its memory. A fork that failed gives back what was reserved for it.
-//
-//   fork_room_test LIBRARY at-once | failed
-//   fork_room_test LIBRARY limits        RLIMIT_AS and RLIMIT_DATA leave the child nothing, little or enough
-//   fork_room_test LIBRARY meanwhile     memory is committed after a fork was checked: the child has room for that,
-//                                        too, or the program has none
-//   fork_room_test LIBRARY killed        children that are killed before they have begun leave nothing charged
-//   fork_room_test LIBRARY write-errors  every second write to the LUN fails: pages that have found no slot go to a
-//                                        forked child all the same
-//   fork_room_test LIBRARY no-process    the user may have no further process: the kernel cannot make a thread for I/O
-//                                        that it puts off, and cancels it. No page is lost, and no slot of the LUN is
-//                                        taken for broken.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -35,8 +22,7 @@ constexpr int kForkers = 4, kForksEach = 6, kRounds = 12;
 char* g_memory;
 
 void take_memory() {
-  g_memory = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  CHECK(g_memory != MAP_FAILED && tiered(g_memory));
+  g_memory = map_tiered(kBytes);
   fill(g_memory, kBytes, 1);
 }
 
@@ -89,10 +75,9 @@ struct Shared {
   pthread_barrier_t together, done;
 };
 
-int at_once() {
+void at_once() {
   take_memory();
-  auto* shared =
-      static_cast<Shared*>(mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  auto* shared = static_cast<Shared*>(mmap(nullptr, sizeof(Shared), kRw, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   CHECK(shared != MAP_FAILED);
   pthread_barrierattr_t attributes;
   pthread_barrierattr_init(&attributes);
@@ -128,15 +113,11 @@ int at_once() {
     CHECK(worst == 0);
   }
   CHECK(sees_memory());
-  return 0;
 }
 
 // The kernel refuses the fork (RLIMIT_NPROC) after all was prepared: again and again, and what was reserved comes back.
 int failed() {
-  if (host_has_swap()) {
-    printf("skip: no-swap: the host has swap, and a child that gave root up cannot see what is swapped out\n");
-    return 77;
-  }
+  if (host_has_swap()) return skip("no-swap", "a child that gave root up cannot see what is swapped out");
   take_memory();
   if (getuid() == 0) CHECK(setresuid(65534, 65534, 65534) == 0);
   rlimit before{};
@@ -152,7 +133,8 @@ int failed() {
   return 0;
 }
 
-int write_errors() {
+// Pages that have found no slot on the LUN go to a forked child all the same.
+void write_errors() {
   take_memory();
   std::atomic<bool> stop{false};
   std::thread writer([&] {
@@ -168,9 +150,10 @@ int write_errors() {
   }
   stop = true;
   writer.join();
-  return 0;
 }
 
+// The user may have no further process: the kernel cannot make a thread for I/O that it puts off, and cancels it. No
+// page is lost, and no slot of the LUN is taken for broken.
 int no_process() {
   take_memory();
   if (getuid() == 0) CHECK(setresuid(65534, 65534, 65534) == 0);
@@ -193,19 +176,15 @@ constexpr size_t kHeld = 26u << 20, kLittle = 4u << 20, kMuch = 20u << 20, kLeft
 size_t g_late_bytes = kLittle;
 char* g_late;
 
-char* map_private(size_t bytes) {
-  void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  return map == MAP_FAILED ? nullptr : static_cast<char*>(map);
-}
-
 void commit_late() {
-  g_late = map_private(g_late_bytes);
+  g_late = map_if_possible(g_late_bytes);
   if (g_late != nullptr) fill(g_late, g_late_bytes, 3);
 }
 
-int meanwhile() {
+// Memory is committed after a fork was checked: the child has room for that, too, or the program has none.
+void meanwhile() {
   take_memory();
-  char* held = map_private(kHeld);
+  char* held = map_if_possible(kHeld);
   CHECK(held != nullptr && pthread_atfork(commit_late, nullptr, nullptr) == 0);
   fill(held, kHeld, 2);
   for (int round = 0; round < 6; ++round) {
@@ -215,13 +194,11 @@ int meanwhile() {
     if (pid == 0) _exit(sees_memory() && (g_late == nullptr || holds(g_late, g_late_bytes, 3)) ? 0 : 7);
     CHECK(end_of(pid) == 0 && (g_late == nullptr || munmap(g_late, g_late_bytes) == 0));
   }
-  CHECK(map_private(kLeft) != nullptr);
-  return 0;
+  CHECK(map_if_possible(kLeft) != nullptr);
 }
 
-}  // namespace
-
-static int killed() {
+// Children that are killed before they have begun leave nothing charged.
+int killed() {
   constexpr size_t kInherited = 10u << 20, kAfter = 40u << 20;
   auto* inherited = static_cast<char*>(malloc(kInherited));
   CHECK(inherited != nullptr);
@@ -239,7 +216,7 @@ static int killed() {
   return 0;
 }
 
-static rlim_t bytes_of_line(const char* path, const char* key) {
+rlim_t bytes_of_line(const char* path, const char* key) {
   rlim_t kib = 0;
   char line[256];
   FILE* file = fopen(path, "r");
@@ -250,14 +227,14 @@ static rlim_t bytes_of_line(const char* path, const char* key) {
   return kib * 1024;
 }
 
-static rlim_t in_use(const char* key) {
+rlim_t in_use(const char* key) {
   const rlim_t bytes = bytes_of_line("/proc/self/status", key);
   CHECK(bytes != 0);
   return bytes;
 }
 
 // With `limit`, fork makes a child that works, or none. Whether it has made one.
-static bool fork_within(decltype(RLIMIT_AS) which, rlim_t limit) {
+bool fork_within(decltype(RLIMIT_AS) which, rlim_t limit) {
   rlimit before{};
   CHECK(getrlimit(which, &before) == 0);
   const rlimit now{limit, before.rlim_max};
@@ -270,7 +247,8 @@ static bool fork_within(decltype(RLIMIT_AS) which, rlim_t limit) {
   return child > 0;
 }
 
-static int limits() {
+// RLIMIT_AS and RLIMIT_DATA leave the child nothing, little or enough.
+int limits() {
   constexpr rlim_t kStep = 256 << 10, kMost = 32 << 20;
   take_memory();
   unsigned made = 0, refused = 0;
@@ -282,15 +260,15 @@ static int limits() {
   return 0;
 }
 
+}  // namespace
+
 int main(int argc, char** argv) {
-  const char* mode = argc > 2 ? argv[2] : "at-once";
-  if (strcmp(mode, "write-errors") == 0)
-    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m", "LUNAR_LUN=sim:1g,write_error=2"},
-                         write_errors);
-  if (strcmp(mode, "killed") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=64m", "LUNAR_SIZE=2g"}, killed);
-  if (strcmp(mode, "meanwhile") == 0)
-    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=128m"}, meanwhile);
-  if (strcmp(mode, "limits") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m"}, limits);
-  int (*const body)() = strcmp(mode, "failed") == 0 ? failed : strcmp(mode, "no-process") == 0 ? no_process : at_once;
-  return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=2g"}, body);
+  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=2g"},
+                   {{"at-once", at_once},
+                    {"failed", failed},
+                    {"limits", limits, {"LUNAR_SIZE=192m"}},
+                    {"meanwhile", meanwhile, {"LUNAR_SIZE=128m"}},
+                    {"killed", killed, {"LUNAR_DRAM=64m"}},
+                    {"write-errors", write_errors, {"LUNAR_SIZE=256m", "LUNAR_LUN=sim:1g,write_error=2"}},
+                    {"no-process", no_process}});
 }

@@ -7,23 +7,15 @@
 
 #include <jemalloc/jemalloc.h>
 
-#include <cstdio>
 #include <cstring>
 #include <vector>
 
 #include "adapters/preload/early_heap.h"
+#include "tests/catch.h"
 
 namespace {
 
 using namespace lunar::preload;
-
-int g_failures = 0;
-
-void check(bool right, const char* what) {
-  if (right) return;
-  ++g_failures;
-  std::printf("FAIL: %s\n", what);
-}
 
 char* make(size_t bytes, char fill) {
   auto* block = static_cast<char*>(early_alloc(0, bytes));
@@ -38,27 +30,29 @@ void give_back(void (*free_block)(void*, size_t)) {
   for (char* block : blocks) free_block(block, 32);
   for (int i = 0; i < 2000; ++i) {
     void* block = mallocx(32, 0);
-    check(block != nullptr && !early_owns(block), "mallocx gives a block of the early heap");
+    REQUIRE((block != nullptr && !early_owns(block)));
     sdallocx(block, 32, 0);
   }
 }
 
 }  // namespace
 
-int main() {
+TEST_CASE("blocks of the early heap go back to it by jemalloc's calls", "[preload]") {
   jemalloc_prepare();
   give_back([](void* block, size_t bytes) { sdallocx(block, bytes, 0); });
   give_back([](void* block, size_t) { dallocx(block, 0); });
+}
 
+TEST_CASE("blocks of the early heap keep their bytes when jemalloc's calls resize them", "[preload]") {
+  jemalloc_prepare();
   char* block = make(100, 'a');
-  check(sallocx(block, 0) >= 100, "sallocx of 100 bytes");
-  check(xallocx(block, 1 << 20, 0, 0) < 1 << 20, "xallocx grows a block of the early heap to 1 MiB");
+  CHECK(sallocx(block, 0) >= 100);
+  CHECK(xallocx(block, 1 << 20, 0, 0) < 1 << 20);
   auto* moved = static_cast<char*>(rallocx(block, 1000, 0));
-  check(moved != nullptr && !early_owns(moved), "rallocx stays in the early heap");
-  for (int i = 0; i < 100; ++i) check(moved[i] == 'a', "rallocx loses bytes");
-  check(make(100, 'b') == block, "what rallocx left is not used again");
+  REQUIRE((moved != nullptr && !early_owns(moved)));
+  for (int i = 0; i < 100; ++i) REQUIRE(moved[i] == 'a');
+  CHECK(make(100, 'b') == block);  // what was left is used again
   moved = static_cast<char*>(rallocx(moved, 5000, 0));
-  check(sallocx(moved, 0) >= 5000, "rallocx of jemalloc's own");
+  CHECK(sallocx(moved, 0) >= 5000);
   dallocx(moved, 0);
-  return g_failures == 0 ? 0 : 1;
 }

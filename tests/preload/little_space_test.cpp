@@ -2,16 +2,13 @@
 // little_space_test LIBRARY CASE: a program under a limit on address space (ulimit -v).
 //   heap   it starts, and works, with not much more than the 16 GiB that Lunar reserves for its heap
 //   maps   a program that leaves itself 1 GiB more: its maps are tiered all the same; what does not fit is refused
-#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include "preload_test.h"
 
 namespace {
 
-constexpr rlim_t kGiB = 1 << 30, kMiB = 1 << 20;
-
-int use_heap() {
+void use_heap() {
   for (unsigned i = 0; i < 64; ++i) {
     void* block = malloc(kMiB / 4);
     CHECK(block != nullptr);
@@ -19,12 +16,6 @@ int use_heap() {
     CHECK(holds(block, kMiB / 4, i));
     free(block);
   }
-  return 0;
-}
-
-char* map_private(size_t bytes, int protection, int flags = 0) {
-  void* p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
-  return p == MAP_FAILED ? nullptr : static_cast<char*>(p);
 }
 
 size_t address_space() {
@@ -34,31 +25,31 @@ size_t address_space() {
   return pages * static_cast<unsigned long>(sysconf(_SC_PAGESIZE));
 }
 
-int use_maps() {
+void use_maps() {
   constexpr size_t kBytes = 64 * kMiB;  // four times the budget
   const rlim_t most = address_space() + kGiB;
   const rlimit limit{most, most};
   CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
-  char *p = map_private(kBytes, PROT_READ | PROT_WRITE),
-       *q = map_private(kBytes, PROT_READ | PROT_WRITE, MAP_NORESERVE);
-  CHECK(p != nullptr && tiered(p) && q != nullptr && tiered(q));
+  char *p = map_tiered(kBytes), *q = map_tiered(kBytes, kRw, kPrivate | MAP_NORESERVE);
   fill(p, kBytes, 7);
   fill(q, kBytes, 8);
   CHECK(holds(p, kBytes, 7) && holds(q, kBytes, 8));
   for (size_t bytes = 100 * kMiB; bytes >= 25 * kMiB; bytes /= 2) {
-    for (const char* more; (more = map_private(bytes, PROT_READ, MAP_NORESERVE)) != nullptr;) CHECK(tiered(more));
+    for (const char* more; (more = map_if_possible(bytes, PROT_READ, kPrivate | MAP_NORESERVE)) != nullptr;)
+      CHECK(tiered(more));
     CHECK(errno == ENOMEM);
   }
   CHECK(holds(p, kBytes, 7) && holds(q, kBytes, 8));
-  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 3 && strcmp(argv[2], "maps") == 0)
-    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m"}, use_maps);
-  const auto run = [=] { return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, use_heap); };
+  const auto run = [=] {
+    return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
+                     {{"heap", use_heap}, {"maps", use_maps, {"LUNAR_SIZE=192m"}}});
+  };
+  if (inside() || argc != 3 || strcmp(argv[2], "heap") != 0) return run();
   rlimit before{};
   CHECK(getrlimit(RLIMIT_AS, &before) == 0);
   const rlimit little{16 * kGiB + 512 * kMiB, before.rlim_max};

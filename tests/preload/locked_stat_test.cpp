@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// locked_stat_test LIBRARY: a program whose own fstat takes a lock without fork handlers, as fakeroot's does, forks
+// A program whose own fstat takes a lock without fork handlers, as fakeroot's does, forks
 // while another thread is in it. Lunar does not call it: the child would wait for that thread.
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
@@ -27,9 +26,8 @@ namespace {
 
 constexpr size_t kHeap = size_t{40} << 20;
 
-int fork_next_to_fstat() {
-  void* p = mmap(nullptr, kHeap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  CHECK(p != MAP_FAILED && tiered(p));
+void fork_next_to_fstat() {
+  char* p = map_tiered(kHeap);
   auto* heap = static_cast<char*>(p);
   fill(heap, kHeap, 1);
   std::atomic<bool> stop{false};
@@ -39,16 +37,14 @@ int fork_next_to_fstat() {
   for (int i = 0; i < 10; ++i) {
     const pid_t child = fork();
     if (child == 0) _exit(holds(heap, kHeap, 1) ? 0 : 1);
-    int status = -1;
-    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(ends_well(child));
   }
   stop = true;
   other.join();
-  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_preloaded(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=1g"}, fork_next_to_fstat);
+  return run_cases(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=1g"}, {{"all", fork_next_to_fstat}});
 }

@@ -1,20 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programs with a malloc of their own (own_malloc.cpp), whose memory comes by mmap under its lock: the call that makes
 // the process active, and that makes threads, is inside that lock, and so is a fork.
-//
-//   own_malloc_test LIBRARY OBJECT grow      one thread
-//   own_malloc_test LIBRARY OBJECT file MAKE  likewise; the LUN is a file made by MAKE, which libblkid looks at
-//   own_malloc_test LIBRARY OBJECT forks     four threads allocate while the process forks; children check what they
-//                                            have and grow
-//   own_malloc_test LIBRARY OBJECT many-forks   four threads do nothing but allocate and give back
-//   own_malloc_test LIBRARY OBJECT plain-forks   the parent stays plain, the children become active
-//   own_malloc_test LIBRARY OBJECT maps      the calls about maps, which the program may also bring (own_mapping.cpp)
-//   own_malloc_test LIBRARY OBJECT linker    what the linker has allocated (thread-local variables of OBJECT, its error
-//                                            texts) comes back to it through libc
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
 
 #include <atomic>
@@ -26,7 +15,7 @@
 
 namespace {
 
-constexpr size_t kMiB = 1 << 20, kBlock = 300 << 10, kGrowth = 64 * kMiB;
+constexpr size_t kBlock = 300 << 10, kGrowth = 64 * kMiB;
 
 struct Block {
   char* at = nullptr;
@@ -62,11 +51,10 @@ void give_back(std::vector<Block>* blocks) {
   blocks->clear();
 }
 
-int grow_alone() {
+void grow_alone() {
   std::vector<Block> blocks = grow(kGrowth, 1);
   CHECK(tiered(blocks.back().at) && all_hold(blocks));  // the first chunk may be older than the tier
   give_back(&blocks);
-  return 0;
 }
 
 // The child's exit code is 0 when it has found what it inherits, has grown by `bytes`, and a child of its own has.
@@ -84,7 +72,7 @@ bool child_is_right(const std::vector<Block>& inherited, size_t bytes, int depth
   return status == 0;
 }
 
-int forks() {
+void forks() {
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
   for (unsigned long t = 1; t <= 4; ++t)
@@ -100,10 +88,9 @@ int forks() {
   stop.store(true);
   for (std::thread& thread : threads) thread.join();
   CHECK(all_hold(kept));
-  return 0;
 }
 
-int many_forks() {
+void many_forks() {
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < 4; ++t)
@@ -117,25 +104,22 @@ int many_forks() {
       free(malloc(kBlock));
       _exit(0);
     }
-    int status = -1;
-    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(ends_well(child));
   }
   stop.store(true);
   for (std::thread& thread : threads) thread.join();
-  return 0;
 }
 
-int plain_forks() {
+void plain_forks() {
   const std::vector<Block> few = grow(4 * kMiB, 5);
   for (int i = 0; i < 3; ++i) CHECK(child_is_right(few, 48 * kMiB, 1));
   CHECK(all_hold(few));
-  return 0;
 }
 
-int maps() {
+void maps() {
   std::vector<Block> blocks = grow(kGrowth, 1);
-  auto* map = static_cast<char*>(mmap(nullptr, kMiB, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  CHECK(map != MAP_FAILED && tiered(map) && mprotect(map, kMiB, PROT_READ | PROT_WRITE) == 0);
+  auto* map = static_cast<char*>(mmap(nullptr, kMiB, PROT_READ, kPrivate, -1, 0));
+  CHECK(map != MAP_FAILED && tiered(map) && mprotect(map, kMiB, kRw) == 0);
   fill(map, kMiB, 9);
   CHECK(mlock(map, kMiB) == 0 && munlock(map, kMiB) == 0);
   map = static_cast<char*>(mremap(map, kMiB, 2 * kMiB, MREMAP_MAYMOVE));
@@ -143,10 +127,9 @@ int maps() {
   CHECK(madvise(map, kMiB, MADV_DONTNEED) == 0 && map[0] == 0 && map[kMiB - 1] == 0);
   CHECK(munmap(map, 2 * kMiB) == 0 && all_hold(blocks));
   give_back(&blocks);
-  return 0;
 }
 
-int linker() {
+void linker() {
   std::vector<Block> blocks = grow(kGrowth, 1);
   CHECK(dlopen("/nowhere/libnothing.so", RTLD_NOW) == nullptr && dlerror() != nullptr);
   void* object = dlopen(getenv("OWN_MALLOC_OBJECT"), RTLD_NOW | RTLD_LOCAL);
@@ -160,7 +143,6 @@ int linker() {
     second.join();
   }
   CHECK(dlclose(object) == 0 && all_hold(blocks));
-  return 0;
 }
 
 }  // namespace
@@ -177,27 +159,31 @@ bool has_two_nodes() {
   return covered;
 }
 
-int main(int argc, char** argv) {
-  if (argc < 4) return 2;
-  const std::string mode = argv[3];
-  setenv("OWN_MALLOC_OBJECT", argv[2], 1);
-  int (*const body)() = mode == "forks"         ? forks
-                        : mode == "plain-forks" ? plain_forks
-                        : mode == "many-forks"  ? many_forks
-                        : mode == "maps"        ? maps
-                        : mode == "linker"      ? linker
-                        : mode == "nodes-forks" ? forks
-                                                : grow_alone;
-  const char* const dram = mode == "plain-forks" ? "LUNAR_DRAM=32m" : "LUNAR_DRAM=16m";
-  if (mode.rfind("nodes", 0) == 0 && getenv("PRELOAD_TEST_INSIDE") == nullptr && !has_two_nodes()) return 77;
-  if (mode != "file" || getenv("PRELOAD_TEST_INSIDE") != nullptr)
-    return run_preloaded(argc, argv, {dram, "LUNAR_SIZE=1g"}, body);
+// The LUN is a file that libblkid looks at, as `former_lun` makes it.
+std::string make_former_lun(const char* make) {
   char path[] = "/var/tmp/lunar-own-malloc-XXXXXX";
   const int file = mkstemp(path);
-  CHECK(file >= 0 && close(file) == 0);
-  CHECK(argc == 5 && system((std::string(argv[4]) + " " + path).c_str()) == 0);
-  static const std::string lun = std::string("LUNAR_LUN=") + path;
-  const int rc = run_preloaded(argc, argv, {dram, lun.c_str()}, body);
-  CHECK(unlink(path) == 0);
-  return rc;
+  CHECK(file >= 0 && close(file) == 0 && system((std::string(make) + " " + path).c_str()) == 0);
+  return path;
+}
+
+// PROGRAM LIBRARY CASE OBJECT FORMER_LUN
+int main(int argc, char** argv) {
+  if (argc < 4) return 2;
+  const std::string name = argv[2];
+  setenv("OWN_MALLOC_OBJECT", argv[3], 1);
+  if (name.starts_with("nodes") && !inside() && !has_two_nodes()) return 77;
+  const std::string lun = name == "file" && !inside() ? make_former_lun(argv[4]) : "", setting = "LUNAR_LUN=" + lun;
+  const int code = run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
+                             {{"grow", grow_alone},
+                              {"nodes", grow_alone},
+                              {"nodes-forks", forks},
+                              {"file", grow_alone, {setting.c_str(), "LUNAR_SIZE="}},
+                              {"forks", forks},
+                              {"many-forks", many_forks},
+                              {"plain-forks", plain_forks, {"LUNAR_DRAM=32m"}},
+                              {"maps", maps},
+                              {"linker", linker}});
+  CHECK(lun.empty() || unlink(lun.c_str()) == 0);
+  return code;
 }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// `patched_calls_test PRELOAD ours|libc`: a program that overwrites the first bytes of functions with a jump to one of
+// A program that overwrites the first bytes of functions with a jump to one of
 // its own, which makes the system call by syscall() (UCX and Open MPI do, to see what is unmapped). One name after the
 // other: the preload library's functions, or libc's behind them. Each call arrives, and tiered memory stays whole.
 // x86-64 only: the jump is machine code.
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/shm.h>
 #include <sys/uio.h>
 
@@ -15,8 +14,7 @@
 
 namespace {
 
-constexpr size_t kMiB = 1 << 20, kPage = 4096, kPart = 2 * kMiB, kHeld = 24 * kMiB;  // kHeld: more than the budget
-constexpr int kRw = PROT_READ | PROT_WRITE, kPrivate = MAP_PRIVATE | MAP_ANONYMOUS;
+constexpr size_t kPage = 4096, kPart = 2 * kMiB, kHeld = 24 * kMiB;  // kHeld: more than the budget
 
 volatile long g_calls = 0;
 
@@ -90,8 +88,7 @@ F* found(const char* name) {
 }
 
 void use_memory() {
-  auto* p = static_cast<char*>(mmap(nullptr, kPart, kRw, kPrivate, -1, 0));
-  CHECK(p != MAP_FAILED && tiered(p));
+  char* p = map_tiered(kPart);
   fill(p, kPart, 5);
   CHECK(mprotect(p, kPart, PROT_READ) == 0 && mprotect(p, kPart, kRw) == 0);
   CHECK(found<int(void*, size_t, int, int)>("pkey_mprotect")(p, kPart, kRw, -1) == 0);
@@ -142,14 +139,11 @@ void use_child(const char* held, Fork fork_call) {
   CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 9);
 }
 
-const char* g_whose = "ours";
-
 int body() {
-  const bool ours = strcmp(g_whose, "ours") == 0;
+  const bool ours = g_case == "ours";
   void* library = ours ? RTLD_DEFAULT : dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
   CHECK(ours || library != nullptr);
-  auto* held = static_cast<char*>(mmap(nullptr, kHeld, kRw, kPrivate, -1, 0));
-  CHECK(held != MAP_FAILED && tiered(held));
+  char* held = map_tiered(kHeld);
   fill(held, kHeld, 3);
   for (const Name& name : kNames) {
     Patch patch;
@@ -172,6 +166,5 @@ int main(int argc, char** argv) {
 #ifndef __x86_64__
   return 0;
 #endif
-  if (argc > 2) g_whose = argv[2];
-  return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m"}, body);
+  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m"}, {{"ours", body}, {"libc", body}});
 }

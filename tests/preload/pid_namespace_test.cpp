@@ -7,7 +7,6 @@
 //                  of its namespace has looked at it
 #include <sched.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 
 #include <atomic>
@@ -18,16 +17,11 @@
 
 namespace {
 
-constexpr size_t kMiB = 1 << 20, kHeap = 48 * kMiB, kPart = kMiB;
+constexpr size_t kHeap = 48 * kMiB, kPart = kMiB;
 constexpr int kChildren = 12;
 
 // In a pid namespace of its own, where it is process 1.
 pid_t fork_first() { return static_cast<pid_t>(syscall(SYS_clone, CLONE_NEWPID | SIGCHLD, 0, 0, 0, 0)); }
-
-bool ends_well(pid_t child) {
-  int status = 0;
-  return child > 0 && waitpid(child, &status, 0) == child && status == 0;
-}
 
 bool part_holds(const char* p, size_t part) { return holds(p + part * kPart, kPart, 1, part * kPart / sizeof(long)); }
 
@@ -51,10 +45,9 @@ void lock_in_vfork_child(char* p) {
   CHECK(mlock(p, kPart) == 0 && munlock(p, kPart) == 0);
 }
 
-int fork_among_readers() {
+void fork_among_readers() {
   CHECK(getpid() == 1);
-  auto* p = static_cast<char*>(mmap(nullptr, kHeap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  CHECK(p != MAP_FAILED && tiered(p));
+  char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   lock_in_vfork_child(p);
   constexpr unsigned kReaders = 3;
@@ -80,7 +73,6 @@ int fork_among_readers() {
   stop = true;
   for (std::thread& reader : readers) reader.join();
   CHECK(holds(p, kHeap, 1));
-  return 0;
 }
 
 bool can_make_namespace() {
@@ -93,21 +85,18 @@ bool can_make_namespace() {
 int in_namespace() {
   if (!can_make_namespace()) return 77;
   const pid_t first = fork_first();
-  if (first == 0) _exit(fork_among_readers());
+  if (first == 0) {
+    fork_among_readers();
+    _exit(0);
+  }
   return ends_well(first) ? 0 : 1;
-}
-
-char* map_private(size_t bytes) {
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  CHECK(p != MAP_FAILED && tiered(p));
-  return static_cast<char*>(p);
 }
 
 [[noreturn]] void go_on_without_first_thread(int told, int said) {
   std::thread([=] {
     char byte;
     CHECK(write(said, "g", 1) == 1 && read(told, &byte, 1) == 0);
-    char* p = map_private(kHeap);
+    char* p = map_tiered(kHeap);
     fill(p, kHeap, 2);
     CHECK(holds(p, kHeap, 2));
     _exit(0);
@@ -131,7 +120,7 @@ int first_thread_ends() {
   }
   close(said[1]);
   CHECK(child > 0 && read(said[0], &byte, 1) == 1);
-  char* p = map_private(kHeap);
+  char* p = map_tiered(kHeap);
   for (int look = 0; look < kLooks; ++look, usleep(10000)) fill(p, kHeap, 1);  // short of DRAM: looks at the others
   int kept[2];
   CHECK(pipe(kept) == 0);
@@ -152,9 +141,7 @@ int first_thread_ends() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
-  const auto body = strcmp(argv[2], "same-ids") == 0 ? in_namespace : first_thread_ends;
   // Three small processes stay below the second one's threshold, also on a host with several nodes.
-  const char* const dram = body == in_namespace ? "LUNAR_DRAM=16m" : "LUNAR_DRAM=32m";
-  return run_preloaded(argc, argv, {dram, "LUNAR_SIZE=1g"}, body);
+  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
+                   {{"same-ids", in_namespace}, {"first-thread", first_thread_ends, {"LUNAR_DRAM=32m"}}});
 }

@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // For preload tests that map memory and look which addresses fault.
 #pragma once
-#include <sys/mman.h>
 
 #include <csetjmp>
 #include <csignal>
 #include <cstddef>
 
 #include "preload_test.h"
-
-constexpr size_t kMiB = 1 << 20;
-constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS;
-constexpr int kRw = PROT_READ | PROT_WRITE;
-inline size_t g_page;
 
 inline sigjmp_buf g_fault_jump;
 

@@ -1,20 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests that run under the preload library: main() of each is
-//   int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", ...}, body); }
-// The program starts itself again with LD_PRELOAD (its first argument names the library) and the LUNAR_* given, and
-// runs `body` there. A process that ends by 125 could not start the tier: the test is skipped, naming userfaultfd.
+// For programs that run under the preload library. Each has cases by name, and its main() is
+//   return run_cases(argc, argv, {"LUNAR_DRAM=32m", ...}, {{"name", body}, ...});
+// `PROGRAM LIBRARY CASE` starts itself again with LD_PRELOAD=LIBRARY and the settings, and runs the case's body there.
+// A body returns nothing, or the exit code. A process that ends by 125 could not start the tier: the test is skipped,
+// naming userfaultfd.
 #pragma once
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <initializer_list>
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <vector>
 
 extern "C" int lunar_is_tiered(const void*) noexcept __attribute__((weak));
 
@@ -26,12 +34,31 @@ extern "C" int lunar_is_tiered(const void*) noexcept __attribute__((weak));
     }                                                                                           \
   } while (0)
 
+inline constexpr size_t kMiB = 1 << 20, kGiB = size_t{1} << 30;
+inline constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS, kRw = PROT_READ | PROT_WRITE;
+inline const auto g_page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+
+// ---- memory ----
+
 inline bool tiered(const void* address) { return lunar_is_tiered != nullptr && lunar_is_tiered(address) == 1; }
 
-// Then a child that has given root up cannot see what is swapped out (runtime/LIMITS.md).
-inline bool host_has_swap() {
-  struct sysinfo host;
-  return sysinfo(&host) == 0 && host.totalswap != 0;
+// nullptr: refused.
+inline char* map_if_possible(size_t bytes, int protection = kRw, int flags = kPrivate) {
+  void* p = mmap(nullptr, bytes, protection, flags, -1, 0);
+  return p == MAP_FAILED ? nullptr : static_cast<char*>(p);
+}
+
+// Private memory, whatever it becomes.
+inline char* map_any(size_t bytes, int protection = kRw, int flags = kPrivate) {
+  char* p = map_if_possible(bytes, protection, flags);
+  CHECK(p != nullptr);
+  return p;
+}
+
+inline char* map_tiered(size_t bytes, int protection = kRw, int flags = kPrivate) {
+  char* p = map_any(bytes, protection, flags);
+  CHECK(tiered(p));
+  return p;
 }
 
 // The word a test expects at `index` of a shadowed block.
@@ -59,26 +86,185 @@ inline bool all_zero(const void* memory, size_t bytes) {
   return true;
 }
 
-inline int run_preloaded(int argc, char** argv, std::initializer_list<const char*> settings, int (*body)()) {
-  if (getenv("PRELOAD_TEST_INSIDE") != nullptr || argc < 2) return body();
-  fflush(nullptr);
-  pid_t child = fork();
-  if (child == 0) {
-    setenv("LD_PRELOAD", argv[1], 1);
-    setenv("PRELOAD_TEST_INSIDE", "1", 1);
-    for (const char* setting : settings) putenv(const_cast<char*>(setting));
-    execv("/proc/self/exe", argv);
-    _exit(126);
-  }
+inline size_t present_pages(char* p, size_t bytes) {
+  std::vector<unsigned char> present(bytes / g_page);
+  CHECK(mincore(p, bytes, present.data()) == 0);
+  size_t pages = 0;
+  for (const unsigned char one : present) pages += one & 1;
+  return pages;
+}
+
+// ---- processes ----
+
+inline int status_of(pid_t child) {
   int status = 0;
-  if (child < 0 || waitpid(child, &status, 0) != child) return 1;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  return status;
+}
+
+inline bool ends_well(pid_t child) { return child > 0 && status_of(child) == 0; }
+
+// Whether the condition holds in a forked child.
+template <class Condition>
+bool in_child(Condition condition) {
+  const pid_t child = fork();
+  if (child == 0) _exit(condition() ? 0 : 1);
+  return ends_well(child);
+}
+
+// Then a child that has given root up cannot see what is swapped out (runtime/LIMITS.md).
+inline bool host_has_swap() {
+  struct sysinfo host;
+  return sysinfo(&host) == 0 && host.totalswap != 0;
+}
+
+// ---- this program again, under the library ----
+
+using Settings = std::vector<const char*>;  // of the environment: "NAME=value"; of two, the later one counts
+
+inline bool inside() { return getenv("PRELOAD_TEST_INSIDE") != nullptr; }
+
+[[noreturn]] inline void become_preloaded(char** argv, const Settings& settings) {
+  setenv("LD_PRELOAD", argv[1], 1);
+  setenv("PRELOAD_TEST_INSIDE", "1", 1);
+  for (const char* setting : settings) putenv(const_cast<char*>(setting));
+  execv("/proc/self/exe", argv);
+  _exit(126);
+}
+
+inline int skip(const char* capability, const char* reason) {
+  printf("skip: %s: %s\n", capability, reason);
+  return 77;
+}
+
+inline int code_of(int status) {
   if (WIFSIGNALED(status)) {
     fprintf(stderr, "killed by signal %d\n", WTERMSIG(status));
     return 1;
   }
-  if (WEXITSTATUS(status) == 125) {
-    printf("skip: userfaultfd: the tier cannot start here (see standard error)\n");
-    return 77;
-  }
+  if (WEXITSTATUS(status) == 125) return skip("userfaultfd", "the tier cannot start here (see standard error)");
   return WEXITSTATUS(status);
+}
+
+// The exit code of a run of its own.
+inline int run_preloaded(char** argv, const Settings& settings) {
+  fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) become_preloaded(argv, settings);
+  return code_of(status_of(child));
+}
+
+enum class Errors { kPipe, kSocket };  // what standard error is
+
+struct Ended {
+  int status;
+  std::string errors;  // also passed on
+  bool swap;           // the host had swap meanwhile
+};
+
+// A run with what it writes to standard error until it has ended, though others may still hold that.
+inline Ended run_and_listen(char** argv, const Settings& settings, Errors kind = Errors::kPipe) {
+  Ended ended{};
+  int ends[2];
+  CHECK((kind == Errors::kSocket ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) : pipe2(ends, O_CLOEXEC)) ==
+        0);
+  fflush(nullptr);
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    dup2(ends[1], 2);
+    become_preloaded(argv, settings);
+  }
+  close(ends[1]);
+  const auto take = [&] {
+    char part[4096];
+    const ssize_t n = read(ends[0], part, sizeof part);
+    if (n > 0) ended.errors.append(part, static_cast<size_t>(n));
+    if (n > 0) (void)!write(2, part, static_cast<size_t>(n));
+    return n > 0;
+  };
+  for (bool over = false; !over; over = waitpid(child, &ended.status, WNOHANG) == child) {
+    ended.swap = ended.swap || host_has_swap();
+    pollfd one{ends[0], POLLIN, 0};
+    if (poll(&one, 1, 50) > 0 && !take()) usleep(50000);
+  }
+  for (pollfd one{ends[0], POLLIN, 0}; poll(&one, 1, 0) > 0 && take();) {}
+  close(ends[0]);
+  return ended;
+}
+
+// ---- cases ----
+
+class Body {
+ public:
+  template <class Function>
+  Body(Function function)  // implicit, so that a table takes functions and lambdas
+      : run_([function] {
+          if constexpr (std::is_void_v<decltype(function())>)
+            return function(), 0;
+          else
+            return function();
+        }) {}
+  int operator()() const { return run_(); }
+
+ private:
+  std::function<int()> run_;
+};
+
+// kAbort: no thread is left to write a line. kRefused: at the start, by code 125.
+enum class Ends { kWell, kFatal, kAbort, kRefused };
+
+struct Case {
+  const char* name;
+  Body body;
+  Settings settings = {};      // after those of the program
+  const char* says = nullptr;  // part of what standard error must hold
+  Ends ends = Ends::kWell;
+  Errors errors = Errors::kPipe;
+};
+
+inline bool g_early = false;  // the case's name began with "early-": the process is not active when its body starts
+inline std::string g_case;    // its name, without that
+
+// What a run must come to, with its reason where it did not.
+inline int judge(const Case& one, const Ended& ended) {
+  const int status = ended.status;
+  const bool exited = WIFEXITED(status);
+  if (exited && WEXITSTATUS(status) == 125 && one.ends != Ends::kRefused) return code_of(status);
+  if (exited && WEXITSTATUS(status) == 77) return 77;
+  if (ended.swap && ended.errors.find("the child cannot tell which pages it has") != std::string::npos)
+    return skip("no-swap", "the host has swap, and nothing tells a child without /proc what is swapped out");
+  const bool aborted = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+  bool good = one.ends == Ends::kWell      ? status == 0
+              : one.ends == Ends::kRefused ? exited && WEXITSTATUS(status) == 125
+                                           : aborted;
+  if (one.ends == Ends::kFatal) good = good && ended.errors.find("lunar: FATAL: ") != std::string::npos;
+  if (one.says != nullptr) good = good && ended.errors.find(one.says) != std::string::npos;
+  if (good) return 0;
+  constexpr const char* kEnds[] = {"a good end", "a FATAL line and an abort", "an abort", "exit code 125"};
+  fprintf(stderr, "%s: status 0x%x, expected %s, saying \"%s\"\n", one.name, static_cast<unsigned>(status),
+          kEnds[static_cast<int>(one.ends)], one.says != nullptr ? one.says : "");
+  return 1;
+}
+
+// Runs the case that argv[2] names; where there is one only, it needs no name. `early`: the settings (after the
+// others) of a case with "early-" before its name.
+inline int run_cases(int argc, char** argv, Settings settings, const std::vector<Case>& cases,
+                     const Settings& early = {}) {
+  g_case = argc > 2 && cases.size() > 1 ? argv[2] : cases[0].name;
+  if (!early.empty() && g_case.starts_with("early-")) {
+    g_early = true;
+    g_case.erase(0, strlen("early-"));
+  }
+  for (const Case& one : cases) {
+    if (g_case != one.name) continue;
+    if (inside()) return one.body();
+    if (argc < 2) break;
+    settings.insert(settings.end(), one.settings.begin(), one.settings.end());
+    if (g_early) settings.insert(settings.end(), early.begin(), early.end());
+    if (one.says == nullptr && one.ends == Ends::kWell) return run_preloaded(argv, settings);
+    return judge(one, run_and_listen(argv, settings, one.errors));
+  }
+  fprintf(stderr, "usage: %s LIBRARY CASE\n", argv[0]);
+  return 2;
 }

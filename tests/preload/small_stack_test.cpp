@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// small_stack_test LIBRARY CASE: calls from where there is little stack, with a page without rights below it.
-//   fork         by a signal handler on a signal stack of 8 KiB, and by a thread with the smallest stack
-//   memory       mlock, madvise, mremap, munmap and malloc by such a thread
-//   activation   such a thread's malloc makes the process active
-//   handler      mlock, madvise and fork by such a handler, which takes some of the stack itself
-//   handler-activation, handler-fork-activation   such a handler's mmap, or fork, makes the process active
+// Calls from where there is little stack, with a page without rights below it: by the smallest thread, and by a handler
+// on a signal stack of 8 KiB. Forks, calls about memory, and the call that makes the process active.
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/mman.h>
 
 #include <cstdint>
 
@@ -16,21 +11,14 @@
 
 namespace {
 
-constexpr size_t kMiB = 1 << 20, kHeap = 64 * kMiB, kSignalStack = 8192;
-constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS;
+constexpr size_t kHeap = 64 * kMiB, kSignalStack = 8192;
 char* g_heap = nullptr;
 volatile int g_status = -1;
-
-char* map_private(size_t bytes) {
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kPrivate, -1, 0);
-  CHECK(p != MAP_FAILED && tiered(p));
-  return static_cast<char*>(p);
-}
 
 // Of so many bytes, above a page without rights.
 char* make_stack(size_t bytes) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  void* p = mmap(nullptr, page + bytes, PROT_READ | PROT_WRITE, kPrivate | MAP_STACK, -1, 0);
+  void* p = mmap(nullptr, page + bytes, kRw, kPrivate | MAP_STACK, -1, 0);
   CHECK(p != MAP_FAILED && mprotect(p, page, PROT_NONE) == 0);
   return static_cast<char*>(p) + page;
 }
@@ -45,13 +33,13 @@ void fork_once() {
 
 constexpr size_t kHandlersOwn = 512;
 void on_signal(int) {
-  volatile char own[kHandlersOwn];
+  [[maybe_unused]] volatile char own[kHandlersOwn];
   own[0] = 1;
   fork_once();
 }
 
 void use_memory_then_fork(int) {
-  volatile char own[kHandlersOwn];
+  [[maybe_unused]] volatile char own[kHandlersOwn];
   own[0] = 1;
   CHECK(mlock(g_heap, kMiB) == 0 && munlock(g_heap, kMiB) == 0);
   CHECK(madvise(g_heap, 4 * kMiB, MADV_WILLNEED) == 0);
@@ -78,7 +66,7 @@ void run_in_small_thread(void* (*body)(void*)) {
 }
 
 int fork_on_small_stacks() {
-  fill(g_heap = map_private(kHeap), kHeap, 1);
+  fill(g_heap = map_tiered(kHeap), kHeap, 1);
   raise_on_small_stack(on_signal);
   g_status = -1;
   run_in_small_thread([](void*) -> void* {
@@ -92,7 +80,7 @@ int fork_on_small_stacks() {
 void* use_memory(void*) {
   CHECK(mlock(g_heap, kMiB) == 0 && holds(g_heap, kMiB, 1) && munlock(g_heap, kMiB) == 0);
   CHECK(madvise(g_heap, 4 * kMiB, MADV_WILLNEED) == 0);
-  char* more = map_private(8 * kMiB);
+  char* more = map_tiered(8 * kMiB);
   memset(more, 1, 8 * kMiB);
   CHECK(madvise(more, 4 * kMiB, MADV_DONTNEED) == 0 && all_zero(more, 4 * kMiB));
   void* moved = mremap(more, 8 * kMiB, 16 * kMiB, MREMAP_MAYMOVE);
@@ -106,11 +94,10 @@ void* use_memory(void*) {
   return nullptr;
 }
 
-int memory_on_small_stack() {
-  fill(g_heap = map_private(kHeap), kHeap, 1);
+void memory_on_small_stack() {
+  fill(g_heap = map_tiered(kHeap), kHeap, 1);
   run_in_small_thread(use_memory);
   CHECK(holds(g_heap, kHeap, 1));
-  return 0;
 }
 
 int activation_on_small_stack() {
@@ -125,30 +112,26 @@ int activation_on_small_stack() {
   return 0;
 }
 
-int handler_on_small_stack() {
-  fill(g_heap = map_private(kHeap), kHeap, 1);
+void handler_on_small_stack() {
+  fill(g_heap = map_tiered(kHeap), kHeap, 1);
   raise_on_small_stack(use_memory_then_fork);
-  return 0;
 }
 
 void grow(int) {
-  volatile char own[kHandlersOwn];
+  [[maybe_unused]] volatile char own[kHandlersOwn];
   own[0] = 1;
-  fill(g_heap = map_private(kHeap), kHeap, 1);
+  fill(g_heap = map_tiered(kHeap), kHeap, 1);
   g_status = holds(g_heap, kHeap, 1) ? 0 : 1;
 }
 
-int activation_by_handler() {
-  raise_on_small_stack(grow);
-  return 0;
-}
+void activation_by_handler() { raise_on_small_stack(grow); }
 
 // Plain so far; with a child of that size it cannot stay so.
-int fork_by_handler_activates() {
+void fork_by_handler_activates() {
   constexpr size_t kHalf = 8 * kMiB;
-  fill(g_heap = map_private(kHalf), kHalf, 1);
+  fill(g_heap = map_tiered(kHalf), kHalf, 1);
   raise_on_small_stack([](int) {
-    volatile char own[kHandlersOwn];
+    [[maybe_unused]] volatile char own[kHandlersOwn];
     own[0] = 1;
     const pid_t child = fork();
     if (child == 0) _exit(holds(g_heap, kHalf, 1) ? 0 : 1);
@@ -156,18 +139,16 @@ int fork_by_handler_activates() {
     if (child > 0) (void)waitpid(child, &status, 0);
     g_status = status;
   });
-  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
-  int (*body)() = strcmp(argv[2], "fork") == 0                      ? fork_on_small_stacks
-                  : strcmp(argv[2], "memory") == 0                  ? memory_on_small_stack
-                  : strcmp(argv[2], "handler") == 0                 ? handler_on_small_stack
-                  : strcmp(argv[2], "handler-activation") == 0      ? activation_by_handler
-                  : strcmp(argv[2], "handler-fork-activation") == 0 ? fork_by_handler_activates
-                                                                    : activation_on_small_stack;
-  return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, body);
+  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
+                   {{"fork", fork_on_small_stacks},
+                    {"memory", memory_on_small_stack},
+                    {"activation", activation_on_small_stack},
+                    {"handler", handler_on_small_stack},
+                    {"handler-activation", activation_by_handler},
+                    {"handler-fork-activation", fork_by_handler_activates}});
 }

@@ -2,9 +2,6 @@
 // Another process of the tree writes into tiered memory by process_vm_writev, as MPI does, while the target's pages are
 // evicted. The kernel pins up to 1024 pages before it copies, and brings missing ones in meanwhile: what it has pinned
 // must not be evicted under it.
-//
-//   written_from_outside_test LIBRARY library | raw
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -19,29 +16,22 @@ namespace {
 
 constexpr size_t kTarget = 4u << 20, kPressure = 40u << 20, kPage = 4096;
 constexpr unsigned long kRounds = 60;
-bool g_raw = false;
-
-char* take(size_t bytes) {
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  CHECK(at != MAP_FAILED && tiered(at));
-  return static_cast<char*>(at);
-}
 
 // Writes round after round, when it is told to; says how much was written.
 void write_rounds(pid_t target, char* there, int told, int said) {
-  char* content = take(kTarget);
+  char* content = map_tiered(kTarget);
   unsigned long round;
   while (read(told, &round, sizeof round) == sizeof round) {
     fill(content, kTarget, round);
     const iovec from{content, kTarget}, to{there, kTarget};
-    const ssize_t done = g_raw ? syscall(SYS_process_vm_writev, target, &from, 1ul, &to, 1ul, 0ul)
-                               : process_vm_writev(target, &from, 1, &to, 1, 0);
+    const ssize_t done = g_case == "raw" ? syscall(SYS_process_vm_writev, target, &from, 1ul, &to, 1ul, 0ul)
+                                         : process_vm_writev(target, &from, 1, &to, 1, 0);
     CHECK(write(said, &done, sizeof done) == sizeof done);
   }
 }
 
 int body() {
-  char *target = take(kTarget), *other = take(kPressure);
+  char *target = map_tiered(kTarget), *other = map_tiered(kPressure);
   fill(other, kPressure, 99);
   (void)prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
   int told[2], said[2];
@@ -64,10 +54,7 @@ int body() {
     CHECK(write(told[1], &round, sizeof round) == sizeof round);
     ssize_t done = 0;
     CHECK(read(said[0], &done, sizeof done) == sizeof done);
-    if (done < 0) {
-      printf("skip: ptrace: process_vm_writev is refused here\n");
-      _exit(77);
-    }
+    if (done < 0) _exit(skip("ptrace", "process_vm_writev is refused here"));
     CHECK(done == static_cast<ssize_t>(kTarget));
     for (size_t at = 0; at < kTarget; at += kPage) lost += !holds(target + at, kPage, round, at / sizeof(long));
   }
@@ -82,6 +69,5 @@ int body() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  g_raw = argc > 2 && strcmp(argv[2], "raw") == 0;
-  return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, body);
+  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, {{"library", body}, {"raw", body}});
 }

@@ -6,7 +6,6 @@
 
 #include <string>
 
-#include <sys/mman.h>
 #include <sys/syscall.h>
 
 #include "preload_test.h"
@@ -14,7 +13,7 @@
 
 namespace {
 
-int child_return() {
+void child_return() {
   auto* block = static_cast<char*>(malloc(64 << 20));
   fill(block, 64 << 20, 3);
   CHECK(holds(block, 64 << 20, 3));
@@ -24,7 +23,6 @@ int child_return() {
   int status = 0;
   CHECK(waitpid(pid, &status, 0) == pid && WEXITSTATUS(status) == 3);
   fclose(stderr);
-  return 0;
 }
 
 int child_exit_now() {
@@ -35,49 +33,26 @@ int child_exit_now() {
 constexpr long kOutside = 64 << 20;  // twice the budget
 
 // Memory that Lunar does not see, of this process or of one that it starts.
-int child_outside() {
-  const long at = raw(SYS_mmap, 0, kOutside, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+void child_outside() {
+  const long at = raw(SYS_mmap, 0, kOutside, kRw, kPrivate, -1, 0);
   CHECK(at > 0);
   fill(reinterpret_cast<void*>(at), kOutside, 1);
-  return 0;
 }
 
-int child_of_child_outside() {
+void child_of_child_outside() {
   const pid_t pid = fork();
-  if (pid == 0) exit(child_outside());
-  int status = 0;
-  CHECK(waitpid(pid, &status, 0) == pid && status == 0);
-  return 0;
+  if (pid == 0) {
+    child_outside();
+    exit(0);
+  }
+  CHECK(ends_well(pid));
 }
-
-const struct {
-  const char* name;
-  int (*run)();
-} kBodies[] = {
-    {"return", child_return}, {"exit", child_exit_now}, {"outside", child_outside}, {"child", child_of_child_outside}};
 
 std::string run(char** argv, const char* name, const char* setting = "LUNAR_STATS=yes") {
-  int fds[2];
-  CHECK(pipe(fds) == 0);
-  pid_t child = fork();
-  if (child == 0) {
-    dup2(fds[1], STDERR_FILENO);
-    close(fds[0]);
-    close(fds[1]);
-    setenv("STATS_BODY", name, 1);
-    _exit(run_preloaded(2, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=512m", setting}, child_return));
-  }
-  close(fds[1]);
-  std::string text;
-  char buffer[4096];
-  for (ssize_t n; (n = read(fds[0], buffer, sizeof(buffer))) > 0;) text.append(buffer, static_cast<size_t>(n));
-  close(fds[0]);
-  int status = 0;
-  CHECK(waitpid(child, &status, 0) == child);
-  if (WEXITSTATUS(status) == 77) _exit(77);
-  if (WEXITSTATUS(status) != 0) fputs(text.c_str(), stderr);
-  CHECK(WEXITSTATUS(status) == 0);
-  return text;
+  const std::string body = std::string("STATS_BODY=") + name;
+  const Ended ended = run_and_listen(argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=512m", setting, body.c_str()});
+  if (const int code = code_of(ended.status); code != 0) _exit(code);
+  return ended.errors;
 }
 
 unsigned long value(const std::string& text, const char* key) {
@@ -109,9 +84,14 @@ void says_what_is_outside(char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (const char* which = getenv("STATS_BODY"))
-    for (const auto& one : kBodies)
-      if (strcmp(which, one.name) == 0) return run_preloaded(argc, argv, {}, one.run);
+  if (const char* name = getenv("STATS_BODY")) {
+    argv[2] = const_cast<char*>(name);
+    return run_cases(3, argv, {},
+                     {{"return", child_return},
+                      {"exit", child_exit_now},
+                      {"outside", child_outside},
+                      {"child", child_of_child_outside}});
+  }
   if (argc < 2) return 1;
   says_what_is_outside(argv);
   for (const char* body : {"return", "exit"}) {

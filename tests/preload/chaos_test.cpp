@@ -7,13 +7,10 @@
 // model tells of each page whether it is mapped and which content it has (0: zeros, else a number that all its words
 // are made of). A forked child checks the maps whose locks its parent's thread holds. LUNAR_SEED=N repeats the threads'
 // choices (not how they interleave).
-//
-//   preload_chaos_test LIBRARY SHARED_OBJECT [--seconds N]
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <sys/mman.h>
 #include <sys/uio.h>
 
 #include <atomic>
@@ -31,7 +28,6 @@ namespace {
 constexpr size_t kPage = 4096, kPagesMin = 64, kPagesMax = 2048;  // maps below 256 KiB are not tiered
 constexpr unsigned kMaps = 24, kThreads = 6, kBlocks = 40, kGap = UINT32_MAX;
 
-unsigned g_seconds = 5;
 const char* g_object;
 std::atomic<bool> g_stop{false};
 std::atomic<uint64_t> g_done{0}, g_forks{0}, g_refused{0};
@@ -76,8 +72,7 @@ struct Map {
   size_t pages() const { return versions.size(); }
   char* at(size_t page) const { return base + page * kPage; }
   void make(size_t count, bool reserve) {
-    void* made = mmap(nullptr, count * kPage, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | (reserve ? 0 : MAP_NORESERVE), -1, 0);
+    void* made = mmap(nullptr, count * kPage, kRw, kPrivate | (reserve ? 0 : MAP_NORESERVE), -1, 0);
     CHECK(made != MAP_FAILED);
     base = static_cast<char*>(made);
     versions.assign(count, 0);
@@ -123,8 +118,7 @@ void write_part(const Part& part, Random& random) {
 
 void discard(const Part& part, Random& random) {
   if (random.below(3) == 0) {
-    CHECK(mmap(part.at(), part.bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
-          part.at());
+    CHECK(mmap(part.at(), part.bytes(), kRw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == part.at());
   } else {
     CHECK(madvise(part.at(), part.bytes(), MADV_DONTNEED) == 0);
   }
@@ -142,7 +136,7 @@ void protect(const Part& part, Random& random) {
   const bool readable = random.below(2) == 0;
   CHECK(mprotect(part.at(), part.bytes(), readable ? PROT_READ : PROT_NONE) == 0);
   if (readable) part.check("read-only");
-  CHECK(mprotect(part.at(), part.bytes(), PROT_READ | PROT_WRITE) == 0);
+  CHECK(mprotect(part.at(), part.bytes(), kRw) == 0);
   part.check("writable again");
 }
 
@@ -379,13 +373,13 @@ void work(uint64_t seed) {
   blocks.end();
 }
 
-int chaos() {
+void chaos(unsigned seconds) {
   const uint64_t seed = tier::run_seed();
   Random random(seed);
   for (Map& map : g_maps) map.make(kPagesMin + random.below(kPagesMax - kPagesMin), true);
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < kThreads; ++i) threads.emplace_back(work, seed * kThreads + i);
-  std::this_thread::sleep_for(std::chrono::seconds(g_seconds));
+  std::this_thread::sleep_for(std::chrono::seconds(seconds));
   g_stop.store(true);
   for (auto& thread : threads) thread.join();
   for (Map& map : g_maps) map.check_all("at the end");
@@ -394,14 +388,14 @@ int chaos() {
          static_cast<unsigned long long>(g_done.load()), static_cast<unsigned long long>(g_forks.load()),
          static_cast<unsigned long long>(g_refused.load()), static_cast<unsigned long long>(evicted));
   CHECK(g_forks.load() > 0 && evicted > 1000);
-  return 0;
 }
 
 }  // namespace
 
+// PROGRAM LIBRARY CASE SHARED_OBJECT
 int main(int argc, char** argv) {
-  if (argc < 3) return 2;
-  g_object = argv[2];
-  if (argc > 4 && strcmp(argv[3], "--seconds") == 0) g_seconds = static_cast<unsigned>(atoi(argv[4]));
-  return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=2g"}, chaos);
+  if (argc < 4) return 2;
+  g_object = argv[3];
+  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=2g"},
+                   {{"short", [] { chaos(5); }}, {"long", [] { chaos(600); }}});
 }

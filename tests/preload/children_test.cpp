@@ -8,9 +8,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <threads.h>
 #include <ucontext.h>
 
@@ -21,7 +19,7 @@ extern "C" pid_t _Fork(void) noexcept;
 
 namespace {
 
-constexpr size_t kMega = 1 << 20, kBytes = 64 * kMega;
+constexpr size_t kBytes = 64 * kMiB;
 char* g_memory = nullptr;
 char* g_stack = nullptr;
 
@@ -29,15 +27,14 @@ int child_body(void*) {
   CHECK(holds(g_memory, kBytes, 1));
   fill(g_memory, kBytes / 2, 2);
   CHECK(holds(g_memory, kBytes / 2, 2));
-  auto* more = static_cast<char*>(mmap(nullptr, 8 * kMega, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  CHECK(more != MAP_FAILED && tiered(more));
-  fill(more, 8 * kMega, 3);
-  CHECK(holds(more, 8 * kMega, 3) && holds(g_memory + kBytes / 2, kBytes / 2, 1, kBytes / 2 / sizeof(long)));
+  char* more = map_tiered(8 * kMiB);
+  fill(more, 8 * kMiB, 3);
+  CHECK(holds(more, 8 * kMiB, 3) && holds(g_memory + kBytes / 2, kBytes / 2, 1, kBytes / 2 / sizeof(long)));
   _exit(7);
 }
 
 long by_fork_alone() { return _Fork(); }
-long by_clone() { return clone(child_body, g_stack + kMega, SIGCHLD, nullptr); }
+long by_clone() { return clone(child_body, g_stack + kMiB, SIGCHLD, nullptr); }
 long by_syscall_clone() { return syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0); }
 #ifdef SYS_fork
 long by_syscall_fork() { return syscall(SYS_fork); }
@@ -81,9 +78,9 @@ void children_have_their_memory() {
 // Grows the heap far past what a process may hold before the pager starts, in memory that is its parent's.
 int grow_in_parents_memory(void*) {
   for (int i = 0; i < 96; ++i) {
-    void* block = mmap(nullptr, kMega, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* block = mmap(nullptr, kMiB, kRw, kPrivate, -1, 0);
     if (block == MAP_FAILED) break;  // may be refused
-    fill(block, kMega, 5);
+    fill(block, kMiB, 5);
   }
   return 7;
 }
@@ -93,7 +90,7 @@ void a_child_that_shares_memory_may_end() {
   int ends[2];
   const int errors = dup(STDERR_FILENO);
   CHECK(errors >= 0 && pipe(ends) == 0 && dup2(ends[1], STDERR_FILENO) == STDERR_FILENO);
-  const int pid = clone(grow_in_parents_memory, g_stack + kMega, CLONE_VM | SIGCHLD, nullptr);
+  const int pid = clone(grow_in_parents_memory, g_stack + kMiB, CLONE_VM | SIGCHLD, nullptr);
   CHECK(pid > 0);
   CHECK(dup2(errors, STDERR_FILENO) == STDERR_FILENO && close(errors) == 0 && close(ends[1]) == 0);
   int status = 0;
@@ -103,8 +100,7 @@ void a_child_that_shares_memory_may_end() {
   CHECK(read(ends[0], said, sizeof said - 1) >= 0 && close(ends[0]) == 0);
   fputs(said, stderr);
   CHECK(strstr(said, "not started by process") != nullptr && strchr(said, '\n') == said + strlen(said) - 1);
-  g_memory = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  CHECK(g_memory != MAP_FAILED && tiered(g_memory));
+  g_memory = map_tiered(kBytes);
   fill(g_memory, kBytes, 1);
   CHECK(holds(g_memory, kBytes, 1));
 }
@@ -140,7 +136,7 @@ pid_t g_forked = -1;
 void fork_on_it() {
   volatile char local[2 * 4096];
   for (size_t i = 0; i < sizeof local; ++i) local[i] = static_cast<char>(i);
-  CHECK(lunar_evict(g_coroutine_stack, kMega) >= 0);
+  CHECK(lunar_evict(g_coroutine_stack, kMiB) >= 0);
   const long pid = g_way->make();
   bool same = true;
   for (size_t i = 0; i < sizeof local; ++i) same = same && local[i] == static_cast<char>(i);
@@ -149,7 +145,7 @@ void fork_on_it() {
   g_forked = static_cast<pid_t>(pid);
 }
 
-void ends_well(pid_t pid, const char* what) {
+void ends_by_7(pid_t pid, const char* what) {
   int status = 0;
   CHECK(waitpid(pid, &status, 0) == pid);
   const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 7;
@@ -158,38 +154,36 @@ void ends_well(pid_t pid, const char* what) {
 }
 
 void children_begin_on_tiered_stacks() {
-  g_coroutine_stack =
-      static_cast<char*>(mmap(nullptr, kMega, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  CHECK(g_coroutine_stack != MAP_FAILED && tiered(g_coroutine_stack));
-  fill(g_coroutine_stack, kMega, 9);
+  g_coroutine_stack = map_tiered(kMiB);
+  fill(g_coroutine_stack, kMiB, 9);
   for (const Way& way : kWays) {
     if (way.make == by_clone) continue;
     CHECK(getcontext(&g_coroutine) == 0);
     g_coroutine.uc_stack.ss_sp = g_coroutine_stack;
-    g_coroutine.uc_stack.ss_size = kMega;
+    g_coroutine.uc_stack.ss_size = kMiB;
     g_coroutine.uc_link = &g_caller;
     g_way = &way;
     makecontext(&g_coroutine, fork_on_it, 0);
     CHECK(swapcontext(&g_caller, &g_coroutine) == 0);
-    ends_well(g_forked, way.name);
+    ends_by_7(g_forked, way.name);
   }
   for (const Way& way : kWays) {  // its local storage is on that stack, too
     if (way.make == by_clone) continue;
     pthread_attr_t attributes;
     pthread_t thread;
     CHECK(pthread_attr_init(&attributes) == 0);
-    CHECK(pthread_attr_setstack(&attributes, g_coroutine_stack, kMega) == 0);
+    CHECK(pthread_attr_setstack(&attributes, g_coroutine_stack, kMiB) == 0);
     g_way = &way;
     auto run = [](void*) -> void* { return fork_on_it(), nullptr; };
     CHECK(pthread_create(&thread, &attributes, run, nullptr) == 0 && pthread_join(thread, nullptr) == 0);
-    ends_well(g_forked, way.name);
+    ends_by_7(g_forked, way.name);
   }
   for (int round = 0; round < 3; ++round) {
     fill(g_memory, kBytes, 1);
-    CHECK(lunar_evict(g_coroutine_stack, kMega) >= 0);
-    const int pid = clone(child_body, g_coroutine_stack + kMega, SIGCHLD, nullptr);
+    CHECK(lunar_evict(g_coroutine_stack, kMiB) >= 0);
+    const int pid = clone(child_body, g_coroutine_stack + kMiB, SIGCHLD, nullptr);
     CHECK(pid > 0);
-    ends_well(pid, "clone");
+    ends_by_7(pid, "clone");
   }
   fill(g_memory, kBytes, 4);
 }
@@ -238,7 +232,7 @@ void other_threads_keys_are_evicted() {
       for (const pthread_t one : threads) CHECK(pthread_join(one, nullptr) == 0);
       _exit(7);
     }
-    ends_well(pid, "with a thread of many keys");
+    ends_by_7(pid, "with a thread of many keys");
   }
   __atomic_store_n(&g_stage, 2, __ATOMIC_RELEASE);
   CHECK(pthread_join(thread, nullptr) == 0);
@@ -283,7 +277,7 @@ void many_fork_handlers() {
       if (g_in_child != kHandlers) fprintf(stderr, "%d of %d fork handlers ran\n", g_in_child, kHandlers);
       _exit(g_in_child == kHandlers && holds(g_memory, kBytes, 4) ? 7 : 1);
     }
-    ends_well(pid, "with many fork handlers");
+    ends_by_7(pid, "with many fork handlers");
   }
   __atomic_store_n(&g_stage, 4, __ATOMIC_RELEASE);
   CHECK(pthread_join(thread, nullptr) == 0);
@@ -304,14 +298,13 @@ void what_a_handler_unblocks_is_unblocked() {
   CHECK(sigprocmask(SIG_BLOCK, nullptr, &now) == 0);
   if (pid == 0) _exit(sigismember(&now, SIGUSR1) == 0 && sigismember(&now, SIGUSR2) == 1 ? 7 : 1);
   CHECK(sigismember(&now, SIGUSR1) == 1 && sigismember(&now, SIGUSR2) == 1 && sigismember(&now, SIGTERM) == 0);
-  ends_well(pid, "with a fork handler that unblocks a signal");
+  ends_by_7(pid, "with a fork handler that unblocks a signal");
   CHECK(sigprocmask(SIG_UNBLOCK, &both, nullptr) == 0);
 }
 
-int body() {
+void body() {
   // Not tiered: a child begins on it before it is served.
-  g_stack =
-      static_cast<char*>(mmap(nullptr, kMega, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0));
+  g_stack = static_cast<char*>(mmap(nullptr, kMiB, kRw, kPrivate | MAP_STACK, -1, 0));
   CHECK(g_stack != MAP_FAILED && !tiered(g_stack));
   a_child_that_shares_memory_may_end();
   children_have_their_memory();
@@ -320,9 +313,8 @@ int body() {
   the_locale_is_evicted();
   many_fork_handlers();
   what_a_handler_unblocks_is_unblocked();
-  return 0;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, body); }
+int main(int argc, char** argv) { return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, {{"all", body}}); }

@@ -6,7 +6,6 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 
 #include <csignal>
@@ -22,27 +21,24 @@ constexpr size_t kBytes = 64 << 20;  // four times the budget
 char* g_map = nullptr;
 
 // How a child that runs `body`, and is active as we are, has ended.
-int status_of(void (*body)()) {
+int status_after(void (*body)()) {
   const pid_t child = fork();
-  CHECK(child >= 0);
   if (child == 0) {
     CHECK(holds(g_map, kBytes, 7));
     body();
     _exit(99);
   }
-  int status = 0;
-  CHECK(waitpid(child, &status, 0) == child);
-  return status;
+  return status_of(child);
 }
 
 void expect_code(int code, void (*body)()) {
-  const int status = status_of(body);
+  const int status = status_after(body);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != code) fprintf(stderr, "status 0x%x, not code %d\n", status, code);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == code);
 }
 
 void expect_signal(int signal, void (*body)()) {
-  const int status = status_of(body);
+  const int status = status_after(body);
   if (!WIFSIGNALED(status) || WTERMSIG(status) != signal) fprintf(stderr, "status 0x%x, no %d\n", status, signal);
   CHECK(WIFSIGNALED(status) && WTERMSIG(status) == signal);
 }
@@ -75,8 +71,7 @@ void* outlive_first(void*) {
 }
 
 int body() {
-  g_map = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  CHECK(g_map != MAP_FAILED && tiered(g_map));
+  g_map = map_tiered(kBytes);
   fill(g_map, kBytes, 7);
   expect_code(7, [] { raw(SYS_exit, 7); });
   expect_code(3, [] {
@@ -108,4 +103,6 @@ int body() {
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m"}, body); }
+int main(int argc, char** argv) {
+  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m"}, {{"all", body}});
+}

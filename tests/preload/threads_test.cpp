@@ -3,7 +3,6 @@
 // between, and a LUN that runs full: ENOMEM for the program, which goes on.
 #include <pthread.h>
 #include <signal.h>
-#include <sys/mman.h>
 
 #include <atomic>
 #include <thread>
@@ -64,7 +63,7 @@ void churn() {
 void forks_between() {
   constexpr size_t kBytes = 48 << 20;
   void* block = malloc(kBytes);
-  void* map = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* map = mmap(nullptr, kBytes, kRw, kPrivate, -1, 0);
   CHECK(block != nullptr && map != MAP_FAILED);
   fill(block, kBytes, 41);
   fill(map, kBytes, 43);
@@ -109,7 +108,7 @@ void full() {
   }
   CHECK(errno == ENOMEM && blocks.size() > 10);
   errno = 0;
-  void* map = mmap(nullptr, size_t(64) << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* map = mmap(nullptr, size_t(64) << 20, kRw, kPrivate, -1, 0);
   CHECK(map == MAP_FAILED && errno == ENOMEM);
   for (size_t i = 0; i < blocks.size(); ++i) {
     CHECK(*static_cast<unsigned char*>(blocks[i]) == i % 251 + 1);
@@ -185,16 +184,15 @@ void ends_with_its_last_thread() {
   free(block);
 }
 
-int body() {
+void body() {
   ends_with_its_last_thread();
   churn();
   forks_between();
   full();
-  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m"}, body);
+  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m"}, {{"all", body}});
 }

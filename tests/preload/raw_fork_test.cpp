@@ -3,8 +3,6 @@
 // touches tiered memory, and then one line says why it ends. What the program sees of SIGSEGV is as without Lunar.
 #include <signal.h>
 #include <stdint.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 
 #include <string>
 
@@ -58,12 +56,12 @@ void its_own_handler(int) { raw(SYS_exit_group, 9); }
 // for.
 void use_tiered_memory() {
   constexpr size_t kPart = kBytes / 4;
-  const bool refused =
-      mlock(g_memory, kPart) != 0 && madvise(g_memory, kPart, MADV_POPULATE_READ) != 0 &&
-      madvise(g_memory, kBytes, MADV_DONTNEED) != 0 && madvise(g_memory, kBytes, MADV_PAGEOUT) != 0 &&
-      mprotect(g_memory, kPart, PROT_READ) != 0 && mremap(g_memory, kBytes, 2 * kBytes, MREMAP_MAYMOVE) == MAP_FAILED &&
-      mmap(g_memory, kPart, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED &&
-      mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) == MAP_FAILED;
+  const bool refused = mlock(g_memory, kPart) != 0 && madvise(g_memory, kPart, MADV_POPULATE_READ) != 0 &&
+                       madvise(g_memory, kBytes, MADV_DONTNEED) != 0 && madvise(g_memory, kBytes, MADV_PAGEOUT) != 0 &&
+                       mprotect(g_memory, kPart, PROT_READ) != 0 &&
+                       mremap(g_memory, kBytes, 2 * kBytes, MREMAP_MAYMOVE) == MAP_FAILED &&
+                       mmap(g_memory, kPart, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED &&
+                       mmap(nullptr, kBytes, PROT_READ, kPrivate | MAP_NORESERVE, -1, 0) == MAP_FAILED;
   const bool unmapped = munmap(g_memory, kBytes) == 0;
   const pid_t child = fork();
   if (child == 0) raw(SYS_exit_group, 5);
@@ -83,7 +81,6 @@ size_t anonymous_bytes() {
 
 // After such children: the content, what is promised of the LUN, and the DRAM in use are as before.
 void children_leave_the_parent_alone(const char* line) {
-  constexpr size_t kMiB = 1 << 20;
   for (unsigned long round = 2; round < 5; ++round) {
     const End end = end_of_child(true, use_tiered_memory);
     CHECK(end.status == 4 << 8 && end.said.find(line) != std::string::npos);
@@ -91,13 +88,12 @@ void children_leave_the_parent_alone(const char* line) {
     fill(g_memory, kBytes, round);
   }
   CHECK(holds(g_memory, kBytes, 4) && anonymous_bytes() < 22 * kMiB);
-  CHECK(mmap(nullptr, 460 * kMiB, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED);
+  CHECK(mmap(nullptr, 460 * kMiB, PROT_READ, kPrivate, -1, 0) == MAP_FAILED);
   fill(g_memory, kBytes, 1);
 }
 
-int body() {
-  g_memory = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  CHECK(g_memory != MAP_FAILED && tiered(g_memory));
+void body() {
+  g_memory = map_tiered(kBytes);
   fill(g_memory, kBytes, 1);
   static volatile char plain[4096];
   const char* line = "by a system call past Lunar";
@@ -107,8 +103,7 @@ int body() {
   CHECK(dies_by_segv(end_of_child(true, [] { touch(g_memory + kBytes - 1); }), line));
   // More memory is refused, and that is why.
   const End refused = end_of_child(true, [] {
-    if (mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED)
-      raw(SYS_exit_group, 4);
+    if (mmap(nullptr, kBytes, kRw, kPrivate, -1, 0) == MAP_FAILED) raw(SYS_exit_group, 4);
   });
   CHECK(refused.status == 4 << 8 && refused.said.find(line) != std::string::npos);
   children_leave_the_parent_alone(line);
@@ -129,9 +124,10 @@ int body() {
   CHECK(signal(SIGSEGV, SIG_DFL) == its_own_handler && signal(SIGUSR1, SIG_DFL) == SIG_DFL);
   CHECK(dies_by_segv(end_of_child(true, [] { touch(g_memory); }), line));
   CHECK(holds(g_memory, kBytes, 1));
-  return 0;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=512m"}, body); }
+int main(int argc, char** argv) {
+  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=512m"}, {{"all", body}});
+}

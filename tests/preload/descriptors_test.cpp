@@ -1,23 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// preload_descriptors: what a program does to the numbers of Lunar's descriptors. Files of its own that it puts there
-// stay as they are, and memory is served as before.
-//
-//   preload_descriptors_test LIBRARY CASE
-//     call, raw             takes them all: by dup2 of libc, or by a system call that the library does not see
-//     early-call, early-raw before the process is active
-//     ring                  a thread that has locked memory ends afterwards
-//     discards              closes them all, and discards memory that other threads touch
-//     reads                 closes them all while threads read, by faults and by mlock
-//     regions               closes them all, and makes maps for which a region has to be made
-//     pins                  has a file that devices write from under one of them: that is seen
-//     none-left             leaves itself no descriptor number, and locks memory
-//     own-ring              has command rings of its own under the numbers of Lunar's
-//     own-userfaultfd       likewise a userfaultfd
-//     many                  has descriptors from 600 on, and process_madvise is refused, as containers do
+// What a program does to the numbers of Lunar's descriptors. Files of its own that it puts there stay as they are, and
+// memory is served as before.
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -34,17 +20,10 @@
 
 namespace {
 
-constexpr size_t kMiB = 1 << 20;
 constexpr size_t kHeap = 64 * kMiB;   // four times the budget
 constexpr size_t kMore = 192 * kMiB;  // more than the LUN's file is grown ahead
 
 constexpr char kRing[] = "anon_inode:[io_uring]", kUserfaultfd[] = "anon_inode:[userfaultfd]";
-
-char* map_private(size_t bytes) {
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  CHECK(p != MAP_FAILED && tiered(p));
-  return static_cast<char*>(p);
-}
 
 int own_file() {
   char name[] = "/var/tmp/lunar-test-XXXXXX";
@@ -81,17 +60,12 @@ bool all_are(const std::vector<int>& numbers, int fd) {
   return true;
 }
 
-bool ends_well(pid_t child) {
-  int status = 0;
-  return child > 0 && waitpid(child, &status, 0) == child && status == 0;
-}
-
-int take_numbers(bool past_the_library) {
-  char* p = map_private(kHeap);
+void take_numbers(bool past_the_library) {
+  char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   const int fd = own_file();
   const std::vector<int> taken = take_all(fd, past_the_library);
-  char* more = map_private(kMore);  // the LUN grows
+  char* more = map_tiered(kMore);  // the LUN grows
   fill(more, kMore, 2);
   CHECK(is_as_it_was(fd) && all_are(taken, fd));
   const pid_t child = fork();
@@ -103,27 +77,25 @@ int take_numbers(bool past_the_library) {
   }
   CHECK(ends_well(child) && holds(p, kHeap, 1) && holds(more, kMore, 2));
   CHECK(is_as_it_was(fd) && all_are(taken, fd));
-  return 0;
 }
 
 // A process that is small then, and its child, which both grow later.
-int take_numbers_early(bool past_the_library) {
+void take_numbers_early(bool past_the_library) {
   const int fd = own_file();
   const std::vector<int> taken = take_all(fd, past_the_library);
   const pid_t child = fork();
   CHECK(child >= 0 && all_are(taken, fd));
-  char* p = map_private(kHeap);
+  char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   CHECK(holds(p, kHeap, 1) && is_as_it_was(fd) && all_are(taken, fd));
   if (child == 0) _exit(0);
   CHECK(ends_well(child) && holds(p, kHeap, 1));
-  return 0;
 }
 
 // The program closes all, and discards what other threads touch: none of them may wait forever.
-int discard_after_close() {
+void discard_after_close() {
   constexpr size_t kTouched = 2 * kMiB;
-  char* p = map_private(kHeap);
+  char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   CHECK(raw(SYS_close_range, 3, ~0u, 0) == 0);
   constexpr unsigned kThreads = 3;
@@ -145,32 +117,30 @@ int discard_after_close() {
   stop = true;
   for (std::thread& thread : threads) thread.join();
   CHECK(holds(p + kTouched, kHeap - kTouched, 1, kTouched / sizeof(long)));
-  return 0;
 }
 
 // The first map without reservation, and one that is larger than what was reserved for others.
-int map_after_close() {
+void map_after_close() {
   constexpr size_t kReserved = 40960 * kMiB;
-  char* p = map_private(kHeap);
+  char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   CHECK(raw(SYS_close_range, 3, ~0u, 0) == 0);
-  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS;
-  auto* q = static_cast<char*>(mmap(nullptr, kHeap, PROT_READ | PROT_WRITE, kFlags | MAP_NORESERVE, -1, 0));
+  constexpr int kFlags = kPrivate;
+  auto* q = static_cast<char*>(mmap(nullptr, kHeap, kRw, kFlags | MAP_NORESERVE, -1, 0));
   auto* r = static_cast<char*>(mmap(nullptr, kReserved, PROT_NONE, kFlags, -1, 0));
   CHECK(q != MAP_FAILED && tiered(q) && r != MAP_FAILED && tiered(r));
-  CHECK(mprotect(r, kHeap, PROT_READ | PROT_WRITE) == 0);
+  CHECK(mprotect(r, kHeap, kRw) == 0);
   fill(q, kHeap, 2);
   fill(r, kHeap, 3);
   CHECK(holds(p, kHeap, 1) && holds(q, kHeap, 2) && holds(r, kHeap, 3));
   const pid_t child = fork();
   if (child == 0) _exit(holds(p, kHeap, 1) && holds(q, kHeap, 2) && holds(r, kHeap, 3) ? 0 : 1);
   CHECK(ends_well(child));
-  return 0;
 }
 
 // A thread that has a command ring of its own ends.
-int take_ring() {
-  char* p = map_private(kHeap);
+void take_ring() {
+  char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   std::atomic<int> step{0};
   std::thread user([&] {
@@ -185,7 +155,6 @@ int take_ring() {
   step = 2;
   user.join();
   CHECK(all_are(taken, fd) && is_as_it_was(fd) && holds(p, kHeap, 1));
-  return 0;
 }
 
 // One of its threads closes all while others are in the middle of calls that use them.
@@ -216,8 +185,8 @@ void close_beside_reads(char* p, unsigned round) {
   for (std::thread& thread : threads) thread.join();
 }
 
-int closed_beside_reads() {
-  char* p = map_private(kHeap);
+void closed_beside_reads() {
+  char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   for (unsigned round = 0; round < 60; ++round) {
     const pid_t child = fork();
@@ -227,7 +196,6 @@ int closed_beside_reads() {
     }
     CHECK(ends_well(child));
   }
-  return 0;
 }
 
 // The first descriptor of such a file, from `number` on; -1: none.
@@ -242,29 +210,18 @@ int own_number(const char* of, int number = 3) {
 
 // Nothing else shows that devices may write into the program's memory. Past the library, which looks at what is opened.
 void read_beside_direct_io() {
-  char* p = map_private(kHeap);
+  const int errors = own_file();
+  CHECK(dup2(errors, 2) == 2);
+  char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   for (uint64_t was = 0; tier_stats().evictions != was; usleep(100000)) was = tier_stats().evictions;  // they are over
   const auto fd = static_cast<int>(raw(SYS_openat, AT_FDCWD, "/var/tmp", O_TMPFILE | O_RDWR | O_DIRECT, 0600));
   CHECK(fd >= 0);
   CHECK(raw(SYS_dup2, fd, own_number(kUserfaultfd)) >= 0 && raw(SYS_close, fd) == 0);
-  for (int turn = 0; turn < 4; ++turn) CHECK(holds(p, kHeap, 1));
-}
-
-int take_numbers_for_direct_io() {
-  const int errors = own_file();
-  const pid_t child = fork();
-  if (child == 0) {
-    CHECK(dup2(errors, 2) == 2);
-    read_beside_direct_io();
-    _exit(0);
-  }
-  int status = 0;
   char said[4096] = {};
-  CHECK(child > 0 && waitpid(child, &status, 0) == child && pread(errors, said, sizeof said - 1, 0) > 0);
-  fputs(said, stderr);
-  CHECK(strstr(said, "may pin pages for devices (descriptor ") != nullptr);
-  return status == 0 ? 0 : 1;
+  while (pread(errors, said, sizeof said - 1, 0) <= 0 ||
+         strstr(said, "may pin pages for devices (descriptor ") == nullptr)
+    CHECK(holds(p, kHeap, 1));  // evicts
 }
 
 // `fd` comes to stand under each number that is such a file of Lunar's, and nowhere else.
@@ -288,7 +245,7 @@ bool are_still(const std::vector<int>& numbers, const struct stat& before) {
 // A file of the program's own of the same kind as Lunar's is not closed with these, neither by a forked child nor by a
 // thread that ends.
 void keep_own(const char* kind, int fd) {
-  char* p = map_private(kHeap);
+  char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   std::atomic<int> step{0};
   std::thread user([&] {
@@ -326,12 +283,11 @@ int keep_own_ring() {
   return 0;
 }
 
-int keep_own_userfaultfd() {
+void keep_own_userfaultfd() {
   constexpr long kUserModeOnly = 1;
   const auto fd = static_cast<int>(raw(SYS_userfaultfd, O_CLOEXEC | kUserModeOnly));
   CHECK(fd >= 0);
   keep_own(kUserfaultfd, fd);
-  return 0;
 }
 
 void refuse_process_madvise() {
@@ -345,9 +301,9 @@ void refuse_process_madvise() {
 }
 
 // A child has all descriptors that its parent had.
-int keep_many() {
+void keep_many() {
   refuse_process_madvise();
-  char* p = map_private(kHeap);
+  char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   const int fd = own_file();
   std::vector<int> own;
@@ -363,12 +319,11 @@ int keep_many() {
     _exit(0);
   }
   CHECK(ends_well(child) && holds(p, kHeap, 1) && all_are(own, fd));
-  return 0;
 }
 
 // No ring can be made for a thread that locks memory for the first time.
-int lock_without_number() {
-  char* p = map_private(kHeap);
+void lock_without_number() {
+  char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   const rlimit none{0, 0};
   CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
@@ -378,36 +333,23 @@ int lock_without_number() {
     CHECK(holds(p + kMiB, kMiB, 1, kMiB / sizeof(long)));
   }).join();
   CHECK(holds(p, kHeap, 1));
-  return 0;
 }
-
-int by_call() { return take_numbers(false); }
-int by_raw_call() { return take_numbers(true); }
-int early_by_call() { return take_numbers_early(false); }
-int early_by_raw_call() { return take_numbers_early(true); }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
-  if (strcmp(argv[2], "ring") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, take_ring);
-  if (strcmp(argv[2], "own-ring") == 0)
-    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, keep_own_ring);
-  if (strcmp(argv[2], "own-userfaultfd") == 0)
-    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, keep_own_userfaultfd);
-  if (strcmp(argv[2], "none-left") == 0)
-    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, lock_without_number);
-  if (strcmp(argv[2], "many") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, keep_many);
-  if (strcmp(argv[2], "discards") == 0)
-    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, discard_after_close);
-  if (strcmp(argv[2], "reads") == 0)
-    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, closed_beside_reads);
-  if (strcmp(argv[2], "regions") == 0)
-    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, map_after_close);
-  if (strcmp(argv[2], "pins") == 0)
-    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g", "LUNAR_LOG=info"}, take_numbers_for_direct_io);
-  const bool early = strncmp(argv[2], "early-", 6) == 0;
-  const bool past = strcmp(argv[2] + (early ? 6 : 0), "raw") == 0;
-  return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
-                       early ? (past ? early_by_raw_call : early_by_call) : (past ? by_raw_call : by_call));
+  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
+                   {{"call", [] { take_numbers(false); }},  // by dup2 of libc
+                    {"raw", [] { take_numbers(true); }},    // by a system call that the library does not see
+                    {"early-call", [] { take_numbers_early(false); }},
+                    {"early-raw", [] { take_numbers_early(true); }},
+                    {"ring", take_ring},
+                    {"discards", discard_after_close},
+                    {"reads", closed_beside_reads},
+                    {"regions", map_after_close},
+                    {"pins", read_beside_direct_io, {"LUNAR_LOG=info"}},
+                    {"own-ring", keep_own_ring},
+                    {"own-userfaultfd", keep_own_userfaultfd},
+                    {"many", keep_many},
+                    {"none-left", lock_without_number}});
 }

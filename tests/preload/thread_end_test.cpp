@@ -5,7 +5,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 
@@ -166,11 +165,11 @@ void stacks_are_discarded() {
   CHECK(madvise(g_stacks, kStack, MADV_DONTNEED) == 0 && all_zero(g_stacks, kStack));
   // Nor is it one where mremap has moved it.
   constexpr size_t kMap = 1 << 20;
-  void* map = mmap(nullptr, kMap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* map = mmap(nullptr, kMap, kRw, kPrivate, -1, 0);
   CHECK(map != MAP_FAILED && tiered(map) && pthread_attr_setstack(&attributes, map, kStack) == 0);
   CHECK(pthread_create(&thread, &attributes, [](void* none) { return none; }, nullptr) == 0);
   CHECK(pthread_join(thread, nullptr) == 0);
-  void* place = mmap(nullptr, kMap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* place = mmap(nullptr, kMap, kRw, kPrivate, -1, 0);
   CHECK(tiered(place) && mremap(map, kMap, kMap, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place);
   CHECK(madvise(place, kMap, MADV_DONTNEED) == 0);
   CHECK(munmap(place, kMap) == 0);
@@ -260,7 +259,7 @@ void among_forks(char* cold, size_t cold_bytes) {
   forks.join();
 }
 
-int body() {
+void body() {
   CHECK(pipe(g_asleep) == 0);
   const size_t cells = (2 * kThreads + 1) * sizeof(Cell), filler = 48 << 20;
   g_cells = static_cast<Cell*>(aligned_alloc(kPage, cells));
@@ -290,9 +289,8 @@ int body() {
   for (unsigned round = 0; round < 4; ++round) behind_the_gate(cold, filler);
   among_forks(cold, filler / 2);
   CHECK(holds(cold, filler, 1));
-  return 0;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, body); }
+int main(int argc, char** argv) { return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, {{"all", body}}); }

@@ -229,7 +229,7 @@ void reports() {
   malloc_stats();
 }
 
-int body() {
+void body() {
   alignments();
   odd_alignments();
   reports();
@@ -239,11 +239,10 @@ int body() {
   refusals();
   new_and_delete();
   shadowed_blocks();
-  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m"}, body);
+  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m"}, {{"all", body}});
 }

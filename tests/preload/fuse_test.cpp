@@ -2,14 +2,12 @@
 // Reads of a FUSE file that its server opens with direct_io: the kernel pins the program's buffer while the server
 // writes into it, and no flag of the descriptor tells. Nothing of what was read is lost while the buffer is evicted:
 // the program opens the file itself, or inherits it, and its first thread has ended, or it does not see the mount.
-//
-//   preload_fuse_test LIBRARY     as root: mounts in a mount namespace of its own; plays the server, in a child
+// As root: it mounts in a mount namespace of its own, and plays the server in a child.
 #include <fcntl.h>
 #include <linux/fuse.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 
@@ -97,9 +95,9 @@ void answer(int device, const fuse_in_header& request) {
   }
 }
 
-int body() {
-  auto* cold = static_cast<char*>(mmap(nullptr, kCold, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  auto* buffer = static_cast<char*>(mmap(nullptr, kBuffer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+void read_all() {
+  auto* cold = map_any(kCold);
+  auto* buffer = map_any(kBuffer);
   CHECK(tiered(cold) && tiered(buffer));
   fill(cold, kCold, 1);
   const char* inherited = getenv("FUSE_TEST_DESCRIPTOR");
@@ -121,18 +119,14 @@ int body() {
   presses.join();
   if (wrong != 0) fprintf(stderr, "%zu of %zu pages are not what was read\n", wrong, kRounds * kBuffer / kPage);
   CHECK(wrong == 0 && holds(cold, kCold, 1));
-  return 0;
 }
 
-// The first thread ends, and another one does the work.
-[[noreturn]] void body_without_first_thread() {
-  std::thread([] { exit(body()); }).detach();
+int skip_without(const char* what) { return skip("fuse", (std::string(what) + ": " + strerror(errno)).c_str()); }
+
+void body() {
+  if (getenv("FUSE_TEST_FIRST_THREAD") == nullptr) return read_all();
+  std::thread([] { exit((read_all(), 0)); }).detach();  // another thread does the work
   pthread_exit(nullptr);
-}
-
-int skip_without(const char* what) {
-  printf("skip: fuse: %s: %s\n", what, strerror(errno));
-  return 77;
 }
 
 int with_server(int argc, char** argv) {
@@ -154,7 +148,7 @@ int with_server(int argc, char** argv) {
   close(device);
   const std::string name = std::string(place) + "/file";
   setenv("FUSE_TEST_FILE", name.c_str(), 1);
-  const auto run = [&] { return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, body); };
+  const auto run = [&] { return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, {{"read", body}}); };
   int result = run();
   const int file = open(name.c_str(), O_RDONLY);
   CHECK(file >= 0);
@@ -174,7 +168,5 @@ int with_server(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (getenv("PRELOAD_TEST_INSIDE") == nullptr) return with_server(argc, argv);
-  if (getenv("FUSE_TEST_FIRST_THREAD") != nullptr) body_without_first_thread();
-  return body();
+  return inside() ? run_cases(argc, argv, {}, {{"read", body}}) : with_server(argc, argv);
 }

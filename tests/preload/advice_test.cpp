@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "preload_faults.h"
 #include "raw_call.h"
@@ -27,23 +26,17 @@
 
 namespace {
 
-char* map(size_t bytes, int prot = kRw, int flags = kPrivate) {
-  auto* p = static_cast<char*>(mmap(nullptr, bytes, prot, flags, -1, 0));
-  CHECK(p != MAP_FAILED && tiered(p));
-  return p;
-}
-
 // More than the budget goes through DRAM: what was there is evicted.
 void push_out() {
   constexpr size_t kBytes = 96 * kMiB;
-  char* p = map(kBytes);
+  char* p = map_tiered(kBytes);
   fill(p, kBytes, 99);
   CHECK(munmap(p, kBytes) == 0);
 }
 
 // The next map of the size takes the place of the last one; nothing of what was there may show.
 void comes_back_empty(char* before, size_t bytes, int flags = kPrivate) {
-  char* p = map(bytes, kRw, flags);
+  char* p = map_tiered(bytes, kRw, flags);
   CHECK(p <= before);  // the lowest free place
   CHECK(all_zero(p, bytes) && !faults(p, true));
   CHECK(munmap(p, bytes) == 0);
@@ -51,17 +44,17 @@ void comes_back_empty(char* before, size_t bytes, int flags = kPrivate) {
 
 void unmapped_reservations_are_emptied() {
   for (int flags : {kPrivate, kPrivate | MAP_NORESERVE}) {
-    char* p = map(4 * kMiB, PROT_NONE, flags);
+    char* p = map_tiered(4 * kMiB, PROT_NONE, flags);
     CHECK(pkey_mprotect(p, 2 * kMiB, kRw, -1) == 0);
     fill(p, 2 * kMiB, 3);
     CHECK(holds(p, 2 * kMiB, 3) && faults(p + 3 * kMiB) && munmap(p, 4 * kMiB) == 0);
     comes_back_empty(p, 4 * kMiB, flags);
-    p = map(4 * kMiB, PROT_NONE, flags);
+    p = map_tiered(4 * kMiB, PROT_NONE, flags);
     CHECK(raw(SYS_mprotect, p, 2 * kMiB, kRw) == 0);  // behind our back
     fill(p, 2 * kMiB, 5);
     CHECK(holds(p, 2 * kMiB, 5) && munmap(p, 4 * kMiB) == 0);
     comes_back_empty(p, 4 * kMiB, flags);
-    p = map(4 * kMiB, PROT_NONE, flags);
+    p = map_tiered(4 * kMiB, PROT_NONE, flags);
     CHECK(raw(SYS_mprotect, p, 2 * kMiB, kRw) == 0);
     fill(p, 2 * kMiB, 7);
     CHECK(mmap(p, 2 * kMiB, kRw, flags | MAP_FIXED, -1, 0) == p && all_zero(p, 2 * kMiB) && munmap(p, 4 * kMiB) == 0);
@@ -70,7 +63,7 @@ void unmapped_reservations_are_emptied() {
 
 // As on a machine that has none.
 void there_are_no_keys() {
-  char* p = map(4 * kMiB);
+  char* p = map_tiered(4 * kMiB);
   fill(p, 4 * kMiB, 11);
   errno = 0;
   CHECK(pkey_alloc(0, 0) == -1 && errno == ENOSPC);
@@ -81,7 +74,7 @@ void there_are_no_keys() {
 }
 
 void advice_is_known_or_refused() {
-  char* p = map(4 * kMiB);
+  char* p = map_tiered(4 * kMiB);
   auto* heap = static_cast<char*>(aligned_alloc(g_page, 2 * kMiB));
   for (char* at : {p, heap}) {
     fill(at, 2 * kMiB, 13);
@@ -147,7 +140,7 @@ void guard_every_16th(char* p, size_t bytes, unsigned long seed) {
 
 void guard_pages(bool heap) {
   if (!kernel_has_guards()) {
-    char* p = map(2 * kMiB);
+    char* p = map_tiered(2 * kMiB);
     fill(p, 2 * kMiB, 23);
     errno = 0;
     CHECK(madvise(p, kMiB, MADV_GUARD_INSTALL) == -1 && errno == EINVAL && holds(p, 2 * kMiB, 23) &&
@@ -156,7 +149,7 @@ void guard_pages(bool heap) {
   }
   constexpr size_t kBytes = 4 * kMiB;
   const size_t pages = kBytes / g_page;
-  char* p = heap ? static_cast<char*>(aligned_alloc(g_page, kBytes)) : map(kBytes);
+  char* p = heap ? static_cast<char*>(aligned_alloc(g_page, kBytes)) : map_tiered(kBytes);
   CHECK(tiered(p));
   if (!heap) guard_every_16th(p, kBytes, 0);  // filling at first touch leaves them out
   if (!heap) CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && all_zero(p, kBytes));
@@ -174,8 +167,7 @@ void guard_pages(bool heap) {
     _exit(faults(p + 5 * g_page) && faults(p + 21 * g_page) && all_zero(p, 5 * g_page) && !faults(p + 6 * g_page, true)
               ? 0
               : 1);
-  int status = 1;
-  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  CHECK(ends_well(child));
   CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && all_zero(p, kBytes));
   fill(p, kBytes, 31);
   CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && holds(p, kBytes, 31));  // nothing to remove: nothing lost
@@ -185,7 +177,7 @@ void guard_pages(bool heap) {
     free(p);
     return;
   }
-  char* wall = map(kMiB);  // so that it must move
+  char* wall = map_tiered(kMiB);  // so that it must move
   auto* q = static_cast<char*>(mremap(p, kBytes, 2 * kBytes, MREMAP_MAYMOVE));
   CHECK(q != MAP_FAILED);
   for (size_t i = 0; i < pages; ++i)
@@ -193,7 +185,7 @@ void guard_pages(bool heap) {
   CHECK(munmap(q, 2 * kBytes) == 0 && munmap(wall, kMiB) == 0);
   comes_back_empty(q, 2 * kBytes);
   comes_back_empty(p, kBytes);
-  p = map(kBytes, PROT_NONE);  // in a reservation
+  p = map_tiered(kBytes, PROT_NONE);  // in a reservation
   CHECK(madvise(p, g_page, MADV_GUARD_INSTALL) == 0 && mprotect(p, kBytes, kRw) == 0 && faults(p) &&
         all_zero(p + g_page, kBytes - g_page));
   CHECK(mmap(p, kBytes, kRw, kPrivate | MAP_FIXED, -1, 0) == p && all_zero(p, kBytes));
@@ -213,16 +205,8 @@ uint64_t pinned_bytes() { return tier_stats().pinned_bytes; }
 uint64_t major_faults() { return tier_stats().major_faults; }
 uint64_t prefetched() { return tier_stats().prefetched; }
 
-size_t present_pages(char* p, size_t bytes) {
-  static unsigned char present[(16 << 20) / 4096];
-  CHECK(mincore(p, bytes, present) == 0);
-  size_t n = 0;
-  for (size_t i = 0; i < bytes / g_page; ++i) n += present[i] & 1;
-  return n;
-}
-
 void locks() {
-  char* p = map(4 * kMiB);
+  char* p = map_tiered(4 * kMiB);
   auto* heap = static_cast<char*>(aligned_alloc(g_page, 2 * kMiB));
   fill(p, 4 * kMiB, 37);
   fill(heap, 2 * kMiB, 37);
@@ -246,7 +230,7 @@ void locks() {
   errno = 0;
   CHECK(mlock(p, g_page) == -1 && errno == ENOMEM);
   // mremap takes a lock along, and locks what it adds.
-  p = map(4 * kMiB);
+  p = map_tiered(4 * kMiB);
   fill(p, 4 * kMiB, 38);
   CHECK(mlock(p + kMiB, kMiB) == 0);
   auto* moved = static_cast<char*>(mremap(p + kMiB, kMiB, 2 * kMiB, MREMAP_MAYMOVE));
@@ -257,48 +241,42 @@ void locks() {
   CHECK(mremap(moved, 2 * kMiB, 2 * kMiB + 64 * 1024, MREMAP_MAYMOVE) != MAP_FAILED &&
         pinned_bytes() == 2 * kMiB + 64 * 1024);
   CHECK(munlockall() == 0 && pinned_bytes() == 0 && munmap(p, kMiB) == 0 && munmap(p + 2 * kMiB, 2 * kMiB) == 0);
-  p = map(2 * kMiB, PROT_NONE);
+  p = map_tiered(2 * kMiB, PROT_NONE);
   errno = 0;
   CHECK(mlock(p, g_page) == -1 && errno == ENOMEM && munmap(p, 2 * kMiB) == 0);
   close(fd);
   free(heap);
 }
 
-int child_says(bool (*check)(char*), char* p) {
-  pid_t child = fork();
-  if (child == 0) _exit(check(p) ? 0 : 1);
-  int status = -1;
-  CHECK(waitpid(child, &status, 0) == child);
-  return status;
+bool child_says(bool (*check)(char*), char* p) {
+  return in_child([=] { return check(p); });
 }
 
-void wiped_on_fork(bool active) {
-  char* p = map(4 * kMiB);
+void wiped_on_fork() {
+  char* p = map_tiered(4 * kMiB);
   fill(p, 4 * kMiB, 47);
   CHECK(madvise(p + kMiB, kMiB, MADV_WIPEONFORK) == 0 && holds(p, 4 * kMiB, 47));
-  if (active) push_out();  // on the LUN, from where a child could get it
+  if (!g_early) push_out();  // on the LUN, from where a child could get it
   auto wiped = [](char* at) {
     return all_zero(at + kMiB, kMiB) && holds(at, kMiB, 47) &&
            holds(at + 2 * kMiB, 2 * kMiB, 47, 2 * kMiB / sizeof(long));
   };
-  CHECK(child_says(wiped, p) == 0 && holds(p, 4 * kMiB, 47) && child_says(wiped, p) == 0);
+  CHECK(child_says(wiped, p) && holds(p, 4 * kMiB, 47) && child_says(wiped, p));
   // A grandchild too, of what the child has written there.
   CHECK(child_says(
-            [](char* at) {
-              fill(at + kMiB, kMiB, 53);
-              return child_says([](char* there) { return all_zero(there + kMiB, kMiB); }, at) == 0 &&
-                     holds(at + kMiB, kMiB, 53);
-            },
-            p) == 0);
-  char* wall = map(kMiB);  // it moves along
+      [](char* at) {
+        fill(at + kMiB, kMiB, 53);
+        return child_says([](char* there) { return all_zero(there + kMiB, kMiB); }, at) && holds(at + kMiB, kMiB, 53);
+      },
+      p));
+  char* wall = map_tiered(kMiB);  // it moves along
   auto* q = static_cast<char*>(mremap(p, 4 * kMiB, 8 * kMiB, MREMAP_MAYMOVE));
-  CHECK(q != MAP_FAILED && child_says(wiped, q) == 0 && holds(q, 4 * kMiB, 47));
-  CHECK(madvise(q, 4 * kMiB, MADV_KEEPONFORK) == 0 &&
-        child_says([](char* at) { return holds(at, 4 * kMiB, 47); }, q) == 0);
+  CHECK(q != MAP_FAILED && child_says(wiped, q) && holds(q, 4 * kMiB, 47));
+  CHECK(madvise(q, 4 * kMiB, MADV_KEEPONFORK) == 0 && child_says([](char* at) { return holds(at, 4 * kMiB, 47); }, q));
   CHECK(madvise(q, 4 * kMiB, MADV_WIPEONFORK) == 0 && munmap(q, 8 * kMiB) == 0 && munmap(wall, kMiB) == 0);
-  q = map(8 * kMiB);  // it ended with its map
+  q = map_tiered(8 * kMiB);  // it ended with its map
   fill(q, 8 * kMiB, 59);
-  CHECK(child_says([](char* at) { return holds(at, 8 * kMiB, 59); }, q) == 0 && munmap(q, 8 * kMiB) == 0);
+  CHECK(child_says([](char* at) { return holds(at, 8 * kMiB, 59); }, q) && munmap(q, 8 * kMiB) == 0);
 }
 
 #if defined(__x86_64__)
@@ -310,7 +288,7 @@ int call(char* at) { return reinterpret_cast<int (*)()>(at)(); }
 
 // A reservation that a just-in-time compiler makes writable, then executable: code stays in DRAM, the rest is tiered.
 void generated_code(int flags) {
-  char* p = map(8 * kMiB, PROT_NONE, flags);
+  char* p = map_tiered(8 * kMiB, PROT_NONE, flags);
   CHECK(mprotect(p, 4 * kMiB, kRw) == 0);
   fill(p, 4 * kMiB, 61);
   put_function(p + kMiB, 42);
@@ -333,19 +311,19 @@ void generated_code(int flags) {
   push_out();
   CHECK(present_pages(p + 5 * kMiB, kMiB) == kMiB / g_page);
   CHECK(child_says(
-            [](char* at) {
-              bool right = call(at + kMiB) == 42 && call(at + kMiB + g_page) == 43 && call(at + 5 * kMiB) == 44 &&
-                           call(at + 6 * kMiB) == 45;
-              push_out();  // of the child's own budget
-              return right && all_zero(at + 6 * kMiB + g_page, kMiB - g_page) && holds(at, kMiB, 61) &&
-                     present_pages(at + 5 * kMiB, kMiB) == kMiB / g_page &&
-                     holds(at + 5 * kMiB + g_page, kMiB - g_page, 67) && call(at + kMiB) == 42;
-            },
-            p) == 0);
+      [](char* at) {
+        bool right = call(at + kMiB) == 42 && call(at + kMiB + g_page) == 43 && call(at + 5 * kMiB) == 44 &&
+                     call(at + 6 * kMiB) == 45;
+        push_out();  // of the child's own budget
+        return right && all_zero(at + 6 * kMiB + g_page, kMiB - g_page) && holds(at, kMiB, 61) &&
+               present_pages(at + 5 * kMiB, kMiB) == kMiB / g_page &&
+               holds(at + 5 * kMiB + g_page, kMiB - g_page, 67) && call(at + kMiB) == 42;
+      },
+      p));
   CHECK(holds(p + 2 * kMiB, 2 * kMiB, 61, 2 * kMiB / sizeof(long)) && faults(p + 7 * kMiB));
   CHECK(munmap(p, 8 * kMiB) == 0 && faults(p + kMiB) && faults(p + 5 * kMiB));
   for (int i = 0; i < 4; ++i) {
-    char* q = map(8 * kMiB, kRw, flags);
+    char* q = map_tiered(8 * kMiB, kRw, flags);
     CHECK(all_zero(q, 8 * kMiB) && !faults(q + kMiB, true));
     if (i % 2) CHECK(munmap(q, 8 * kMiB) == 0);
   }
@@ -363,7 +341,7 @@ void read_pages(const char* p, size_t pages) {
 // One after the other, and still no page that was not asked for.
 void random_reads_nothing_ahead() {
   constexpr size_t kBytes = 128 * kMiB, kRead = 8 * kMiB;
-  char* p = map(kBytes);
+  char* p = map_tiered(kBytes);
   fill(p, kBytes, 41);
   CHECK(madvise(p, 2 * kRead, MADV_PAGEOUT) == 0 && madvise(p, 2 * kRead, MADV_RANDOM) == 0);
   uint64_t ahead = prefetched(), major = major_faults();
@@ -379,7 +357,7 @@ void random_reads_nothing_ahead() {
 // From the first page of a run on.
 void sequential_reads_ahead() {
   constexpr size_t kBytes = 128 * kMiB, kPlaces = 64, kRun = 32;
-  char* p = map(kBytes);
+  char* p = map_tiered(kBytes);
   fill(p, kBytes, 41);
   CHECK(madvise(p, kBytes, MADV_PAGEOUT) == 0 && madvise(p, kBytes, MADV_SEQUENTIAL) == 0);
   uint64_t major = major_faults();
@@ -396,16 +374,13 @@ void sequential_reads_ahead() {
 // What lies behind goes before what others have in DRAM.
 void sequential_evicts_behind() {
   constexpr size_t kBytes = 64 * kMiB, kOthers = 10 * kMiB;
-  char* p = map(kBytes);
+  char* p = map_tiered(kBytes);
   fill(p, kBytes, 41);
   CHECK(madvise(p, kBytes, MADV_PAGEOUT) == 0 && madvise(p, kBytes, MADV_SEQUENTIAL) == 0);
-  char* others = map(kOthers);
+  char* others = map_tiered(kOthers);
   fill(others, kOthers, 43);
   for (int pass = 0; pass < 6; ++pass) read_pages(p, kBytes / g_page);  // each brings the clock's hand round once
-  static unsigned char present[kOthers / 4096];
-  CHECK(mincore(others, kOthers, present) == 0);
-  size_t stayed = 0;
-  for (size_t i = 0; i < kOthers / g_page; ++i) stayed += present[i] & 1;
+  const size_t stayed = present_pages(others, kOthers);
   fprintf(stderr, "behind: %lu of %lu pages of others stayed\n", stayed, kOthers / g_page);
   CHECK(stayed > kOthers / g_page * 3 / 4);
   CHECK(holds(p, kBytes, 41) && holds(others, kOthers, 43) && munmap(p, kBytes) == 0 && munmap(others, kOthers) == 0);
@@ -414,14 +389,13 @@ void sequential_evicts_behind() {
 // The child shares the memory of its parent, but not its descriptors: what it opens for this thread must not stay.
 void advised_by_a_child_of_vfork() {
   constexpr size_t kBytes = 16 * kMiB;
-  char* p = map(kBytes);
+  char* p = map_tiered(kBytes);
   fill(p, kBytes, 71);
   for (int advice : {MADV_WILLNEED, MADV_POPULATE_READ}) {
     push_out();
     const pid_t child = vfork();  // NOLINT(bugprone-unsafe-functions): what this is about
     if (child == 0) _exit(madvise(p, 2 * kMiB, advice) == 0 ? 0 : 1);
-    int status = -1;
-    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(ends_well(child));
     CHECK(madvise(p + 4 * kMiB, 2 * kMiB, MADV_POPULATE_READ) == 0 && holds(p, kBytes, 71));
   }
 }
@@ -429,13 +403,13 @@ void advised_by_a_child_of_vfork() {
 // Not active: small, and nothing may activate it but what comes last.
 void guard_pages_before_activation() {
   if (!kernel_has_guards()) return;
-  char* p = map(2 * kMiB);
+  char* p = map_tiered(2 * kMiB);
   guard_every_16th(p, 2 * kMiB, 0);
   CHECK(madvise(p, kMiB, MADV_DONTNEED) == 0 && faults(p + 5 * g_page) && madvise(p, kMiB, MADV_GUARD_REMOVE) == 0 &&
         all_zero(p, kMiB));
   CHECK(faults(p + kMiB + 5 * g_page) && munmap(p, 2 * kMiB) == 0);
   comes_back_empty(p, 2 * kMiB);
-  p = map(2 * kMiB);
+  p = map_tiered(2 * kMiB);
   guard_every_16th(p, 2 * kMiB, 0);
   push_out();  // active now
   for (size_t i = 0; i < 2 * kMiB / g_page; ++i) CHECK(faults(p + i * g_page) == (i % 16 == 5));
@@ -460,8 +434,8 @@ void forget_guard_pages() {
 // A program that tries them goes on without: all of its memory does what it did.
 void unknown_guard_pages() {
   forget_guard_pages();
-  char* written = map(4 * kMiB);
-  char* reserved = map(4 * kMiB, PROT_NONE);
+  char* written = map_tiered(4 * kMiB);
+  char* reserved = map_tiered(4 * kMiB, PROT_NONE);
   fill(written, 4 * kMiB, 7);
   for (char* p : {written, reserved})
     for (const int advice : {MADV_GUARD_INSTALL, MADV_GUARD_REMOVE})
@@ -475,44 +449,23 @@ void unknown_guard_pages() {
   comes_back_empty(moved, 6 * kMiB);
 }
 
-struct Section {
-  const char* name;
-  void (*run)();
-};
-constexpr Section kSections[] = {
-    {"early-guards", guard_pages_before_activation},
-    {"early-wipe", [] { wiped_on_fork(false); }},
-    {"wipe", [] { wiped_on_fork(true); }},
-    {"reservations", unmapped_reservations_are_emptied},
-    {"keys", there_are_no_keys},
-    {"advice", advice_is_known_or_refused},
-    {"vfork", advised_by_a_child_of_vfork},
-    {"guards", [] { guard_pages(false); }},
-    {"heap-guards", [] { guard_pages(true); }},
-    {"unknown-guards", unknown_guard_pages},
-    {"locks", locks},
-    {"code", [] { generated_code(kPrivate); }},
-    {"code-noreserve", [] { generated_code(kPrivate | MAP_NORESERVE); }},
-    {"early-code", [] { generated_code(kPrivate); }},
-    {"random", random_reads_nothing_ahead},
-    {"sequential", sequential_reads_ahead},
-    {"behind", sequential_evicts_behind},
-};
-const Section* g_section;
-
-int body() {
-  g_page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  g_section->run();
-  return 0;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  for (const Section& section : kSections)
-    if (argc == 3 && std::string(argv[2]) == section.name) g_section = &section;
-  if (g_section == nullptr) return 2;
-  const bool early = std::string(g_section->name).starts_with("early");
-  return run_preloaded(
-      argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", early ? "LUNAR_ACTIVATE_AT=64m" : "LUNAR_ACTIVATE_AT=1m"}, body);
+  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m"},
+                   {{"wipe", wiped_on_fork},
+                    {"reservations", unmapped_reservations_are_emptied},
+                    {"keys", there_are_no_keys},
+                    {"advice", advice_is_known_or_refused},
+                    {"vfork", advised_by_a_child_of_vfork},
+                    {"guards", [] { g_early ? guard_pages_before_activation() : guard_pages(false); }},
+                    {"heap-guards", [] { guard_pages(true); }},
+                    {"unknown-guards", unknown_guard_pages},
+                    {"locks", locks},
+                    {"code", [] { generated_code(kPrivate); }},
+                    {"code-noreserve", [] { generated_code(kPrivate | MAP_NORESERVE); }},
+                    {"random", random_reads_nothing_ahead},
+                    {"sequential", sequential_reads_ahead},
+                    {"behind", sequential_evicts_behind}},
+                   {"LUNAR_ACTIVATE_AT=64m"});
 }

@@ -4,7 +4,6 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <stdint.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 
 #include <atomic>
@@ -68,8 +67,7 @@ void inherits_priority(uint32_t* word) {
 // What the program may not write to is EFAULT.
 void errors_stay() {
   constexpr size_t kMap = 1 << 20;
-  auto* map = static_cast<char*>(mmap(nullptr, kMap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  CHECK(map != MAP_FAILED && tiered(map));
+  char* map = map_tiered(kMap);
   memset(map, 0, kMap);
   auto* word = reinterpret_cast<uint32_t*>(map + kPage);
   CHECK(mprotect(map, kMap, PROT_READ) == 0);
@@ -144,8 +142,7 @@ void mutex_among_forks(pthread_mutex_t* mutex, char* cold, size_t cold_bytes) {
       contend(mutex, 200);
       _exit(0);
     }
-    int status = 0;
-    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(ends_well(child));
   }
   g_stop.store(true);
   parent.join();
@@ -163,8 +160,7 @@ void as_long_as_there_are_mutexes(char* memory) {
   CHECK(pthread_mutex_destroy(two) == 0);
   evict(two);
   constexpr size_t kMany = 10000;
-  auto* many =
-      static_cast<char*>(mmap(nullptr, kMany * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  auto* many = map_any(kMany * kPage);
   CHECK(many != MAP_FAILED);
   for (size_t i = 0; i < kMany; ++i) make(reinterpret_cast<pthread_mutex_t*>(many + i * kPage), true, false);
   evict(many + (kMany - 1) * kPage);
@@ -175,10 +171,10 @@ void as_long_as_there_are_mutexes(char* memory) {
   // One that is unmapped, not destroyed, and another in its place.
   constexpr size_t kMap = 1 << 20;
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
-  auto* place = mmap(nullptr, kMap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  auto* place = mmap(nullptr, kMap, kRw, kPrivate, -1, 0);
   CHECK(place != MAP_FAILED);
   make(static_cast<pthread_mutex_t*>(place), true, false);
-  CHECK(munmap(place, kMap) == 0 && mmap(place, kMap, PROT_READ | PROT_WRITE, kFlags, -1, 0) == place);
+  CHECK(munmap(place, kMap) == 0 && mmap(place, kMap, kRw, kFlags, -1, 0) == place);
   make(static_cast<pthread_mutex_t*>(place), true, false);
   for (int i = 0; i < 20; ++i) CHECK(lunar_evict(place, kPage) >= 0);
   CHECK(in_memory(place) && munmap(place, kMap) == 0);
@@ -234,7 +230,7 @@ void failed_exec(char* memory) {
 void hold_and_unmap(bool shared, bool protect) {
   constexpr size_t kMap = 1 << 20;
   const int flags = (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_ANONYMOUS;
-  void* place = mmap(nullptr, kMap, PROT_READ | PROT_WRITE, flags, -1, 0);
+  void* place = mmap(nullptr, kMap, kRw, flags, -1, 0);
   CHECK(place != MAP_FAILED);
   auto* mutex = static_cast<pthread_mutex_t*>(place);
   make(mutex, false, true);
@@ -255,12 +251,11 @@ void held_mutexes_are_gone() {
         execv("/bin/true", words);
         _exit(1);
       }
-      int status = 0;
-      CHECK(waitpid(child, &status, 0) == child && status == 0);
+      CHECK(ends_well(child));
     }
 }
 
-int body() {
+void body() {
   auto* cold = static_cast<char*>(malloc(kFiller));
   auto* memory = static_cast<char*>(aligned_alloc(kPage, 16 * kPage));
   CHECK(cold != nullptr && memory != nullptr && tiered(memory));
@@ -280,9 +275,8 @@ int body() {
   failed_exec(memory + 8 * kPage);
   held_mutexes_are_gone();
   CHECK(holds(cold, kFiller, 1));
-  return 0;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, body); }
+int main(int argc, char** argv) { return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, {{"all", body}}); }

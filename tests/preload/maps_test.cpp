@@ -13,26 +13,20 @@ namespace {
 
 constexpr size_t kWords = kMiB / sizeof(long);
 
-char* map(size_t bytes, int prot = kRw, int flags = kPrivate) {
-  auto* p = static_cast<char*>(mmap(nullptr, bytes, prot, flags, -1, 0));
-  CHECK(p != MAP_FAILED);
-  return p;
-}
-
 void what_is_tiered() {
-  char* small = map(64 * 1024);
-  char* large = map(2 * kMiB);
-  char* stack = map(2 * kMiB, kRw, kPrivate | MAP_STACK);
-  char* shared = map(2 * kMiB, kRw, MAP_SHARED | MAP_ANONYMOUS);
-  char* code = map(2 * kMiB, kRw | PROT_EXEC);
-  char* down = map(2 * kMiB, kRw, kPrivate | MAP_GROWSDOWN);
-  char* locked = map(2 * kMiB, kRw, kPrivate | MAP_LOCKED);
+  char* small = map_any(64 * 1024);
+  char* large = map_any(2 * kMiB);
+  char* stack = map_any(2 * kMiB, kRw, kPrivate | MAP_STACK);
+  char* shared = map_any(2 * kMiB, kRw, MAP_SHARED | MAP_ANONYMOUS);
+  char* code = map_any(2 * kMiB, kRw | PROT_EXEC);
+  char* down = map_any(2 * kMiB, kRw, kPrivate | MAP_GROWSDOWN);
+  char* locked = map_any(2 * kMiB, kRw, kPrivate | MAP_LOCKED);
   CHECK(!tiered(small) && tiered(large) && !tiered(stack) && !tiered(shared) && !tiered(code) && !tiered(down) &&
         tiered(locked));
   CHECK(all_zero(large, 2 * kMiB));
   for (char* p : {large, stack, shared, code, down, locked}) CHECK(munmap(p, 2 * kMiB) == 0);
   CHECK(munmap(small, 64 * 1024) == 0);
-  char *below = map(252 * 1024), *smallest = map(256 * 1024);  // as V8's pages
+  char *below = map_any(252 * 1024), *smallest = map_any(256 * 1024);  // as V8's pages
   CHECK(!tiered(below) && tiered(smallest) && munmap(below, 252 * 1024) == 0 && munmap(smallest, 256 * 1024) == 0);
   errno = 0;
   CHECK(mmap(nullptr, 0, kRw, kPrivate, -1, 0) == MAP_FAILED && errno == EINVAL);
@@ -40,17 +34,17 @@ void what_is_tiered() {
 
 void larger_than_dram() {
   constexpr size_t kBytes = 160 * kMiB;
-  char* p = map(kBytes);
+  char* p = map_any(kBytes);
   fill(p, kBytes, 3);
   CHECK(holds(p, kBytes, 3));
   CHECK(munmap(p, kBytes) == 0 && faults(p) && faults(p + kBytes - 1));
-  p = map(kBytes);
+  p = map_any(kBytes);
   CHECK(all_zero(p, kBytes));
   CHECK(munmap(p, kBytes) == 0);
 }
 
 void partial_unmap() {
-  char* p = map(4 * kMiB);
+  char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 5);
   CHECK(munmap(p + kMiB, kMiB) == 0);
   CHECK(faults(p + kMiB) && faults(p + 2 * kMiB - 1));
@@ -64,7 +58,7 @@ void partial_unmap() {
 }
 
 void remap() {
-  char* p = map(3 * kMiB);
+  char* p = map_any(3 * kMiB);
   fill(p, 3 * kMiB, 9);
   auto* q = static_cast<char*>(mremap(p, 3 * kMiB, 2 * kMiB, 0));
   CHECK(q == p && holds(p, 2 * kMiB, 9) && faults(p + 2 * kMiB));
@@ -87,7 +81,7 @@ void remap() {
   CHECK(mremap(r, kMiB, 0, MREMAP_MAYMOVE) == MAP_FAILED && errno == EINVAL);
   errno = 0;
   CHECK(mremap(r, 200 * kMiB, 300 * kMiB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
-  char* target = map(2 * kMiB);
+  char* target = map_any(2 * kMiB);
   char* moved = static_cast<char*>(mremap(r, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target));
   CHECK(moved == target && holds(moved, 2 * kMiB, 11) && faults(r));
   CHECK(munmap(moved, 2 * kMiB) == 0 && munmap(r + 2 * kMiB, 94 * kMiB) == 0);
@@ -95,7 +89,7 @@ void remap() {
 
 // As munmap, a shrinking mremap takes what lies there, be it one map or several; so does one that changes nothing.
 void shrink_over_several() {
-  char* p = map(4 * kMiB);
+  char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 13);
   CHECK(mprotect(p + kMiB, kMiB, PROT_READ) == 0 && munmap(p + 2 * kMiB, kMiB / 2) == 0);
   CHECK(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE) == p && holds(p, 2 * kMiB, 13));
@@ -114,7 +108,7 @@ void grows_into_the_tier() {
   constexpr size_t kSmall = 64 * 1024;
   for (const int prot : {kRw, PROT_READ, PROT_NONE}) {
     for (const size_t bytes : {kMiB, 48 * kMiB}) {  // more than the budget
-      char* p = map(kSmall);
+      char* p = map_any(kSmall);
       CHECK(!tiered(p));
       fill(p + kSmall / 2, kSmall / 2, 21);
       CHECK(mprotect(p, kSmall, prot) == 0);
@@ -129,26 +123,26 @@ void grows_into_the_tier() {
       CHECK(holds(q, bytes, 25) && munmap(q, bytes) == 0);
     }
   }
-  char* p = map(kSmall);
+  char* p = map_any(kSmall);
   fill(p, kSmall, 27);
   auto* q = static_cast<char*>(mremap(p, kSmall, 2 * kSmall, MREMAP_MAYMOVE));  // still small
   CHECK(q != MAP_FAILED && !tiered(q) && holds(q, kSmall, 27) && munmap(q, 2 * kSmall) == 0);
   // A part of what the kernel takes for one map; locked memory, code and files stay the kernel's.
-  p = map(4 * kSmall - g_page);
+  p = map_any(4 * kSmall - g_page);
   fill(p, 4 * kSmall - g_page, 29);
   q = static_cast<char*>(mremap(p + kSmall, kSmall, 2 * kMiB, MREMAP_MAYMOVE));
   CHECK(q != MAP_FAILED && tiered(q) && holds(q, kSmall, 29, kSmall / sizeof(long)) &&
         all_zero(q + kSmall, 2 * kMiB - kSmall));
   CHECK(holds(p, kSmall, 29) && faults(p + kSmall) && holds(p + 2 * kSmall, kSmall, 29, 2 * kSmall / sizeof(long)));
   CHECK(munmap(q, 2 * kMiB) == 0 && munmap(p, 4 * kSmall - g_page) == 0);
-  p = map(kSmall);
+  p = map_any(kSmall);
   CHECK(mlock(p, kSmall) == 0);
   q = static_cast<char*>(mremap(p, kSmall, kMiB, MREMAP_MAYMOVE));
   CHECK(q != MAP_FAILED && !tiered(q) && munmap(q, kMiB) == 0);
-  p = map(kSmall, kRw | PROT_EXEC);
+  p = map_any(kSmall, kRw | PROT_EXEC);
   q = static_cast<char*>(mremap(p, kSmall, kMiB, MREMAP_MAYMOVE));
   CHECK(q != MAP_FAILED && !tiered(q) && munmap(q, kMiB) == 0);
-  p = map(kSmall, kRw, MAP_SHARED | MAP_ANONYMOUS);
+  p = map_any(kSmall, kRw, MAP_SHARED | MAP_ANONYMOUS);
   q = static_cast<char*>(mremap(p, kSmall, kMiB, MREMAP_MAYMOVE));
   CHECK(q != MAP_FAILED && !tiered(q) && munmap(q, kMiB) == 0);
 }
@@ -158,27 +152,25 @@ void marked_maps_stay_with_the_kernel() {
   constexpr size_t kSmall = 64 * 1024;
   const pid_t child = fork();
   if (child == 0) {
-    char* p = map(kSmall);
+    char* p = map_any(kSmall);
     fill(p, kSmall, 33);
     CHECK(madvise(p, kSmall, MADV_WIPEONFORK) == 0);
     auto* q = static_cast<char*>(mremap(p, kSmall, 2 * kMiB, MREMAP_MAYMOVE));
     CHECK(q != MAP_FAILED && holds(q, kSmall, 33));
     const pid_t grandchild = fork();
     if (grandchild == 0) _exit(all_zero(q, 2 * kMiB) ? 0 : 1);
-    int status = 1;
-    CHECK(waitpid(grandchild, &status, 0) == grandchild && status == 0);
+    CHECK(ends_well(grandchild));
     _exit(0);
   }
-  int status = 1;
-  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  CHECK(ends_well(child));
 }
 
 // MAP_LOCKED: there at once, and it stays; half of the budget at most.
 void locked_maps() {
   unsigned char there[8 * kMiB / 4096];
   for (const int prot : {kRw, PROT_READ}) {
-    char* p = map(8 * kMiB, prot, kPrivate | MAP_LOCKED);
-    char* other = map(48 * kMiB);
+    char* p = map_any(8 * kMiB, prot, kPrivate | MAP_LOCKED);
+    char* other = map_any(48 * kMiB);
     fill(other, 48 * kMiB, 35);
     CHECK(mincore(p, 8 * kMiB, there) == 0);
     for (const unsigned char one : there) CHECK((one & 1) != 0);
@@ -187,19 +179,19 @@ void locked_maps() {
     // with what is locked already
     CHECK(mmap(nullptr, 12 * kMiB, kRw, kPrivate | MAP_LOCKED, -1, 0) == MAP_FAILED && errno == EAGAIN);
     CHECK(munmap(p, 8 * kMiB) == 0);
-    p = map(12 * kMiB, prot, kPrivate | MAP_LOCKED);  // the lock has ended with its map
+    p = map_any(12 * kMiB, prot, kPrivate | MAP_LOCKED);  // the lock has ended with its map
     CHECK(mmap(other, kMiB, prot, kPrivate | MAP_LOCKED | MAP_FIXED, -1, 0) == other && all_zero(other, kMiB));
     errno = 0;
     CHECK(madvise(other, kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);  // as of all locked memory
     CHECK(holds(other + kMiB, 47 * kMiB, 35, kMiB / sizeof(long)) && munmap(p, 12 * kMiB) == 0 &&
           munmap(other, 48 * kMiB) == 0);
   }
-  char* p = map(48 * kMiB, PROT_NONE, kPrivate | MAP_LOCKED);  // nothing to lock
+  char* p = map_any(48 * kMiB, PROT_NONE, kPrivate | MAP_LOCKED);  // nothing to lock
   CHECK(tiered(p) && munmap(p, 48 * kMiB) == 0);
 }
 
 void advice() {
-  char* p = map(4 * kMiB);
+  char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 13);
   CHECK(madvise(p, 4 * kMiB, MADV_PAGEOUT) == 0 && holds(p, 4 * kMiB, 13));
   CHECK(madvise(p + kMiB, kMiB, MADV_DONTNEED) == 0);
@@ -225,7 +217,7 @@ void advice() {
 }
 
 void protection() {
-  char* p = map(8 * kMiB, PROT_NONE);
+  char* p = map_any(8 * kMiB, PROT_NONE);
   CHECK(tiered(p) && faults(p) && faults(p + 7 * kMiB));
   CHECK(mprotect(p + kMiB, kMiB, kRw) == 0 && faults(p) && faults(p + 2 * kMiB));
   fill(p + kMiB, kMiB, 17);
@@ -236,13 +228,13 @@ void protection() {
   errno = 0;
   CHECK(mprotect(p, 4 * kMiB, PROT_READ) == -1 && errno == ENOMEM);
   CHECK(munmap(p, 8 * kMiB) == 0);
-  p = map(2 * kMiB, PROT_READ);
+  p = map_any(2 * kMiB, PROT_READ);
   CHECK(all_zero(p, 2 * kMiB) && faults(p, true));
   CHECK(munmap(p, 2 * kMiB) == 0);
 }
 
 void fixed_inside() {
-  char* p = map(8 * kMiB);
+  char* p = map_any(8 * kMiB);
   fill(p, 8 * kMiB, 19);
   CHECK(mmap(p + kMiB, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == p + kMiB);
   CHECK(tiered(p + kMiB) && all_zero(p + kMiB, kMiB) && holds(p, kMiB, 19));
@@ -258,7 +250,7 @@ void fixed_inside() {
 }
 
 void alien_inside() {
-  char* p = map(8 * kMiB);
+  char* p = map_any(8 * kMiB);
   fill(p, 8 * kMiB, 23);
   int fd = open("/proc/self/exe", O_RDONLY);
   CHECK(fd >= 0);
@@ -272,15 +264,14 @@ void alien_inside() {
                 holds(p + 5 * kMiB, 3 * kMiB, 23, 5 * kMiB / sizeof(long));
     _exit(good ? 0 : 1);
   }
-  int status = 1;
-  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  CHECK(ends_well(child));
   CHECK(munmap(p + 4 * kMiB, g_page) == 0 && faults(p + 4 * kMiB));
   CHECK(munmap(p, 8 * kMiB) == 0);
 }
 
 // What mprotect changes before it comes to a hole stays changed; a place that a file has left can be mapped again.
 void up_to_a_hole() {
-  char* p = map(4 * kMiB);
+  char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 41);
   CHECK(munmap(p + 2 * kMiB, kMiB) == 0);
   errno = 0;
@@ -304,7 +295,7 @@ void up_to_a_hole() {
 void shared_memory_inside() {
   const int id = shmget(IPC_PRIVATE, kMiB, IPC_CREAT | 0600);
   CHECK(id >= 0);
-  char *p = map(4 * kMiB), *cold = map(64 * kMiB), *place = p + kMiB;
+  char *p = map_any(4 * kMiB), *cold = map_any(64 * kMiB), *place = p + kMiB;
   fill(p, 4 * kMiB, 47);
   fill(cold, 64 * kMiB, 1);  // p is evicted, or about to be
   errno = 0;
@@ -316,7 +307,7 @@ void shared_memory_inside() {
   CHECK(shmat(id, place + 5, SHM_RND) == place && holds(place, kMiB, 49) && shmdt(place) == 0);
   CHECK(mmap(place, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == place && all_zero(place, kMiB));
   CHECK(holds(p, kMiB, 47) && holds(p + 2 * kMiB, 2 * kMiB, 47, 2 * kWords) && munmap(p, 4 * kMiB) == 0);
-  p = map(kMiB);
+  p = map_any(kMiB);
   fill(p, kMiB, 51);
   CHECK(munmap(p, kMiB) == 0);
   for (int round = 0; round < 3; ++round) {
@@ -324,7 +315,7 @@ void shared_memory_inside() {
     CHECK(holds(p, kMiB, 49) && shmdt(p) == 0);
   }
   CHECK(shmctl(id, IPC_RMID, nullptr) == 0 && munmap(cold, 64 * kMiB) == 0);
-  for (int i = 0; i < 8; ++i) fill(map(kMiB), kMiB, 53);  // there is room
+  for (int i = 0; i < 8; ++i) fill(map_any(kMiB), kMiB, 53);  // there is room
 }
 
 // Where segments go with their last use (in an IPC namespace of its own: the setting is one of the namespace).
@@ -335,21 +326,20 @@ void shared_memory_that_is_forgotten() {
     const int setting =
         unshare(CLONE_NEWIPC) == 0 ? open("/proc/sys/kernel/shm_rmid_forced", O_WRONLY | O_CLOEXEC) : -1;
     if (setting < 0 || write(setting, "1", 1) != 1) _exit(0);  // no right to
-    char* p = map(4 * kMiB);
+    char* p = map_any(4 * kMiB);
     fill(p, 4 * kMiB, 57);
     const int id = shmget(IPC_PRIVATE, kMiB, IPC_CREAT | 0600);
     CHECK(id >= 0 && shmat(id, p + kMiB, SHM_REMAP) == p + kMiB && all_zero(p + kMiB, kMiB));
     CHECK(holds(p, kMiB, 57) && shmdt(p + kMiB) == 0);
     _exit(0);
   }
-  int status = 0;
-  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  CHECK(ends_well(child));
 }
 
 // Sealed memory could not be evicted, nor unmapped by the pager.
 void no_seals() {
   constexpr long kMseal = 462;
-  char* p = map(kMiB);
+  char* p = map_any(kMiB);
   fill(p, kMiB, 55);
   errno = 0;
   CHECK(syscall(kMseal, p, kMiB, 0) == -1 && errno == ENOSYS);
@@ -357,7 +347,7 @@ void no_seals() {
 }
 
 void no_reserve() {
-  char* p = map(size_t(64) << 30, PROT_NONE, kPrivate | MAP_NORESERVE);  // far more than the LUN
+  char* p = map_any(size_t(64) << 30, PROT_NONE, kPrivate | MAP_NORESERVE);  // far more than the LUN
   CHECK(tiered(p) && faults(p));
   CHECK(mprotect(p, size_t(2) << 30, kRw) == 0);
   fill(p + (size_t(512) << 20), 64 * kMiB, 29);
@@ -370,7 +360,7 @@ void no_reserve() {
 // The pager knows of a descriptor with O_DIRECT before it is handed out, also when it takes another one's number.
 void direct_io(bool by_fcntl) {
   int said = memfd_create("log", MFD_CLOEXEC), kept = dup(2), before = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
-  char* p = map(64 * kMiB);
+  char* p = map_any(64 * kMiB);
   fill(p, 64 * kMiB, 37);  // evictions have looked at the descriptors
   CHECK(said >= 0 && kept >= 0 && before >= 0 && dup2(said, 2) == 2);
   if (by_fcntl) {
@@ -394,8 +384,7 @@ void direct_io_is_noticed() {
       direct_io(by_fcntl);
       _exit(0);
     }
-    int status = 1;
-    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(ends_well(child));
   }
 }
 
@@ -421,8 +410,7 @@ void vast_reservations() {
   }
 }
 
-int body() {
-  g_page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+void body() {
   what_is_tiered();
   larger_than_dram();
   partial_unmap();
@@ -442,11 +430,11 @@ int body() {
   no_seals();
   no_reserve();
   direct_io_is_noticed();
-  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m", "LUNAR_LOG=info"}, body);
+  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m", "LUNAR_LOG=info"},
+                   {{"all", body}});
 }

@@ -16,15 +16,10 @@
 
 namespace {
 
+const Settings kActive{"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m"},
+    kAcross{"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=30m"},
+    kEarly{"LUNAR_DRAM=512m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=400m"};
 constexpr size_t kBytes = 8 * kMiB, kWords = kMiB / sizeof(long);
-
-bool g_early, g_across;
-
-char* map(size_t bytes, int prot = kRw, int flags = kPrivate) {
-  auto* p = static_cast<char*>(mmap(nullptr, bytes, prot, flags, -1, 0));
-  CHECK(p != MAP_FAILED && tiered(p));
-  return p;
-}
 
 int memory_file(size_t bytes) {
   const int fd = memfd_create("image", MFD_CLOEXEC);
@@ -43,26 +38,9 @@ void put_plain(char* at, size_t bytes, int flags = 0) {
 // More than fits; "across", it is what activates.
 void push_out() {
   if (g_early) return;
-  char* p = map(40 * kMiB);
+  char* p = map_tiered(40 * kMiB);
   fill(p, 40 * kMiB, 3);
   CHECK(munmap(p, 40 * kMiB) == 0);
-}
-
-size_t present_pages(char* p, size_t bytes) {
-  std::string present(bytes / g_page, '\0');
-  CHECK(mincore(p, bytes, reinterpret_cast<unsigned char*>(present.data())) == 0);
-  size_t pages = 0;
-  for (const char one : present) pages += one & 1;
-  return pages;
-}
-
-template <class Child>
-bool in_child(Child child) {
-  const pid_t pid = fork();
-  CHECK(pid >= 0);
-  if (pid == 0) _exit(child() ? 0 : 1);
-  int status = 1;
-  return waitpid(pid, &status, 0) == pid && status == 0;
 }
 
 // Mirrored ring buffers: a memory file twice over a reservation, again and again.
@@ -74,7 +52,7 @@ void mirrors() {
     if (cycle == 20) push_out();
     if (cycle == 40) fixed = tier_stats().fixed_bytes;
     const int fd = memory_file(kBytes);
-    char* p = map(2 * kBytes, PROT_NONE);
+    char* p = map_tiered(2 * kBytes, PROT_NONE);
     put(p, kBytes, fd);
     put(p + kBytes, kBytes, fd);
     close(fd);
@@ -86,7 +64,7 @@ void mirrors() {
   }
   CHECK(places.size() <= 8 && tier_stats().fixed_bytes <= fixed);
   for (char* p : kept) CHECK(munmap(p, 2 * kBytes) == 0);
-  char* p = map(8 * kBytes);
+  char* p = map_tiered(8 * kBytes);
   fill(p, 8 * kBytes, 5);
   CHECK(holds(p, 8 * kBytes, 5) && (g_early || present_pages(p, 8 * kBytes) <= 32 * kMiB / g_page));
 }
@@ -95,7 +73,7 @@ void mirrors() {
 void plain_over(int kind) {
   for (const int reserve : {0, MAP_NORESERVE})
     for (const int prot : {PROT_NONE, kRw}) {
-      char* p = map(8 * kBytes, prot, kPrivate | reserve);
+      char* p = map_tiered(8 * kBytes, prot, kPrivate | reserve);
       if (prot == kRw) fill(p, 8 * kBytes, 7);
       const int fd = memory_file(8 * kBytes);
       if (kind == PROT_EXEC)
@@ -115,7 +93,7 @@ void plain_over(int kind) {
 }
 
 void halves() {
-  char* p = map(kBytes);
+  char* p = map_tiered(kBytes);
   fill(p, kBytes, 11);
   const int fd = memory_file(4 * kMiB);
   put(p + 2 * kMiB, 4 * kMiB, fd);
@@ -147,7 +125,7 @@ void halves() {
 
 // A refusal does not cost what is there.
 void refused() {
-  char* p = map(kBytes);
+  char* p = map_tiered(kBytes);
   const int fd = memory_file(kBytes);
   put(p, kBytes, fd);
   fill(p, kBytes, 19);
@@ -161,7 +139,7 @@ void refused() {
 
 void moved() {
   for (int round = 0; round < 3; ++round) {
-    char* p = map(kBytes);
+    char* p = map_tiered(kBytes);
     fill(p, kBytes, 21);
     const int fd = memory_file(2 * kMiB);
     put(p + 2 * kMiB, 2 * kMiB, fd);
@@ -172,7 +150,7 @@ void moved() {
     put_plain(p + 2 * kMiB, 2 * kMiB);
     CHECK(all_zero(p + 2 * kMiB, 2 * kMiB) && holds(p, 2 * kMiB, 21));
     put(p + 4 * kMiB, 2 * kMiB, fd);  // a tiered map takes the place of the next one
-    char* q = map(3 * kMiB);
+    char* q = map_tiered(3 * kMiB);
     fill(q, 3 * kMiB, 25);
     CHECK(mremap(q, 3 * kMiB, 3 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) == p + 4 * kMiB && faults(q));
     push_out();
@@ -185,7 +163,7 @@ void moved() {
 // Second views of a file by mremap: of one inside the reservation, and of one that lies elsewhere and moves in.
 void second_views() {
   for (int round = 0; round < 20; ++round) {
-    char* p = map(kBytes, PROT_NONE);
+    char* p = map_tiered(kBytes, PROT_NONE);
     const int fd = memory_file(4 * kMiB);
     put(p, 4 * kMiB, fd);
     CHECK(mremap(p, 0, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) == p + 4 * kMiB);
@@ -202,7 +180,7 @@ void second_views() {
     CHECK(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) == p + 4 * kMiB && faults(p));
     put_plain(p, 4 * kMiB);
     CHECK(all_zero(p, 4 * kMiB) && p[4 * kMiB + 5] == round + 1);
-    auto* plain = static_cast<char*>(mmap(nullptr, 8 * g_page, kRw, kPrivate, -1, 0));  // too small for the tier
+    auto* plain = map_any(8 * g_page);  // too small for the tier
     errno = 0;
     CHECK(mremap(plain, 8 * g_page, 8 * g_page, MREMAP_MAYMOVE | MREMAP_FIXED, p) == MAP_FAILED && errno == ENOMEM);
     CHECK(munmap(p, kBytes) == 0 && munmap(plain, 8 * g_page) == 0 && close(fd) == 0);
@@ -214,7 +192,7 @@ void shared_segments() {
   CHECK(id >= 0);
   std::set<char*> places;
   for (int round = 0; round < 20; ++round) {
-    char* p = map(kBytes);
+    char* p = map_tiered(kBytes);
     places.insert(p);
     fill(p, kBytes, 27);
     CHECK(shmat(id, p + kMiB, SHM_REMAP) == p + kMiB && shmat(id, p + 3 * kMiB, SHM_REMAP) == p + 3 * kMiB);
@@ -232,7 +210,7 @@ void shared_segments() {
 
 // Other threads use what lies on both sides while pieces come and go in between.
 void neighbours() {
-  char* p = map(kBytes);
+  char* p = map_tiered(kBytes);
   fill(p, kBytes, 31);
   const int fd = memory_file(2 * kMiB);
   std::atomic<bool> stop{false}, good{true};
@@ -264,7 +242,7 @@ void neighbours() {
 
 // Several processes, each with pieces of its own.
 void forks() {
-  char* p = map(kBytes);
+  char* p = map_tiered(kBytes);
   fill(p, kBytes, 35);
   const int fd = memory_file(kMiB);
   CHECK(madvise(p, kBytes, MADV_DOFORK) == 0);
@@ -309,10 +287,10 @@ uint64_t outside_by_smaps(uint64_t plain) {
   return sum - (g_early ? plain : tier_stats().resident_bytes);
 }
 
-void outside(const char* kind) {
+void outside() {
   constexpr size_t kOutside = 24 * kMiB, kTiered = 8 * kMiB;
-  const std::string what = kind;
-  char* p = map(kOutside + kTiered, PROT_NONE, kPrivate | MAP_NORESERVE);
+  const std::string what = g_case.substr(strlen("outside-"));
+  char* p = map_tiered(kOutside + kTiered, PROT_NONE, kPrivate | MAP_NORESERVE);
   const int flags = kPrivate | MAP_NORESERVE | MAP_FIXED;
   const int fd = memory_file(kOutside);
   put_plain(p + kOutside, kTiered, MAP_NORESERVE);
@@ -324,80 +302,27 @@ void outside(const char* kind) {
   fill(p, kOutside, 43);
   push_out();
   fill(p, kOutside, 45);
-  printf("%" PRIu64 "\n", outside_by_smaps(kTiered));
-  fflush(stdout);
-}
-
-struct Section {
-  const char* name;
-  void (*run)();
-};
-constexpr Section kSections[] = {
-    {"mirrors", mirrors},
-    {"over-file", [] { plain_over(MAP_PRIVATE); }},
-    {"over-shared", [] { plain_over(MAP_SHARED); }},
-    {"over-code", [] { plain_over(PROT_EXEC); }},
-    {"halves", halves},
-    {"refused", refused},
-    {"moved", moved},
-    {"second-views", second_views},
-    {"segments", shared_segments},
-    {"neighbours", neighbours},
-    {"forks", forks},
-    {"outside-stack", [] { outside("stack"); }},
-    {"outside-locked", [] { outside("locked"); }},
-    {"outside-file", [] { outside("file"); }},
-    {"outside-code", [] { outside("code"); }},
-};
-const Section* g_section;
-
-int body() {
-  g_page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  g_section->run();
-  return 0;
-}
-
-// Both outputs of a run of itself.
-std::string output_of(int argc, char** argv, const char* setting) {
-  int fds[2];
-  CHECK(pipe(fds) == 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    dup2(fds[1], STDOUT_FILENO);
-    dup2(fds[1], STDERR_FILENO);
-    close(fds[0]);
-    close(fds[1]);
-    _exit(run_preloaded(
-        argc, argv,
-        {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", g_early ? "LUNAR_ACTIVATE_AT=30m" : "LUNAR_ACTIVATE_AT=1m", setting},
-        body));
-  }
-  close(fds[1]);
-  std::string text;
-  char buffer[4096];
-  for (ssize_t n; (n = read(fds[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<size_t>(n));
-  close(fds[0]);
-  int status = 0;
-  CHECK(waitpid(child, &status, 0) == child);
-  if (WEXITSTATUS(status) == 77) _exit(77);
-  if (status != 0) fputs(text.c_str(), stderr);
-  CHECK(status == 0);
-  return text;
+  fprintf(stderr, "smaps: %" PRIu64 "\n", outside_by_smaps(kTiered));
 }
 
 // The table says what smaps says; without it, a line says that much is outside.
-int compare_outside(int argc, char** argv) {
-  constexpr char kKey[] = "lunar: stats: outside_bytes ";
-  const std::string table = output_of(argc, argv, "LUNAR_STATS=yes");
-  const size_t at = table.find(kKey);
-  CHECK(at != std::string::npos);
-  const auto said = static_cast<int64_t>(strtoull(table.c_str() + at + strlen(kKey), nullptr, 10)),
-             right = static_cast<int64_t>(strtoull(table.c_str(), nullptr, 10));
-  if (llabs(said - right) > 512 * 1024) fputs(table.c_str(), stderr);
+int compare_outside(char** argv, Settings settings) {
+  const auto errors_with = [&](const char* setting) {
+    Settings all = settings;
+    all.push_back(setting);
+    const Ended ended = run_and_listen(argv, all);
+    if (const int code = code_of(ended.status); code != 0) _exit(code);
+    return ended.errors;
+  };
+  const auto number_after = [](const std::string& text, const char* key) {
+    const size_t at = text.find(key);
+    CHECK(at != std::string::npos);
+    return static_cast<int64_t>(strtoull(text.c_str() + at + strlen(key), nullptr, 10));
+  };
+  const std::string table = errors_with("LUNAR_STATS=yes"), log = errors_with("LUNAR_LOG=warning");
+  const int64_t said = number_after(table, "lunar: stats: outside_bytes "), right = number_after(table, "smaps: ");
   CHECK(right >= int64_t(24 * kMiB) && llabs(said - right) <= 512 * 1024);
-  const std::string log = output_of(argc, argv, "LUNAR_LOG=warning");
   const size_t line = log.find("were outside the tier");
-  if (line == std::string::npos) fputs(log.c_str(), stderr);
   CHECK(line != std::string::npos && log.find("were outside the tier", line + 1) == std::string::npos);
   return 0;
 }
@@ -405,18 +330,26 @@ int compare_outside(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string name = argc == 3 ? argv[2] : "";
-  g_early = name.starts_with("early-");
-  g_across = name.starts_with("across-");
-  if (g_early || g_across) name.erase(0, name.find('-') + 1);
-  for (const Section& section : kSections)
-    if (name == section.name) g_section = &section;
-  if (g_section == nullptr) return 2;
-  if (name.starts_with("outside-") && getenv("PRELOAD_TEST_INSIDE") == nullptr) return compare_outside(argc, argv);
-  return run_preloaded(argc, argv,
-                       {g_early ? "LUNAR_DRAM=512m" : "LUNAR_DRAM=32m", "LUNAR_SIZE=1g",
-                        g_early    ? "LUNAR_ACTIVATE_AT=400m"
-                        : g_across ? "LUNAR_ACTIVATE_AT=30m"
-                                   : "LUNAR_ACTIVATE_AT=1m"},
-                       body);
+  const std::string name = argc == 3 ? argv[2] : "";
+  const bool across = name.starts_with("across-");
+  if (!inside() && name.find("outside-") != std::string::npos)
+    return compare_outside(argv, name.starts_with("early-") ? kAcross : kActive);
+  if (across) argv[2] += strlen("across-");
+  return run_cases(argc, argv, across ? kAcross : kActive,
+                   {{"mirrors", mirrors},
+                    {"over-file", [] { plain_over(MAP_PRIVATE); }},
+                    {"over-shared", [] { plain_over(MAP_SHARED); }},
+                    {"over-code", [] { plain_over(PROT_EXEC); }},
+                    {"halves", halves},
+                    {"refused", refused},
+                    {"moved", moved},
+                    {"second-views", second_views},
+                    {"segments", shared_segments},
+                    {"neighbours", neighbours},
+                    {"forks", forks},
+                    {"outside-stack", outside},
+                    {"outside-locked", outside},
+                    {"outside-file", outside},
+                    {"outside-code", outside}},
+                   kEarly);
 }

@@ -1,21 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programs with an io_uring: its memory and what it reads into is pinned though no descriptor shows it, and it could
-// drop pages where libc's madvise is not called.
-//
-//   preload_rings_test LIBRARY [early-]CASE       early: the ring is made while all memory is plain
-//     hidden     its rings are pages of the heap, and it has no descriptor (NO_MMAP, REGISTERED_FD_ONLY)
-//     closed     its descriptor is closed after it was registered; reads with O_DIRECT into pages being evicted
-//     advice     MADV_DONTNEED by a ring that syscall() made
-//     library    by one that liburing made
-//     kinds      rings of all kinds do what they did
+// drop pages where libc's madvise is not called. "early-": the ring is made while all memory is plain.
 #include <fcntl.h>
 #include <liburing.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 
 #include <cstdint>
-#include <string>
 
 #include "preload_test.h"
 #include "raw_call.h"
@@ -25,21 +16,14 @@ namespace {
 // Newer than the headers of the oldest system we build on.
 constexpr unsigned kNoMmap = 1u << 14, kRegisteredFdOnly = 1u << 15, kRegisteredRing = 1u << 4,
                    kSingleIssuer = 1u << 12, kDeferTaskrun = 1u << 13;
-constexpr size_t kMiB = 1 << 20, kPage = 4096, kHeap = 96 * kMiB, kPiece = kMiB;  // three times the budget
+constexpr size_t kPage = 4096, kHeap = 96 * kMiB, kPiece = kMiB;  // three times the budget
 constexpr unsigned kEntries = 8;
 
-bool g_early = false;
 char* g_heap = nullptr;
-
-char* take(size_t bytes) {
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  CHECK(p != MAP_FAILED && tiered(p));
-  return static_cast<char*>(p);
-}
 
 // Everything else goes out to the LUN.
 void fill_heap(unsigned long seed) {
-  if (g_heap == nullptr) g_heap = take(kHeap);
+  if (g_heap == nullptr) g_heap = map_tiered(kHeap);
   fill(g_heap, kHeap, seed);
 }
 
@@ -81,7 +65,8 @@ int32_t finish(io_uring* ring, uint64_t user) {
   return result;
 }
 
-// The ring goes on after its pages would have been evicted.
+// Its rings are pages of the heap, and it has no descriptor (NO_MMAP, REGISTERED_FD_ONLY). It goes on after they would
+// have been evicted.
 int hidden() {
   auto *queues = static_cast<char*>(aligned_alloc(kPage, kPage)),
        *entries = static_cast<char*>(aligned_alloc(kPage, kPage));
@@ -124,7 +109,7 @@ int closed() {
     CHECK(close(made.ring_fd) == 0);
     return made;
   });
-  char* buffer = take(kFile);
+  char* buffer = map_tiered(kFile);
   fill(buffer, kFile, 5);
   char name[] = "/var/tmp/lunar-test-XXXXXX";
   const int file = mkstemp(name);
@@ -183,7 +168,7 @@ int library() {
 
 // The program's own calls to a ring, of whatever kind it is.
 void use(io_uring* ring) {
-  char* buffer = take(kMiB);
+  char* buffer = map_tiered(kMiB);
   const iovec registered{buffer, kMiB};
   const int zeros = open("/dev/zero", O_RDONLY), event = eventfd(0, 0);
   CHECK(zeros >= 0 && event >= 0);
@@ -234,34 +219,23 @@ int kinds() {
   return 0;
 }
 
-struct Case {
-  const char* name;
-  int (*run)();
-};
-constexpr Case kCases[] = {
-    {"hidden", hidden}, {"closed", closed}, {"advice", advice}, {"library", library}, {"kinds", kinds}};
-const Case* g_case = nullptr;
-
-int body() {
+template <auto kRun>
+int with_rings() {
   io_uring_params parameters = {};
   const auto ring = static_cast<int>(raw(SYS_io_uring_setup, kEntries, &parameters));  // unseen
-  if (ring < 0) {
-    printf("skip: io_uring: this process may make no ring (%s)\n", strerror(errno));
-    return 77;
-  }
+  if (ring < 0) return skip("io_uring", strerror(errno));
   close(ring);
-  return g_case->run();
+  return Body(kRun)();
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
-  std::string name = argv[2];
-  g_early = name.starts_with("early-");
-  if (g_early) name.erase(0, 6);
-  for (const Case& one : kCases)
-    if (name == one.name) g_case = &one;
-  if (g_case == nullptr) return 2;
-  return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, body);
+  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"},
+                   {{"hidden", with_rings<hidden>},
+                    {"closed", with_rings<closed>},
+                    {"advice", with_rings<advice>},
+                    {"library", with_rings<library>},
+                    {"kinds", with_rings<kinds>}},
+                   {"LUNAR_SIZE=1g"});
 }

@@ -2,11 +2,9 @@
 // mremap and mmap(MAP_FIXED) on tiered maps that other threads use meanwhile: each page changes from its old to its new
 // content at once, a write is in one place, and what a map forbids stays forbidden. Before activation ("early") and
 // after, with pages on the LUN.
-#include <sys/mman.h>
 #include <sys/syscall.h>
 
 #include <atomic>
-#include <string>
 #include <thread>
 
 #include "preload_faults.h"
@@ -22,17 +20,10 @@ constexpr size_t kBytes = 8 * kMiB;
 constexpr long kSysSeal = 462;  // mseal
 constexpr unsigned long kOld = 0x1111, kNew = 0x2222;
 
-bool g_early;
 std::atomic<bool> g_stop{false};
 std::atomic<unsigned long> g_bad{0}, g_faults{0};
 thread_local sigjmp_buf t_jump;
 thread_local bool t_expects = false;
-
-char* map(size_t bytes, int prot = kRw) {
-  auto* p = static_cast<char*>(mmap(nullptr, bytes, prot, kPrivate, -1, 0));
-  CHECK(p != MAP_FAILED && tiered(p));
-  return p;
-}
 
 // Of a thread: its own jump. Nothing but the access itself runs between the two.
 template <class Access>
@@ -58,7 +49,7 @@ void stamp_pages(char* p, unsigned long value) {
 // More than fits: what was written before is on the LUN, some of it.
 void push_out() {
   if (g_early) return;
-  char* p = map(40 * kMiB);
+  char* p = map_tiered(40 * kMiB);
   fill(p, 40 * kMiB, 3);
   CHECK(munmap(p, 40 * kMiB) == 0);
 }
@@ -90,7 +81,7 @@ void read_all(char* p) {
 
 void replaced_by_a_move() {
   for (int round = 0; round < 20; ++round) {
-    char *old = map(kBytes), *fresh = map(kBytes);
+    char *old = map_tiered(kBytes), *fresh = map_tiered(kBytes);
     stamp_pages(old, kOld);
     stamp_pages(fresh, kNew);
     if (round % 2 != 0) push_out();
@@ -108,7 +99,7 @@ void replaced_by_a_file() {
   auto* file = static_cast<char*>(mmap(nullptr, kBytes, kRw, MAP_SHARED, fd, 0));
   stamp_pages(file, kNew);
   for (int round = 0; round < 20; ++round) {
-    char* old = map(kBytes);
+    char* old = map_tiered(kBytes);
     stamp_pages(old, kOld);
     if (round % 2 != 0) push_out();
     during([=] { read_all(old); }, [=] { CHECK(mmap(old, kBytes, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == old); });
@@ -117,7 +108,7 @@ void replaced_by_a_file() {
   }
   CHECK(g_bad == 0 && g_faults == 0);
   // One that cannot be made takes nothing.
-  char* kept = map(kBytes);
+  char* kept = map_tiered(kBytes);
   stamp_pages(kept, kOld);
   CHECK(mmap(kept, kBytes, kRw, MAP_SHARED | MAP_FIXED, -1, 0) == MAP_FAILED);
   for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(kept, i) == kOld);
@@ -128,11 +119,11 @@ void replaced_by_a_file() {
 void counted_while_moved() {
   constexpr size_t kPages = 4 * kMiB / 4096;
   constexpr int kMoves = 15;
-  char* p = map(kPages * g_page);
+  char* p = map_tiered(kPages * g_page);
   char* places[kMoves];
   std::atomic<unsigned long> counted{0};
   int moves = 0;
-  if (!g_early) fill(map(24 * kMiB), 24 * kMiB, 5);
+  if (!g_early) fill(map_tiered(24 * kMiB), 24 * kMiB, 5);
   size_t next = 0;
   for (; moves < kMoves; ++moves) {
     during(
@@ -159,7 +150,7 @@ void counted_while_moved() {
 void counted_while_moved_away() {
   constexpr size_t kPages = kBytes / 4096;
   for (int round = 0; round < 20; ++round) {
-    char *p = map(kPages * g_page), *target = map(kPages * g_page), *now = nullptr;
+    char *p = map_tiered(kPages * g_page), *target = map_tiered(kPages * g_page), *now = nullptr;
     if (round % 4 >= 2) push_out();
     unsigned long counted = 0;
     size_t next = 0;
@@ -187,7 +178,7 @@ void counted_while_moved_away() {
 void read_only_stays_so() {
   std::atomic<unsigned long> wrote{0};
   for (int round = 0; round < 20; ++round) {
-    char *p = map(kBytes), *target = map(kBytes);
+    char *p = map_tiered(kBytes), *target = map_tiered(kBytes);
     stamp_pages(p, kOld);
     stamp_pages(target, kNew);
     if (round % 4 >= 2) push_out();
@@ -214,7 +205,7 @@ void read_only_stays_so() {
 void unreadable_stays_so() {
   std::atomic<unsigned long> read{0};
   for (int round = 0; round < 8; ++round) {
-    char *p = map(kBytes), *target = map(kBytes), *now = nullptr;
+    char *p = map_tiered(kBytes), *target = map_tiered(kBytes), *now = nullptr;
     stamp_pages(p, kOld);
     stamp_pages(target, kNew);
     if (round % 4 >= 2) push_out();
@@ -237,7 +228,7 @@ void unreadable_stays_so() {
 
 // Targets of several pieces, larger and smaller; and one that is refused costs nothing.
 void pieces() {
-  char *p = map(2 * kMiB), *target = map(8 * kMiB);
+  char *p = map_tiered(2 * kMiB), *target = map_tiered(8 * kMiB);
   fill(p, 2 * kMiB, 7);
   fill(target, 8 * kMiB, 9);
   CHECK(mprotect(target + kMiB, kMiB, PROT_NONE) == 0 && munmap(target + 2 * kMiB, kMiB) == 0 &&
@@ -251,7 +242,7 @@ void pieces() {
   fill(target + kMiB / 2, 5 * kMiB, 11);  // all of it is writable
   push_out();
   CHECK(holds(target + kMiB / 2, 5 * kMiB, 11));
-  p = map(4 * kMiB);
+  p = map_tiered(4 * kMiB);
   fill(p, 4 * kMiB, 13);
   CHECK(mremap(p, 4 * kMiB, kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target);
   CHECK(holds(target, kMiB, 13) && faults(p) && faults(p + 2 * kMiB));
@@ -259,7 +250,7 @@ void pieces() {
   const int fd = memfd_create("ends by it", 0);
   CHECK(fd >= 0 && ftruncate(fd, kMiB) == 0 &&
         mmap(target + kMiB, kMiB, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == target + kMiB);
-  p = map(4 * kMiB);
+  p = map_tiered(4 * kMiB);
   fill(p, 4 * kMiB, 15);
   CHECK(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target && faults(p));
   push_out();
@@ -271,7 +262,7 @@ void ended_beside_a_writer() {
   constexpr size_t kPages = kMiB / 4096;
   for (int round = 0; round < 60; ++round) {
     const bool unmaps = round % 2 == 0;
-    char* p = map(kPages * g_page);
+    char* p = map_tiered(kPages * g_page);
     std::atomic<bool> writing{false};
     std::thread writer([&] {
       size_t next = 0;
@@ -291,7 +282,7 @@ void ended_beside_a_writer() {
 // Guard pages and locks go along; those of the map that is replaced go with it.
 void marks() {
   constexpr int kInstallGuards = 102;
-  char *p = map(2 * kMiB), *target = map(2 * kMiB);
+  char *p = map_tiered(2 * kMiB), *target = map_tiered(2 * kMiB);
   fill(p, 2 * kMiB, 17);
   fill(target, 2 * kMiB, 19);
   const bool guards = madvise(p + 5 * g_page, g_page, kInstallGuards) == 0 &&
@@ -316,7 +307,7 @@ void marks() {
 
 // The kernel refuses to change the end of the target: what had been moved by then comes back.
 void refused_half_way() {
-  char *p = map(kBytes), *target = map(kBytes);
+  char *p = map_tiered(kBytes), *target = map_tiered(kBytes);
   fill(p, kBytes, 21);
   fill(target, kBytes, 23);
   push_out();
@@ -345,47 +336,31 @@ void charges() {
   }
 }
 
-struct Section {
-  const char* name;
-  void (*run)();
-};
-constexpr Section kSections[] = {
-    {"by-move", replaced_by_a_move},
-    {"by-file", replaced_by_a_file},
-    {"kept", counted_while_moved},
-    {"moved-away", counted_while_moved_away},
-    {"read-only", read_only_stays_so},
-    {"unreadable", unreadable_stays_so},
-    {"pieces", pieces},
-    {"ended", ended_beside_a_writer},
-    {"marks", marks},
-    {"refused", refused_half_way},
-    {"charges", charges},
-};
-const Section* g_section;
-
-int body() {
-  g_page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+// Each case begins by this.
+template <void (*kRun)()>
+void with_handler() {
   struct sigaction action{};
   action.sa_handler = on_fault;
   action.sa_flags = SA_NODEFER;
   sigaction(SIGSEGV, &action, nullptr);
   sigaction(SIGBUS, &action, nullptr);
-  g_section->run();
-  return 0;
+  kRun();
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string name = argc == 3 ? argv[2] : "";
-  g_early = name.starts_with("early-");
-  if (g_early) name.erase(0, strlen("early-"));
-  for (const Section& section : kSections)
-    if (name == section.name) g_section = &section;
-  if (g_section == nullptr) return 2;
-  return run_preloaded(argc, argv,
-                       {g_early ? "LUNAR_DRAM=256m" : "LUNAR_DRAM=32m", "LUNAR_SIZE=1g",
-                        g_early ? "LUNAR_ACTIVATE_AT=128m" : "LUNAR_ACTIVATE_AT=1m"},
-                       body);
+  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m"},
+                   {{"by-move", with_handler<replaced_by_a_move>},
+                    {"by-file", with_handler<replaced_by_a_file>},
+                    {"kept", with_handler<counted_while_moved>},
+                    {"moved-away", with_handler<counted_while_moved_away>},
+                    {"read-only", with_handler<read_only_stays_so>},
+                    {"unreadable", with_handler<unreadable_stays_so>},
+                    {"pieces", with_handler<pieces>},
+                    {"ended", with_handler<ended_beside_a_writer>},
+                    {"marks", with_handler<marks>},
+                    {"refused", with_handler<refused_half_way>},
+                    {"charges", with_handler<charges>}},
+                   {"LUNAR_DRAM=256m", "LUNAR_ACTIVATE_AT=128m"});
 }
