@@ -48,6 +48,7 @@ constexpr uint64_t kAdoptWithinNs = 30000000000;
 // Without: after which its memory is taken to be free.
 constexpr uint64_t kEndingNs = 2000000000, kFreedNs = 50000000;
 constexpr uint64_t kSettleNs = 100000000;           // how long a short member waits for one that is ending
+constexpr uint64_t kBatchMostNs = 5000000000;       // a batch of a member that runs takes far less
 constexpr long kSoonNs = 20000000;                  // the lock is held for far less, except by a member that is stopped
 constexpr uint64_t kMagic = 0x34544e43434e4c55ull;  // "ULNCCNT4"
 
@@ -486,30 +487,38 @@ void Account::wait_pressure(uint32_t seen, int64_t timeout_ns) {
 
 namespace {
 
-// Bounded: the caller may be a signal handler on a thread that the evictor waits for, and the member may be stopped.
-// By seconds of the clock: an evictor on a busy machine may have no CPU for a while, and what is written to a page that
-// it drops after the wait is lost. A member killed inside a batch has no pages left.
-void wait_for_batch(const AccountMember& m) {
-  constexpr uint64_t kMostNs = 2'000'000'000;
+// False: the batch in progress goes on at `until`. A member killed inside a batch has no pages left.
+bool batch_ends(const AccountMember& m, uint64_t until) {
   const uint32_t seen = m.batch.load(std::memory_order_acquire);
-  if ((seen & 1) == 0) return;
-  const uint64_t until = sys::now_ns() + kMostNs;
-  while (m.batch.load(std::memory_order_acquire) == seen && m.state.load() == kMemberActive && sys::now_ns() < until)
+  while ((seen & 1) != 0 && m.batch.load(std::memory_order_acquire) == seen && m.state.load() == kMemberActive) {
+    if (sys::now_ns() >= until) return false;
     sys::sleep_ns(20000);
+  }
+  return true;
 }
 
 }  // namespace
 
+// Nothing in a batch waits for a thread of the program, so the caller may be a signal handler on any of them.
 void Account::wait_for_own_batch() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  wait_for_batch(me());
+  (void)batch_ends(me(), UINT64_MAX);
 }
 
-void Account::write_elsewhere_begin() {
+bool Account::write_elsewhere_begin() {
   me().writing_elsewhere.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // with someone_writes_elsewhere: one of the two sees the other
   const uint32_t high = members_used();
-  for (unsigned i = 0; i < high; ++i) wait_for_batch(shared_->members[i]);
+  const uint64_t until = sys::now_ns() + kBatchMostNs;
+  for (unsigned i = 0; i < high; ++i) {
+    const AccountMember& m = shared_->members[i];
+    if (batch_ends(m, until)) continue;
+    sweep_settled();  // it may have been killed
+    if (batch_ends(m, 0)) continue;
+    write_elsewhere_end();
+    return false;
+  }
+  return true;
 }
 
 bool Account::someone_writes_elsewhere() const {

@@ -226,13 +226,13 @@ class Account {
   void want_room() { shared_->room_wanted.store(1, std::memory_order_seq_cst); }  // the next give() wakes evictors
   uint32_t pressure() const { return shared_->pressure.load(std::memory_order_acquire); }
 
-  // Members evict by UFFDIO_MOVE meanwhile (pager_write_elsewhere). begin waits for their batches in progress
-  // (bounded).
-  void write_elsewhere_begin();
+  // Members evict by UFFDIO_MOVE meanwhile (pager_write_elsewhere). begin waits for their batches in progress. False:
+  // a member stands still inside of one (it was stopped); nothing was begun.
+  [[nodiscard]] bool write_elsewhere_begin();
   void write_elsewhere_end() { me().writing_elsewhere.fetch_sub(1, std::memory_order_release); }
   bool someone_writes_elsewhere() const;  // inside a batch
   // An eviction batch of this member. wait_for_own_batch returns when no batch is in progress that began before the
-  // call, after two seconds at most.
+  // call, however long that takes: what a device writes to a page that is dropped afterwards is lost.
   void batch_begin() {
     me().batch.fetch_add(1, std::memory_order_seq_cst);
     // pairs with the waiting threads: one of the two sees the other

@@ -667,13 +667,20 @@ int pager_set_dram(uint64_t bytes) {
 void pager_note_pinning(const char* sign) {
   auto& state = pager_state();
   pins_note(state, sign);
-  if (pager_active()) state.account.wait_for_own_batch();
+  // in a child that was forked past us there is no evictor
+  if (pager_active() && !pager_forked_past_us()) state.account.wait_for_own_batch();
 }
 
 long pager_write_elsewhere(const long (&arguments)[6]) {
   Account& account = pager_state().account;
   const sys::ScopedSignalBlock signals;  // a handler that leaves by longjmp would never end it
-  account.write_elsewhere_begin();
+  if (!account.write_elsewhere_begin()) {
+    LUNAR_LOG_LIMITED(log_warning, 4,
+                      "process_vm_writev fails with EAGAIN: a process of this tree was stopped in the middle of an "
+                      "eviction, which would lose what is written to its pages; let it go on");
+    errno = EAGAIN;
+    return -1;
+  }
   const long result = sys::kernel_call_errno(SYS_process_vm_writev, arguments);
   account.write_elsewhere_end();
   return result;

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// written_elsewhere [answered]: threads of a forked child write into tiered memory of its parent by
+// written_elsewhere [MODE]: threads of a forked child write into tiered memory of its parent by
 // process_vm_writev, twice the budget's worth a round, in parts that lie askew, while the parent presses its own pages
-// out. Nothing that was written is lost, and no call waits for memory forever. With `answered` the child writes
-// messages, which the parent takes out of its memory as soon as it sees them: each arrives once.
+// out. Nothing that was written is lost, and no call waits for memory forever. Modes:
+//
+//   answered     the child writes messages, which the parent takes out of its memory as soon as it sees them: each
+//                arrives once
+//   stopped      the parent is stopped in the middle of an eviction: the write is refused, and not made behind it
+//   long-batch   a program that is about to pin pages waits for the end of an eviction, however long that takes
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -13,6 +17,8 @@
 #include <vector>
 
 #include "pager/pager.h"
+#include "stats/counters.h"
+#include "sys/thread.h"
 #include "tests/support/test_tier.h"
 
 namespace {
@@ -149,22 +155,81 @@ void take_parts(char* target) {
   REQUIRE_THAT(lost == 0, "%lu bytes lost what was written into them", lost);
 }
 
+// A write to a process that runs, and is nearly always in the middle of an eviction, arrives. One to a stopped process
+// either arrives or is refused.
+[[noreturn]] void be_stopper(pid_t parent, char* target) {
+  char byte = 1;
+  const iovec mine{&byte, 1}, theirs{target, 1};
+  const long arguments[6] = {parent, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(&theirs), 1, 0};
+  long done = 0;
+  for (int attempt = 0; done >= 0 && attempt < 8; ++attempt) {
+    done = lunar::pager_write_elsewhere(arguments);
+    if (done < 0 && errno == EPERM) _exit(77);
+    REQUIRE_THAT(done == 1, "to a running process: %s", strerror(errno));
+    usleep(300000);  // the next batch has begun
+    REQUIRE_THAT(kill(parent, SIGSTOP) == 0, "stop: %s", strerror(errno));
+    done = lunar::pager_write_elsewhere(arguments);
+    const int error = errno;
+    REQUIRE_THAT(kill(parent, SIGCONT) == 0, "go on: %s", strerror(errno));
+    REQUIRE_THAT(done == 1 || error == EAGAIN, "to a stopped process: %s", strerror(error));
+  }
+  REQUIRE_THAT(done < 0, "no write was refused: each was made in the middle of an eviction");
+  REQUIRE_THAT(lunar::pager_write_elsewhere(arguments) == 1, "to a process that goes on: %s", strerror(errno));
+  _exit(0);
+}
+
+void be_stopped(char* target) {
+  const pid_t parent = getpid(), stopper = fork();
+  REQUIRE_THAT(stopper >= 0, "fork");
+  if (stopper == 0) be_stopper(parent, target);
+  int status = 0;
+  for (; waitpid(stopper, &status, WNOHANG) == 0; ++g_progress) usleep(20000);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) tier::skip("ptrace", "process_vm_writev is refused here");
+  REQUIRE_THAT(status == 0, "the child has ended: status %x", status);
+}
+
+constexpr uint64_t kLongNs = 4000000000;
+
+void note_in_batch(char* target) {
+  const uint64_t batches = lunar::counters().batches.get();
+  std::thread evict([&] { REQUIRE_THAT(lunar_evict(target, lunar_page_bytes()) == 1, "no page is evicted"); });
+  uint64_t before = 0;
+  do before = lunar::sys::now_ns();
+  while (lunar::counters().batches.get() == batches);
+  sleep(1);  // it counts the batch just before it begins
+  lunar::pager_note_pinning("the test does");
+  const uint64_t waited = lunar::sys::now_ns() - before;
+  evict.join();
+  REQUIRE_THAT(waited >= kLongNs, "it waited for %lu ms of an eviction that takes %lu ms", waited / 1000000,
+               kLongNs / 1000000);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool answered = argc > 1 && std::string(argv[1]) == "answered";
-  tier::start_tier(16 * kMega, 512 * kMega, nullptr, "log=error");
+  const std::string mode = argc > 1 ? argv[1] : "";
+  const std::string delay = mode == "stopped"      ? ",test_evict_delay_us=1000000"
+                            : mode == "long-batch" ? ",test_evict_delay_us=" + std::to_string(kLongNs / 1000)
+                                                   : "";
+  tier::start_tier(16 * kMega, 512 * kMega, nullptr, ("log=error" + delay).c_str());
   const tier::Watchdog watchdog(g_progress, 60);
   char *target = new_region(kTarget), *other = new_region(kPressure);
-  memset(target, 1, kTarget);
+  if (mode == "long-batch") {
+    memset(target, 1, kMega);
+    note_in_batch(target);
+    _exit(0);
+  }
+  memset(target, 1, mode == "stopped" ? kMega : kTarget);
   std::atomic<bool> over{false};
   std::thread pressure([&] {
     for (uint64_t turn = 0; !over; ++turn)
       for (uint64_t at = 0; at < kPressure && !over; at += lunar_page_bytes())
         *reinterpret_cast<volatile uint64_t*>(other + at) = turn;
   });
-  if (answered)
+  if (mode == "answered")
     take_messages(target);
+  else if (mode == "stopped")
+    be_stopped(target);
   else
     take_parts(target);
   over = true;
