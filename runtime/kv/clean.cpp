@@ -26,7 +26,7 @@ void wait_a_little(unsigned round) { round < 100 ? sys::yield_cpu() : sys::sleep
 }  // namespace
 
 // Moves one record to a tail, if it lives. -EAGAIN: no tail has room.
-int Store::move_record(const Record* record, Address from) {
+int Store::move_record(const Record* record, const char* segment, Address from) {
   if (record->type() == RecordType::kMark || record->type() == RecordType::kDeleted) return 0;
   const unsigned stripped = Record::replaced_units(record->size_type);
   const uint64_t hash = hash_of_record(record), units = record->units() - stripped;
@@ -36,17 +36,22 @@ int Store::move_record(const Record* record, Address from) {
   std::atomic<uint64_t>* place = index.find_entry(hash, [&](Address address) { return address == from; });
   if (!place) return 0;
   Address to;
-  if (const int status = log_.allocate(units, true, from, &to); status < 0) return status;
+  BodyRoom body{record->body_bytes()};
+  if (const int status = log_.allocate(units, true, from, &to, nullptr, &body); status < 0) return status;
   Record* copy = log_.at(to);
   memcpy(static_cast<void*>(copy), record, units * kUnitBytes);  // no writer is in it: the lock
   constexpr uint32_t kLost = RecordNotes::kReplacesPair | RecordNotes::kReplacesLarge;
   copy->size_type = static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(record->type())) |
-                    (record->size_type & RecordNotes::kPiece);
+                    (record->size_type & (RecordNotes::kPiece | RecordNotes::kBody));
   if (log_.commits()) copy->note_moved(log_.segment_of(from), record->moved() ? 0 : record->size_type & kLost);
+  if (body.bytes) {
+    const_cast<Body&>(copy->body()).at = body.block;
+    memcpy(log_.value_of(copy), segment + uint64_t{record->body().at} * media::kBlockBytes, body.bytes);
+  }
   Index::replace(place, to);
-  log_.drop_live(from, units + stripped);
+  log_.drop_live(from, record->live_units());
   log_.published(to);
-  cleaned_.fetch_add(units * kUnitBytes, std::memory_order_relaxed);
+  cleaned_.fetch_add(units * kUnitBytes + body.bytes, std::memory_order_relaxed);
   return 0;
 }
 
@@ -69,8 +74,8 @@ int Store::clean(uint64_t segment) {
   }
   for (uint64_t at = segment == 0 ? kUnitBytes : 0, end = log_.used(segment); at < end && log_.live(segment) != 0;) {
     const auto* record = reinterpret_cast<const Record*>(memory + at);
-    if (const int status = move_record(record, Address{(begin + at) / kUnitBytes}); status < 0) return status;
-    at += record->units() * kUnitBytes;
+    if (const int status = move_record(record, memory, Address{(begin + at) / kUnitBytes}); status < 0) return status;
+    at += record->span();
   }
   if (log_.live(segment) != 0) {  // the index leads to what is no record of a pair
     log_.set_damaged(segment);

@@ -113,6 +113,7 @@ bool Log::any_in_batch() const { return tail_.used != used_durable(tail_.segment
 bool Log::finish_batch() {
   const Segment& segment = segments_[tail_.segment];
   if (!any_in_batch()) return false;
+  end_group(tail_);
   const uint32_t begin = used_durable(tail_.segment);
   auto* record = reinterpret_cast<Record*>(segment.memory.load(std::memory_order_relaxed) + begin);
   *header_of(record) = {log_id_,
@@ -144,6 +145,7 @@ bool Log::close_batch(unsigned next_side) {
 // tails' lock, all shards locked.
 void Log::cut_locked(Tail& tail) {
   Segment& segment = segments_[tail.segment];
+  if (tail.open) end_group(tail);
   const uint64_t end = tail.used, to = batch_end(end);
   if (!tail.open || end == segment.batch.load(std::memory_order_relaxed)) return;
   if (to + kBlockBytes > segment_bytes()) return seal_locked(tail);
@@ -186,8 +188,10 @@ void Log::prepare(uint64_t number, uint64_t from, uint64_t to) {
     auto* record = reinterpret_cast<Record*>(memory + at);
     if (record->type() == RecordType::kMark && record->key_bytes == sizeof(media::BatchHeader))
       header_of(record)->durable = durable;
-    record->checksum = record_checksum(record, Address{(begin + at) / kUnitBytes}, life(number));
-    at += record->units() * kUnitBytes;
+    const Address address{(begin + at) / kUnitBytes};
+    if (record->has_body()) sum_body(record, address, memory);
+    record->checksum = record_checksum(record, address, life(number));
+    at += record->span();
   }
   memset(memory + to, 0, round_up(to, kBlockBytes) - to);
 }
@@ -342,11 +346,10 @@ bool Log::records_are_sound(uint64_t number, const char* memory, uint64_t from, 
     const auto* record = reinterpret_cast<const Record*>(memory + at);
     const Address address{((number << segment_bits_) + at) / kUnitBytes};
     if (to - at < sizeof(Record) || !sound(record, address, life, to - at)) return false;
-    const uint64_t bytes = record->units() * kUnitBytes;
-    const uint64_t needed = sizeof(Record) + round_up(record->key_bytes, 8) + record->value_bytes +
+    const uint64_t needed = sizeof(Record) + round_up(record->key_bytes, 8) + record->stored_bytes() +
                             Record::replaced_units(record->size_type) * kUnitBytes;
-    if (needed > bytes) return false;
-    at += bytes;
+    if (needed > record->units() * kUnitBytes || !body_is_sound(record, address, life, memory, to)) return false;
+    at += record->span();
   }
   return true;
 }

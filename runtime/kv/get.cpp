@@ -53,7 +53,7 @@ int Store::is_key_of_pieces(const Pieces& pieces, Bytes key) {
 
 Record* Store::resident(Address address, Candidate* cold) const {
   Record* record = log_.in_dram(address);
-  if (!record) *cold = {address, log_.life_of(address), {}};
+  if (!record) *cold = {address, log_.life_of(address), {}, {}};
   return record;
 }
 
@@ -68,20 +68,31 @@ int64_t Store::get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t byt
     }
     Record* record = resident(address, &cold->list[cold->count]);
     if (!record) {
+      (void)log_.bodies().find(address, &cold->list[cold->count].body);
       ++cold->count;
       return false;
     }
     if (!is_key(record, hash, key)) return false;
     if (log_.on_device()) log_.note_read(record);
     if (record->type() == RecordType::kLarge) {
-      cold->list[cold->count++] = {address, 0, record->pieces()};
+      cold->list[cold->count++] = {address, 0, record->pieces(), {}};
       return !record->pieces().hold_key;  // else another may have the same hash and length
     }
-    result = static_cast<int64_t>(value_copy_out(record, offset, buffer, bytes));
+    result = static_cast<int64_t>(value_copy_out(record, log_.value_of(record), offset, buffer, bytes));
     return true;
   });
   if (result >= 0 || cold->count == 0) guard.count();
   return result;
+}
+
+// What a read of a body alone has proved, with the record that it has on the device as far as a copy of it matters.
+void Store::admit_body(const BodyPlace& body, Bytes key, const char* value, Address address, uint64_t life) {
+  alignas(Record) char memory[Log::kBodyRecordUnits * kUnitBytes];
+  if (body.units > Log::kBodyRecordUnits || body.units < record_units(key.size, sizeof(Body))) return;
+  auto* record = reinterpret_cast<Record*>(memory);
+  memset(memory, 0, sizeof memory);
+  fill_head(record, RecordNotes::kBody, RecordType::kPair, body.units, key, body.blocks * media::kBlockBytes);
+  log_.cache().admit(record, address, life, false, value);
 }
 
 // -ENOENT: it is another key's. -ESTALE: its pieces are gone.
@@ -89,11 +100,18 @@ int64_t Store::get_cold(const Candidate& one, uint64_t hash, Bytes key, void* bu
   Pieces pieces = one.pieces;
   if (pieces.id == 0) {
     Look look(log_);
+    if (one.body.blocks != 0 && look.known_body(one.body, one.address, one.life, key) == 0) {
+      const uint64_t whole = one.body.blocks * media::kBlockBytes, rest = offset < whole ? whole - offset : 0;
+      value_copy_words(look.value(), offset, buffer, smaller(rest, bytes));
+      admit_body(one.body, key, look.value(), one.address, one.life);
+      return static_cast<int64_t>(whole);
+    }
     if (const int status = look.cold(one.address, one.life); status < 0) return status;
     if (!is_key(look.record(), hash, key)) return -ENOENT;
-    log_.cache().admit(look.record(), one.address, one.life);
+    if (const int status = look.find_value(); status < 0) return status;
+    log_.cache().admit(look.record(), one.address, one.life, false, look.value());
     if (look->type() == RecordType::kPair)
-      return static_cast<int64_t>(value_copy_out(look.record(), offset, buffer, bytes));
+      return static_cast<int64_t>(value_copy_out(look.record(), look.value(), offset, buffer, bytes));
     pieces = look->pieces();
   }
   if (const int same = is_key_of_pieces(pieces, key); same <= 0) return same < 0 ? same : -ENOENT;
@@ -116,7 +134,8 @@ int64_t Store::get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes
   }
   Look look(log_);
   if (const int status = look.locked(found.address); status < 0) return status;
-  return static_cast<int64_t>(value_copy_out(look.record(), offset, buffer, bytes));
+  if (const int status = look.find_value(); status < 0) return status;
+  return static_cast<int64_t>(value_copy_out(look.record(), look.value(), offset, buffer, bytes));
 }
 
 int64_t Store::get_now(Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
@@ -132,18 +151,20 @@ int64_t Store::cold_begin(ColdGet* get, Bytes key, void* buffer, uint64_t bytes,
   const int64_t result = get_resident(hash, key, buffer, bytes, offset, &cold);
   if (result >= 0 || cold.count == 0) return result;
   if (cold.count > 1 || cold.more || cold.list[0].pieces.id != 0) return -EAGAIN;
+  const Candidate& one = cold.list[0];
+  const uint64_t body_bytes = one.body.blocks * media::kBlockBytes;
+  if (body_bytes > Log::kColdBytes) return -EAGAIN;
   char* block = log_.take_block();
   if (!block) return -ENOBUFS;
-  *get = {{},
-          {block, log_.cold_bytes(cold.list[0].address)},
-          key,
-          buffer,
-          bytes,
-          offset,
-          hash,
-          cold.list[0].life,
-          cold.list[0].address};
-  log_.cold_command(get->address, &get->piece, &get->command);
+  *get = {{},          {block, body_bytes ? body_bytes : log_.cold_bytes(one.address)},
+          key,         buffer,
+          bytes,       offset,
+          hash,        one.life,
+          one.address, one.body};
+  if (body_bytes)
+    log_.read_command(log_.body_offset(one.address, one.body.block), &get->piece, &get->command);
+  else
+    log_.cold_command(get->address, &get->piece, &get->command);
   return -EINPROGRESS;
 }
 
@@ -151,17 +172,28 @@ int64_t Store::cold_finish(ColdGet* get, int64_t moved) {
   auto* block = static_cast<char*>(get->piece.iov_base);
   int64_t result = -EAGAIN;
   Record* record = nullptr;
-  if (moved == static_cast<int64_t>(get->piece.iov_len) &&
-      log_.cold_record(get->address, get->life, block, get->piece.iov_len, &record) == 0 &&
-      record->type() == RecordType::kPair) {
+  const bool read = moved == static_cast<int64_t>(get->piece.iov_len);
+  if (get->body.blocks != 0) {
+    const uint64_t whole = get->piece.iov_len, rest = get->offset < whole ? whole - get->offset : 0;
+    if (read && body_checksum(get->key, block, whole, get->address, get->life) == get->body.checksum) {
+      value_copy_words(block, get->offset, get->buffer, smaller(rest, get->bytes));
+      admit_body(get->body, get->key, block, get->address, get->life);
+      result = static_cast<int64_t>(whole);
+      Reading(epochs_).count();
+    } else {
+      log_.bodies().forget(get->address);
+    }
+  } else if (read && log_.cold_record(get->address, get->life, block, get->piece.iov_len, &record) == 0 &&
+             record->type() == RecordType::kPair && !record->has_body()) {
     result = -ENOENT;
     if (is_key(record, get->hash, get->key)) {
-      result = static_cast<int64_t>(value_copy_out(record, get->offset, get->buffer, get->bytes));
+      result = static_cast<int64_t>(value_copy_out(record, record->value(), get->offset, get->buffer, get->bytes));
       log_.cache().admit(record, get->address, get->life);
     }
     Reading(epochs_).count();
   }
   log_.give_block(block);
+  log_.grow_bodies();
   return result;
 }
 
@@ -186,6 +218,7 @@ int64_t Store::get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
     known = status >= 0 || all_read;
   }
   if (!known) status = get_locked(hash, key, buffer, bytes, offset);
+  log_.grow_bodies();
   Reading(epochs_).count();
   return status;
 }

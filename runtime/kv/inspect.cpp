@@ -85,6 +85,7 @@ class Sweeper {
   void check_head_of(const Record* piece, uint64_t number, uint64_t offset);
   int read_large(const Pieces& pieces);
   int deliver_large(const Record* record);
+  void report_body(const Record* record, uint64_t number, uint64_t offset);
   void report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end, Lives lives);
   uint64_t address_in(uint64_t next, uint64_t number) const;
 
@@ -319,6 +320,21 @@ void Sweeper::check_head_of(const Record* piece, uint64_t number, uint64_t offse
           .bytes = piece->units() * kUnitBytes});
 }
 
+// Of a sound record that the index leads to: its value, which lies on blocks, is not what was written.
+void Sweeper::report_body(const Record* record, uint64_t number, uint64_t offset) {
+  const uint64_t begin = number * log_.segment_bytes(), at = uint64_t{record->body().at} * kBlockBytes;
+  report({.what = "record",
+          .fault = fault_at(at, at + record->value_bytes),
+          .key = store_.key_of(record),
+          .key_bytes = record->key_bytes,
+          .key_readable = store_.lives(record, Address{(begin + offset) / kUnitBytes}),
+          .pair_lost = true,
+          .in_segment = true,
+          .segment = number,
+          .offset = offset_of(begin + at),
+          .bytes = record->value_bytes});
+}
+
 // A sound record that the index leads to: whether it is the one that it should be. Its units.
 uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t offset, Lives lives) {
   const uint64_t begin = number * log_.segment_bytes();
@@ -332,11 +348,11 @@ uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t off
             .segment = number,
             .offset = offset_of(begin + offset),
             .bytes = record->units() * kUnitBytes});
-    return record->units();
+    return record->live_units();
   }
   if (piece) {
     check_head_of(record, number, offset);
-    return record->units();
+    return record->live_units();
   }
   const GrowingArray<uint64_t>& doubtful = store_.rebuilt_.doubtful;
   if (std::binary_search(doubtful.begin(), doubtful.end(), (begin + offset) / kUnitBytes))
@@ -345,10 +361,12 @@ uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t off
     check_large(record, number, offset);
   } else {
     ++out_->records;
-    const Bytes value{reinterpret_cast<const char*>(record + 1) + round_up(record->key_bytes, 8), record->value_bytes};
+    const char* stored = record->has_body() ? memory_ + uint64_t{record->body().at} * kBlockBytes
+                                            : record->key() + round_up(record->key_bytes, 8);
+    const Bytes value{stored, record->value_bytes};
     if (sweep_.on_pair && !sweep_.on_pair(sweep_.context, store_.key_of(record), value)) status_ = -ECANCELED;
   }
-  return record->units();
+  return record->live_units();
 }
 
 // next: the first entry that leads into this segment or a later one. Returns the first that leads behind it.
@@ -363,8 +381,13 @@ uint64_t Sweeper::check_segment(uint64_t number, uint64_t next) {
     const Lives lives = !live ? Lives::kNo : (addresses_[next] & 1) != 0 ? Lives::kPiece : Lives::kPair;
     if (live) ++next;
     if (log_.sound(record, Address{(begin + at) / kUnitBytes}, life, used - at)) {
-      live ? live_units += check_live(record, number, at, lives) : ++out_->dead_records;
-      at += record->units() * kUnitBytes;
+      if (!live)
+        ++out_->dead_records;
+      else if (log_.body_is_sound(record, Address{(begin + at) / kUnitBytes}, life, memory_, used))
+        live_units += check_live(record, number, at, lives);
+      else
+        report_body(record, number, at);
+      at += record->span();
     } else {
       // A length that leads to a sound record is right, else the next that is known counts.
       uint64_t end = std::min(address_in(next, number), used);

@@ -65,6 +65,7 @@ int Log::open_frames(uint64_t limit, bool read_only) {
   blocks_memory_ = frame_memory(frame_count_ + 1) + kBuffers * buffer_bytes_;
   for (uint64_t i = 0; i < block_count_; ++i)
     blocks_[i / 64].fetch_or(uint64_t{1} << i % 64, std::memory_order_relaxed);
+  bodies_.open(budget_);
   cache_.open(budget_, epochs_);
   return read_only ? 0 : device_->reserve(DeviceOffset{device_offset_}, count_ << segment_bits_);
 }
@@ -173,8 +174,8 @@ void Log::keep_what_was_read(uint64_t frame) {
     const Address address{(begin + at) / kUnitBytes};
     const bool pair = record->type() == RecordType::kPair || record->type() == RecordType::kLarge;
     if (read && pair && lives_in_index_(index_owner_, record, address))
-      cache_.admit(record, address, life(number), true);
-    at += record->units() * kUnitBytes;
+      cache_.admit(record, address, life(number), true, value_of(record));
+    at += record->span();
   }
 }
 
@@ -448,8 +449,63 @@ int Log::cold_record(Address address, uint64_t life, char* block, uint64_t bytes
   }
   if (!sound(record, address, life, room - skip)) return -EBADMSG;
   note_record(own);
+  if (record->has_body()) {
+    note_body(record, address);
+    learn_bodies(address, life, block, bytes);
+  }
   *out = record;
   return 0;
+}
+
+// ---- bodies ---------------------------------------------------------------------------------------------------------
+
+char* Log::value_of(Record* record) const {
+  if (!record->has_body()) return record->value();
+  const auto byte = static_cast<uint64_t>(reinterpret_cast<char*>(record) - frames_memory_);
+  if (byte < (frame_count_ + 1) << segment_bits_)
+    return frames_memory_ + round_down(byte, segment_bytes()) + uint64_t{record->body().at} * kBlockBytes;
+  return reinterpret_cast<char*>(record) + record->units() * kUnitBytes;  // a copy in the read cache
+}
+
+void Log::note_body(const Record* record, Address address) {
+  bodies_.note(address, {record->body().checksum, record->body().at,
+                         static_cast<uint32_t>(record->value_bytes / kBlockBytes), record->units()});
+}
+
+// Of what is about to be written.
+void Log::sum_body(Record* record, Address address, const char* memory) {
+  auto* body = const_cast<Body*>(&record->body());
+  const Bytes key{record->key(), record->key_bytes};
+  body->checksum =
+      body_checksum(key, memory + uint64_t{body->at} * kBlockBytes, record->value_bytes, address, life_of(address));
+  note_body(record, address);
+  if (bodies_.wants_more()) (void)bodies_.grow();
+}
+
+bool Log::body_is_sound(const Record* record, Address address, uint64_t life, const char* memory, uint64_t end) const {
+  if (!record->has_body()) return true;
+  const Body& body = record->body();
+  const uint64_t at = uint64_t{body.at} * kBlockBytes;
+  return at + record->value_bytes <= end &&
+         body.checksum ==
+             body_checksum({record->key(), record->key_bytes}, memory + at, record->value_bytes, address, life);
+}
+
+// Of the sound records in a block that was read for one of them; of those before it only if the block begins with one.
+void Log::learn_bodies(Address address, uint64_t life, const char* buffer, uint64_t bytes) {
+  const uint64_t own = address.value * kUnitBytes % kBlockBytes, begin = address.value - own / kUnitBytes;
+  for (uint64_t at = 0, end = bytes < kBlockBytes ? bytes : kBlockBytes; at + sizeof(Record) <= end;) {
+    const auto* record = reinterpret_cast<const Record*>(buffer + at);
+    const Address here{begin + at / kUnitBytes};
+    if (sound(record, here, life, end - at)) {
+      if (record->has_body()) note_body(record, here);
+      at += record->span();
+    } else if (at < own) {
+      at = own;
+    } else {
+      return;
+    }
+  }
 }
 
 uint64_t Log::span_bytes(Address address, uint64_t units) const {
@@ -495,6 +551,7 @@ int Look::keep_pair() {
 
 int Look::locked(Address address) {
   guard_.emplace(*log_.epochs_);
+  value_ = nullptr;
   record_ = log_.in_dram(address);
   if (record_) return keep_pair();
   guard_.reset();
@@ -503,9 +560,37 @@ int Look::locked(Address address) {
 
 int Look::cold(Address address, uint64_t life) {
   if (!buffer_) buffer_ = log_.take_buffer();
+  address_ = address;
+  life_ = life;
+  value_ = nullptr;
   const int status = log_.read_record(address, life, buffer_);
   record_ = status == 0 ? reinterpret_cast<Record*>(buffer_ + address.value * kUnitBytes % kBlockBytes) : nullptr;
   return status == 0 ? keep_pair() : status;
+}
+
+int Look::known_body(const BodyPlace& place, Address address, uint64_t life, Bytes key) {
+  const uint64_t bytes = place.blocks * kBlockBytes;
+  if (!buffer_) buffer_ = log_.take_buffer();
+  int status = log_.transfer(Op::kRead, log_.body_offset(address, place.block), buffer_, bytes);
+  if (status == 0 && body_checksum(key, buffer_, bytes, address, life) != place.checksum) status = -EBADMSG;
+  if (status < 0) log_.bodies_.forget(address);
+  value_ = buffer_;
+  return status;
+}
+
+int Look::find_value() {
+  if (!record_->has_body() || guard_) {
+    value_ = log_.value_of(record_);
+    return 0;
+  }
+  const Body& body = record_->body();
+  const uint64_t bytes = record_->value_bytes;
+  char* to = buffer_ + round_up(address_.value * kUnitBytes % kBlockBytes + record_->units() * kUnitBytes, kBlockBytes);
+  const int status = log_.transfer(Op::kRead, log_.body_offset(address_, body.at), to, bytes);
+  if (status < 0) return status;
+  value_ = to;
+  const Bytes key{record_->key(), record_->key_bytes};
+  return body.checksum == body_checksum(key, to, bytes, address_, life_) ? 0 : -EBADMSG;
 }
 
 Record* Look::unproven(Address address) {
@@ -538,13 +623,17 @@ bool Log::possible_size(const Record* record, uint64_t room) const {
   const uint64_t bytes = record->units() * kUnitBytes, longest = inline_units_max() * kUnitBytes;
   // A mark behind a batch may be a block and a little: batch_end().
   const uint64_t most = record->type() == RecordType::kMark ? longest + sizeof(Record) : longest;
-  return bytes >= sizeof(Record) && bytes <= most && bytes <= room &&
-         sizeof(Record) + round_up(record->key_bytes, 8) + record->value_bytes <= bytes;
+  return bytes >= sizeof(Record) && bytes <= most && bytes <= room && record->span() <= room &&
+         sizeof(Record) + round_up(record->key_bytes, 8) + record->stored_bytes() <= bytes;
 }
 
 bool Log::possible(const Record* record, uint64_t room) const {
   if (!possible_size(record, room)) return false;
   if (record->type() == RecordType::kDeleted) return record->key_bytes == sizeof(DeletedKey);
+  if (record->has_body())
+    return !record->is_piece() && record->units() <= kBodyRecordUnits &&
+           lies_on_blocks(record->key_bytes, record->value_bytes) &&
+           uint64_t{record->body().at} * kBlockBytes + record->value_bytes <= segment_bytes();
   if (record->is_piece()) {
     if (record->type() != RecordType::kPair || record->key_bytes != sizeof(PieceKey)) return false;
     PieceKey key;

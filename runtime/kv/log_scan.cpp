@@ -134,7 +134,7 @@ void LogScan::gather(const Slot& slot) {
       at_ = slot.used;
       return;
     }
-    at_ += record->units() * kUnitBytes;
+    at_ += record->span();
     const bool pair = record->type() == RecordType::kPair && !record->is_piece();
     if (!pair && (record->type() != RecordType::kLarge || record->pieces().hold_key)) continue;
     const uint64_t hash = store_->hash_of_record(record);

@@ -86,7 +86,8 @@ class Rebuilder {
   const Record* record_at(uint64_t at) const { return reinterpret_cast<const Record*>(memory_ + at); }
   bool sound_at(uint64_t segment, uint64_t at, uint64_t life) const {
     return segment_bytes_ - at >= sizeof(Record) &&
-           log_.sound(record_at(at), address(segment, at), life, segment_bytes_ - at);
+           log_.sound(record_at(at), address(segment, at), life, segment_bytes_ - at) &&
+           log_.body_is_sound(record_at(at), address(segment, at), life, memory_, segment_bytes_);
   }
   Address address(uint64_t segment, uint64_t at) const { return Address{(segment * segment_bytes_ + at) / kUnitBytes}; }
   void know_segments();
@@ -249,9 +250,9 @@ bool Rebuilder::is_behind_the_state(uint64_t segment) const {
 uint64_t Rebuilder::units_of(uint64_t segment, uint64_t life) const {
   uint64_t units = 0;
   for (uint64_t at = log_.first_at(segment); life != 0 && at < segment_bytes_;) {
-    const uint64_t own = sound_at(segment, at, life) ? record_at(at)->units() : 0;
-    units += own;
-    at += (own ? own : 1) * kUnitBytes;
+    const bool sound = sound_at(segment, at, life);
+    units += sound ? record_at(at)->live_units() : 0;
+    at += sound ? record_at(at)->span() : kUnitBytes;
   }
   return units;
 }
@@ -287,7 +288,7 @@ int Rebuilder::note(const Record* record, Address address) {
   const bool gone = record->type() == RecordType::kDeleted, large = record->type() == RecordType::kLarge;
   const uint64_t hash = gone ? reinterpret_cast<const DeletedKey*>(record + 1)->hash : store_.hash_of_record(record);
   const Proof proof = gone ? Proof::kGone : proof_of(turned_entry(hash, address));
-  const Seen seen{hash, address.value | uint64_t{record->units()} << kAddressBits | static_cast<uint64_t>(proof) << 56 |
+  const Seen seen{hash, address.value | record->live_units() << kAddressBits | static_cast<uint64_t>(proof) << 56 |
                             uint64_t{record->is_piece()} << 63};
   Known& known = known_[log_.segment_of(address)];
   known.named += proof == Proof::kWord || proof == Proof::kHint ? 1 : 0;
@@ -329,8 +330,10 @@ int Rebuilder::scan_segment(uint64_t segment) {
     }
     if (sound) {
       if (const int status = note(record_at(at), address(segment, at)); status < 0) return status;
-      at += record_at(at)->units() * kUnitBytes;
-      end = static_cast<uint32_t>(at);
+      const uint64_t body = record_at(at)->has_body() ? record_at(at)->body().at * kBlockBytes : 0;
+      const uint64_t body_end = body + record_at(at)->body_bytes();
+      at += record_at(at)->span();
+      end = static_cast<uint32_t>(std::max({uint64_t{end}, at, body_end}));
     } else {
       at += kUnitBytes;
     }

@@ -82,26 +82,30 @@ uint64_t record_checksum(const Record* record, Address address, uint64_t life) {
   return part_checksum(&record->size_type, record->units() * kUnitBytes - kFrom, address.value, life);
 }
 
-uint64_t value_copy_out(Record* record, uint64_t offset, void* to, uint64_t bytes) {
+uint64_t body_checksum(Bytes key, const char* value, uint64_t bytes, Address address, uint64_t life) {
+  return XXH3_64bits_withSeed(key.data, key.size, part_checksum(value, bytes, address.value, life));
+}
+
+uint64_t value_copy_out(const Record* record, const char* value, uint64_t offset, void* to, uint64_t bytes) {
   for (unsigned tries = 0;; ++tries) {
     const uint32_t version = word32(record->version, std::memory_order_acquire);
     if ((version & 1) == 0) {
       const uint64_t length = word32(record->value_bytes, std::memory_order_acquire);
       const uint64_t rest = offset < length ? length - offset : 0;
-      value_copy_words(record->value(), offset, to, rest < bytes ? rest : bytes);
+      value_copy_words(value, offset, to, rest < bytes ? rest : bytes);
       if (word32(record->version, std::memory_order_relaxed) == version) return length;
     }
     tries < 100 ? sys::cpu_relax() : sys::yield_cpu();
   }
 }
 
-void value_overwrite(Record* record, Bytes value) {
+void value_overwrite(Record* record, char* at, Bytes value) {
   std::atomic_ref<uint32_t> version(record->version), length(record->value_bytes);
   const uint32_t before = version.load(std::memory_order_relaxed);
   version.store(before + 1, std::memory_order_relaxed);
   length.store(static_cast<uint32_t>(value.size), std::memory_order_release);  // release: not before the odd version
   auto* from = static_cast<const char*>(value.data);
-  char* to = record->value();
+  char* to = at;
   uint64_t left = value.size;
   if (const uint64_t words = left / 8; words >= kLongWords) {
     move_words(to, from, words);

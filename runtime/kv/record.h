@@ -7,6 +7,10 @@
 // It may have more units than its content needs: of a value that has become shorter, or because it then ends with a
 // block of the device (record_log.h: block_padding).
 //
+// On a device a value of whole blocks has RecordNotes::kBody: its record, small, holds a Body where the value would be,
+// and the value itself, the body, lies on blocks of the same segment behind it (record_log.h). So a get reads no more
+// blocks than the value has. value_bytes is of the value then, too.
+//
 // A record is written once and then published by the index. Afterwards only the value may change, if the new one fits,
 // by the thread that holds the lock of its shard. `version` is odd meanwhile, and a reader that saw it odd or changed
 // reads again (each record is a sequence lock). Key and size never change.
@@ -23,7 +27,8 @@
 // If the log is to be replayed (commit.cpp), a record says what it replaces, so that replay reads no other record. The
 // record of a set or delete ends with a Replaced (or ReplacedLarge); one that cleaning moved has lost that.
 // kDeleted: the key was deleted; the record holds a DeletedKey. kMark: a record without a key: the header of a batch,
-// padding, or a record whose set failed. The index leads to neither.
+// padding, or a record whose set failed. The index leads to neither. value_bytes of a mark are bytes of bodies that lie
+// between it and the next record.
 //
 // Threading: see above; any number of threads may call value_copy_out during one value_overwrite. May not: allocate,
 // block.
@@ -58,10 +63,11 @@ struct Replaced;
 struct RecordNotes {
   // The record ends with that structure; if it was moved, it has lost it.
   static constexpr uint32_t kReplacesPair = 1u << 16, kReplacesLarge = 1u << 17;
-  // Cleaning moved it from a segment whose number has the 12 bits at kFromAt.
+  // Cleaning moved it from a segment whose number has the 11 bits at kFromAt.
   static constexpr uint32_t kMoved = 1u << 18;
   static constexpr uint32_t kPiece = 1u << 19;  // of a large pair; with kDeleted: what was deleted is one
-  static constexpr unsigned kFromAt = 20;
+  static constexpr uint32_t kBody = 1u << 20;   // kPair: its value lies on blocks
+  static constexpr unsigned kFromAt = 21;
 };
 
 // The value of a head. A value is cut into pieces of piece_bytes each, of which only the last may be shorter.
@@ -88,6 +94,14 @@ struct PieceKey {
 };
 static_assert(sizeof(PieceKey) == 24);
 
+// Where the value of a record with kBody is. The checksum is of key and value (body_checksum()).
+struct Body {
+  uint64_t checksum;
+  uint32_t at;  // block of the segment
+  uint32_t reserved;
+};
+static_assert(sizeof(Body) == 16);
+
 struct Record {
   uint64_t checksum;
   uint32_t version;
@@ -98,8 +112,22 @@ struct Record {
   uint32_t units() const { return size_type >> 2 & 0x3fff; }
   RecordType type() const { return static_cast<RecordType>(size_type & 3); }
   const char* key() const { return reinterpret_cast<const char*>(this + 1); }
+  // Pre: no body.
   char* value() { return reinterpret_cast<char*>(this + 1) + round_up(key_bytes, 8); }
   bool is_piece() const { return (size_type & RecordNotes::kPiece) != 0; }
+  bool has_body() const { return (size_type & RecordNotes::kBody) != 0 && type() == RecordType::kPair; }
+  uint64_t body_bytes() const { return has_body() ? value_bytes : 0; }
+  const Body& body() const {
+    return *reinterpret_cast<const Body*>(key() + round_up(key_bytes, 8));
+  }  // pre: it has one
+  // Of what follows the key in the record itself.
+  uint64_t stored_bytes() const {
+    return has_body() ? sizeof(Body) : type() == RecordType::kMark ? 0 : uint64_t{value_bytes};
+  }
+  // Bytes from here to the next record of the segment.
+  uint64_t span() const { return units() * kUnitBytes + (type() == RecordType::kMark ? value_bytes : 0); }
+  // What it takes of its segment: its body, too.
+  uint64_t live_units() const { return units() + body_bytes() / kUnitBytes; }
   // Pre: kLarge.
   const Pieces& pieces() const { return *reinterpret_cast<const Pieces*>(key() + round_up(key_bytes, 8)); }
   uint64_t value_room() const {
@@ -112,12 +140,12 @@ struct Record {
   Replaced* replaced();  // pre: it replaces something
   // lost: the notes of what it lost in the move.
   void note_moved(uint64_t from_segment, uint32_t lost) {
-    size_type |= RecordNotes::kMoved | lost | static_cast<uint32_t>(from_segment & 0xfff) << RecordNotes::kFromAt;
+    size_type |= RecordNotes::kMoved | lost | static_cast<uint32_t>(from_segment & 0x7ff) << RecordNotes::kFromAt;
   }
   bool moved() const { return (size_type & RecordNotes::kMoved) != 0; }
   uint32_t stripped_units() const { return moved() ? noted_units(size_type) : 0; }
   // Whether it may have been moved from that segment.
-  bool may_be_from(uint64_t segment) const { return size_type >> RecordNotes::kFromAt == (segment & 0xfff); }
+  bool may_be_from(uint64_t segment) const { return size_type >> RecordNotes::kFromAt == (segment & 0x7ff); }
 
  private:
   static constexpr unsigned noted_units(uint32_t notes) {
@@ -129,7 +157,7 @@ static_assert(sizeof(Record) == 24);
 struct DeletedKey {
   uint64_t hash, key_bytes;
 };
-// What the index led to before: the record at `address`, with that many units and value bytes.
+// What the index led to before: the record at `address`, with that many live units and value bytes.
 struct Replaced {
   uint64_t address;
   uint32_t units, value_bytes;
@@ -164,9 +192,13 @@ uint64_t record_checksum(const Record* record, Address address, uint64_t life);
 // The same for other bytes that were written together: part `number` of a life.
 uint64_t part_checksum(const void* data, uint64_t bytes, uint64_t number, uint64_t life);
 
-// Copies up to `bytes` bytes of one version of the value, from `offset` on. Returns the length of the whole value.
-uint64_t value_copy_out(Record* record, uint64_t offset, void* to, uint64_t bytes);
-// Replaces the value. Pre: the lock of the record's shard; value.size <= value_room().
-void value_overwrite(Record* record, Bytes value);
+// Of a pair whose value lies on blocks; it proves both. `address` is the record's.
+uint64_t body_checksum(Bytes key, const char* value, uint64_t bytes, Address address, uint64_t life);
+
+// `value`: where the value is. Copies up to `bytes` bytes of one version of it, from `offset` on. Returns the length of
+// the whole value.
+uint64_t value_copy_out(const Record* record, const char* value, uint64_t offset, void* to, uint64_t bytes);
+// Replaces the value. Pre: the lock of the record's shard; there is room.
+void value_overwrite(Record* record, char* at, Bytes value);
 
 }  // namespace lunar::kv

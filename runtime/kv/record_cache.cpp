@@ -144,7 +144,8 @@ void RecordCache::discard(uint32_t chunk) {
   budget_->give_back(chunk_bytes_);
 }
 
-RecordCache::Copy* RecordCache::put(Queue* queue, const Record* record, Address address, uint64_t life) {
+RecordCache::Copy* RecordCache::put(Queue* queue, const Record* record, const char* body, Address address,
+                                    uint64_t life) {
   const uint64_t bytes = copy_bytes(record);
   if (!queue->last || chunks_[queue->last - 1].used + bytes > chunk_bytes_) {
     const uint32_t chunk = take_chunk();
@@ -156,6 +157,7 @@ RecordCache::Copy* RecordCache::put(Queue* queue, const Record* record, Address 
   chunk.used += static_cast<uint32_t>(bytes);
   new (copy) Copy{life, {address.value << kHitBits}, {}};
   memcpy(static_cast<void*>(&copy->record), record, record->units() * kUnitBytes);
+  if (record->has_body()) memcpy(const_cast<char*>(behind(&copy->record)), body, record->body_bytes());
   return copy;
 }
 
@@ -176,7 +178,7 @@ void RecordCache::look_at_again(const Copy* copy, bool small, bool keep) {
   const uint64_t hash = hash_of(address, copy->life);
   std::atomic<uint64_t>* entry = index_.find_entry(hash, [&](Address at) { return at == here; });
   if (!entry) return;
-  Copy* fresh = keep && hits ? put(&main_, &copy->record, address, copy->life) : nullptr;
+  Copy* fresh = keep && hits ? put(&main_, &copy->record, behind(&copy->record), address, copy->life) : nullptr;
   if (fresh) {
     fresh->address_hits.store(address.value << kHitBits | (small ? 0 : hits - 1), std::memory_order_relaxed);
     Index::replace(entry, place_of(fresh));
@@ -207,13 +209,13 @@ void RecordCache::sweep(uint64_t bytes) {
   }
 }
 
-void RecordCache::admit(const Record* record, Address address, uint64_t life, bool again) {
+void RecordCache::admit(const Record* record, Address address, uint64_t life, bool again, const char* body) {
   const uint64_t bytes = copy_bytes(record);
   if (!base_ || bytes > chunk_bytes_ / 4 || !lock_.try_lock()) return;
   if (!find(address, life)) {
     sweep(kSweepFactor * bytes);
     const uint64_t hash = hash_of(address, life);
-    const Copy* copy = put(remembered(hash) || again ? &main_ : &small_, record, address, life);
+    const Copy* copy = put(remembered(hash) || again ? &main_ : &small_, record, body, address, life);
     // Without an entry the copy is never found, and goes with its chunk. The index may have the next chunk to spare.
     if (copy && index_.insert(hash, place_of(copy)) < 0 && spare_is_safe()) discard(pop(&retired_, chunks_));
   }

@@ -43,9 +43,10 @@ class RecordCache {
   Record* find(Address address, uint64_t life) const;
   // Notes a read of a record that find() returned. Ignores other records.
   void note_read(const Record* record) const;
-  // again: the record was read before, and goes to the main queue at once. Pre: the record is what was written at that
-  // address in that life, nothing changes it, and it is a pair.
-  void admit(const Record* record, Address address, uint64_t life, bool again = false);
+  // again: the record was read before, and goes to the main queue at once. body: that of a record that has one, which
+  // follows it in the copy. Pre: the record is what was written at that address in that life, nothing changes it, and
+  // it is a pair.
+  void admit(const Record* record, Address address, uint64_t life, bool again = false, const char* body = nullptr);
   // Gives a chunk back to the budget, after its readers have left. False: there is none. Pre: called in no epoch.
   bool shrink();
 
@@ -72,7 +73,7 @@ class RecordCache {
 
   static uint64_t hash_of(Address address, uint64_t life);
   static uint64_t copy_bytes(const Record* record) {
-    return sizeof(Copy) - sizeof(Record) + record->units() * kUnitBytes;
+    return sizeof(Copy) - sizeof(Record) + record->live_units() * kUnitBytes;
   }
   char* memory_of(uint32_t chunk) const { return base_ + (chunk - 1) * chunk_bytes_; }
   Copy* copy_at(Address at) const { return reinterpret_cast<Copy*>(base_ + (at.value - 1) * kUnitBytes); }
@@ -87,7 +88,10 @@ class RecordCache {
   uint32_t take_chunk();
   void retire(uint32_t chunk);
   void discard(uint32_t chunk);
-  Copy* put(Queue* queue, const Record* record, Address address, uint64_t life);
+  Copy* put(Queue* queue, const Record* record, const char* body, Address address, uint64_t life);
+  static const char* behind(const Record* record) {
+    return reinterpret_cast<const char*>(record) + record->units() * kUnitBytes;
+  }
   void sweep(uint64_t bytes);
   void look_at_again(const Copy* copy, bool small, bool keep);
   void empty(Queue* queue);

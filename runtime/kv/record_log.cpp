@@ -70,6 +70,7 @@ int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
 
 void Log::close() {
   cache_.close();
+  bodies_.close();
   if (frames_memory_) unmap_private(frames_memory_, frames_mapped_);
   if (memory_) unmap_private(memory_, count_ << segment_bits_);
   if (segments_) unmap_private(segments_, count_most_ * sizeof(Segment));
@@ -98,30 +99,63 @@ uint64_t Log::block_padding(uint64_t end, uint64_t bytes) const {
   return worth_it && bytes + padding <= inline_units_max() * kUnitBytes ? padding : 0;
 }
 
-bool Log::append(Tail& tail, uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding) {
-  const uint64_t bytes = units * kUnitBytes;
+// For a record, and its body behind the others. An open group in which it finds none ends. Pre, as of the next: the
+// tails' lock.
+bool Log::find_room(Tail& tail, uint64_t bytes, uint64_t body_bytes) {
+  const bool group = tail.heads_end != 0;
+  if (group && tail.used + bytes + sizeof(Record) <= tail.heads_end && tail.bodies_end + body_bytes <= segment_bytes())
+    return true;
+  const uint64_t from = group ? tail.bodies_end : tail.used;
+  const uint64_t heads_end = body_bytes ? round_up(from + bytes + sizeof(Record), media::kBlockBytes) : from + bytes;
+  if (heads_end + body_bytes > segment_bytes()) return false;
+  end_group(tail);
+  if (body_bytes) tail.heads_end = tail.bodies_end = heads_end;
+  return true;
+}
+
+// By a mark, for which each record has left room.
+void Log::end_group(Tail& tail) {
+  if (tail.heads_end == 0) return;
+  Segment& segment = segments_[tail.segment];
+  auto* mark = reinterpret_cast<Record*>(segment.memory.load(std::memory_order_relaxed) + tail.used);
+  const uint64_t bytes = tail.heads_end - tail.used;
+  fill_head(mark, 0, RecordType::kMark, bytes / kUnitBytes, {}, tail.bodies_end - tail.heads_end);
+  memset(static_cast<void*>(mark + 1), 0, bytes - sizeof(Record));
+  tail.used = tail.bodies_end;
+  tail.heads_end = tail.bodies_end = 0;
+  segment.used.store(static_cast<uint32_t>(tail.used), std::memory_order_relaxed);
+}
+
+bool Log::append(Tail& tail, uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding,
+                 BodyRoom* body) {
+  const uint64_t bytes = units * kUnitBytes, body_bytes = body ? body->bytes : 0;
   sys::Locked lock(tail_lock_);
-  if ((tail.reserved && !cleaning) || tail.used + bytes > segment_bytes()) return false;
+  if ((tail.reserved && !cleaning) || !find_room(tail, bytes, body_bytes)) return false;
   Segment& segment = segments_[tail.segment];
   *out = Address{((tail.segment << segment_bits_) + tail.used) / kUnitBytes};
-  const uint64_t more = padding ? block_padding(tail.used + bytes, bytes) : 0;
+  const bool group = tail.heads_end != 0;
+  const uint64_t more = padding && !group ? block_padding(tail.used + bytes, bytes) : 0;
   if (more) *padding = more / kUnitBytes;
   tail.used += bytes + more;
-  segment.used.store(static_cast<uint32_t>(tail.used), std::memory_order_relaxed);
-  if (!cleaning) clock_.store(clock_.load(std::memory_order_relaxed) + units, std::memory_order_relaxed);
-  note_set(segment, cleaning ? before : Address{}, units + more / kUnitBytes);
-  add_live(*out, units + more / kUnitBytes);
+  if (body_bytes) body->block = static_cast<uint32_t>(tail.bodies_end / media::kBlockBytes);
+  tail.bodies_end += body_bytes;
+  const uint64_t live = units + (more + body_bytes) / kUnitBytes;
+  segment.used.store(static_cast<uint32_t>(group ? tail.bodies_end : tail.used), std::memory_order_relaxed);
+  if (!cleaning)
+    clock_.store(clock_.load(std::memory_order_relaxed) + units + body_bytes / kUnitBytes, std::memory_order_relaxed);
+  note_set(segment, cleaning ? before : Address{}, live);
+  add_live(*out, live);
   segment.filling[segment.batch.load(std::memory_order_relaxed) & 1].fetch_add(1, std::memory_order_relaxed);
   return true;
 }
 
 // Where no segment is free, what the other tails have left is better than none.
-int Log::allocate(uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding) {
+int Log::allocate(uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding, BodyRoom* body) {
   Tail& wanted = tails_[tail_for(before)];
   for (int status = 0; status == 0; status = roll(wanted, cleaning))
-    if (append(wanted, units, cleaning, before, out, padding)) return 0;
+    if (append(wanted, units, cleaning, before, out, padding, body)) return 0;
   for (Tail& other : tails_)
-    if (append(other, units, cleaning, before, out, padding)) return 0;
+    if (append(other, units, cleaning, before, out, padding, body)) return 0;
   return -EAGAIN;
 }
 
@@ -131,7 +165,9 @@ int Log::roll(Tail& tail, bool cleaning) {
   {
     sys::Locked lock(tail_lock_);
     if (tail.reserved && !cleaning) return -EAGAIN;
-    if (tail.used + inline_units_max() * kUnitBytes <= segment_bytes()) return 0;
+    // The most that any record takes, with the block that ends before its body.
+    const uint64_t most = std::max(inline_units_max() * kUnitBytes, body_bytes_max() + 2 * media::kBlockBytes);
+    if (std::max(tail.used, tail.bodies_end) + most <= segment_bytes()) return 0;
   }
   uint64_t number;
   if (!take_one(cleaning, &number)) return -EAGAIN;
@@ -145,7 +181,7 @@ int Log::roll(Tail& tail, bool cleaning) {
   segments_[number].opened_at = clock_.load(std::memory_order_relaxed);
   segments_[number].tail = static_cast<unsigned>(&tail - tails_);
   segments_[number].state.store(SegmentState::kOpen, std::memory_order_seq_cst);
-  tail = {number, first_at(number), true, cleaning && !room_for_writers(0)};
+  tail = {.segment = number, .used = first_at(number), .open = true, .reserved = cleaning && !room_for_writers(0)};
   if (commits()) open_log_segment(number);
   return 0;
 }
@@ -154,6 +190,7 @@ int Log::roll(Tail& tail, bool cleaning) {
 void Log::seal_locked(Tail& tail) {
   const uint64_t number = tail.segment;
   if (!tail.open) return;
+  if (!commits()) end_group(tail);
   if (commits() && !finish_batch()) segments_[number].used.store(used_durable(number), std::memory_order_relaxed);
   segments_[number].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
   tail = {.used = segment_bytes()};

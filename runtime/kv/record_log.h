@@ -16,6 +16,15 @@
 // and those that were read while they were in a frame, go to the read cache (record_cache.h), which takes the DRAM that
 // frames and index leave.
 //
+// On a device values of whole blocks lie on blocks, apart from their records, which gather before them:
+//
+//   │ record │ records of bodies 1, 2, 3 │ mark, to the block's end │ body 1 │ body 2 │ body 3 │ record │ ...
+//            └────────────────────── a group ────────────────────────────────────────┘
+//
+// While a tail has a group open both of its parts grow: records of any kind up to the end of the block that the first
+// one is in, bodies behind it. A mark that leads over the bodies ends it when a record finds no room, or the tail or
+// its batch ends. Where the bodies of written records lie is known in DRAM (body_table.h).
+//
 // If sets are durable when they return, there is one tail, which is written in batches instead, each once (commit.cpp).
 //
 // Threading: any. allocate holds a spin lock for some instructions; calls that pick segments take a mutex; those on the
@@ -26,6 +35,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "kv/body_table.h"
 #include "kv/budget.h"
 #include "kv/epoch.h"
 #include "kv/record.h"
@@ -92,6 +102,12 @@ struct LogPlace {
   bool read_only = false;
 };
 
+// Of the body of a record that is allocated: its size, 0 for none; then its first block in the segment.
+struct BodyRoom {
+  uint64_t bytes = 0;
+  uint32_t block = 0;
+};
+
 class Log {
  public:
   static constexpr uint64_t kReserve = 3, kAheadMost = 8, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
@@ -110,8 +126,10 @@ class Log {
   // Takes room for a record, in DRAM. The record counts as live from now on, and until published() its segment is
   // neither cleaned nor written. before: the record whose place it takes, and which lives; {}: of a new key.
   // -EAGAIN: no segment is free except the reserve (for cleaning: none at all), or no frame.
-  // padding: the record may be longer by so many units, which *padding then is: see block_padding().
-  [[nodiscard]] int allocate(uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding = nullptr);
+  // padding: the record may be longer by so many units, which *padding then is: see block_padding(). body: the same for
+  // its body, which counts as live with it.
+  [[nodiscard]] int allocate(uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding = nullptr,
+                             BodyRoom* body = nullptr);
   void published(Address address) {
     Segment& segment = of(address);
     segment.filling[side_of(segment, address)].fetch_sub(1, std::memory_order_release);
@@ -140,9 +158,11 @@ class Log {
   // Takes bytes from the budget, from the read cache if nothing else is left. False: nothing was taken.
   bool take_memory(uint64_t bytes) {
     while (!budget_->take(bytes))
-      if (!cache_.shrink()) return false;
+      if (!shrink()) return false;
     return true;
   }
+  // Gives some of the read cache, or of the table of bodies, back to the budget. Pre: in no epoch.
+  bool shrink() { return cache_.shrink() || bodies_.shrink(); }
   // Callback: whether the index leads to a record. Called, in no epoch, for records that were read, before their frame
   // is taken.
   using Lives = bool (*)(void* owner, const Record* record, Address address);
@@ -161,6 +181,34 @@ class Log {
   // Of several pieces all but the last hold more than half of that; so no pair has more pieces than this.
   uint64_t piece_bytes_min() const { return piece_bytes_max() / 2; }
   uint64_t pieces_most() const { return bytes() / piece_bytes_min() + 2; }
+  // A value that lies on blocks: of whole ones, with a key that leaves room for many records in a block. The longest is
+  // as long as pieces are, for the same reason.
+  static constexpr uint64_t kBodyKeyMost = 512;
+  static constexpr uint64_t kBodyRecordUnits =  // at most
+      record_units(kBodyKeyMost, sizeof(Body)) + sizeof(ReplacedLarge) / kUnitBytes;
+  uint64_t body_bytes_max() const {
+    const uint64_t most = segment_bytes() / 32;
+    return most < media::kBlockBytes ? media::kBlockBytes : most;
+  }
+  bool lies_on_blocks(uint64_t key_bytes, uint64_t value_bytes) const {
+    return device_ && value_bytes % media::kBlockBytes == 0 && value_bytes != 0 && value_bytes <= body_bytes_max() &&
+           key_bytes <= kBodyKeyMost;
+  }
+  // The value of a record that at() or in_dram() returned, for as long.
+  char* value_of(Record* record) const;
+  const char* value_of(const Record* record) const { return value_of(const_cast<Record*>(record)); }
+  // Of a sound record in `memory`, which holds its segment up to byte `end`: whether its body, if it has one, is what
+  // was written.
+  bool body_is_sound(const Record* record, Address address, uint64_t life, const char* memory, uint64_t end) const;
+  BodyTable& bodies() { return bodies_; }
+  uint64_t body_offset(Address address, uint64_t block) const {  // of the log, in bytes
+    return (segment_of(address) << segment_bits_) + block * media::kBlockBytes;
+  }
+  // More room for what it should know, at the cost of the read cache. Pre: in no epoch.
+  void grow_bodies() {
+    if (bodies_.wants_more() && bodies_.may_grow())
+      while (!bodies_.grow() && cache_.shrink()) {}
+  }
   // Whether a record can be in this log, that is, no length leads out of it. A checksum proves that a
   // store wrote a record, not that the record makes sense. room: bytes from the record to the end of the memory.
   bool possible(const Record* record, uint64_t room) const;
@@ -378,6 +426,7 @@ class Log {
   struct Tail {
     uint64_t segment = 0, used = 0;  // not open: used == segment_bytes()
     bool open = false;
+    uint64_t heads_end = 0, bodies_end = 0;  // of the open group; 0: none
     // It was taken from the reserve: it is for cleaning alone until more segments are free.
     bool reserved = false;
   };
@@ -385,7 +434,10 @@ class Log {
   void cut_tails();
   void cut_locked(Tail& tail);
   int write_part(uint64_t number, uint64_t end);
-  bool append(Tail& tail, uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding);
+  bool append(Tail& tail, uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding,
+              BodyRoom* body);
+  bool find_room(Tail& tail, uint64_t bytes, uint64_t body_bytes);
+  void end_group(Tail& tail);
   // placement.cpp
   unsigned tail_count() const;
   unsigned tail_for(Address before) const;
@@ -446,6 +498,9 @@ class Log {
   void note_free(uint64_t number);
   bool possible_size(const Record* record, uint64_t room) const;
   int read_record(Address address, uint64_t life, char* buffer);
+  void note_body(const Record* record, Address address);
+  void sum_body(Record* record, Address address, const char* memory);
+  void learn_bodies(Address address, uint64_t life, const char* buffer, uint64_t bytes);
   uint64_t guess_bytes(uint64_t at) const;
   void note_record(uint64_t bytes);
 
@@ -470,6 +525,7 @@ class Log {
   // One bit for each kMarkBytes of the frames: a record that begins there was read.
   std::atomic<uint64_t>* marks_ = nullptr;
   RecordCache cache_;
+  BodyTable bodies_;
   Lives lives_in_index_ = nullptr;
   void* index_owner_ = nullptr;
   uint64_t frame_count_ = 0, frames_mapped_ = 0, buffer_bytes_ = 0;
@@ -529,13 +585,23 @@ class Look {
   // Returns the record whatever its checksum is; its content may be anything. nullptr: it cannot be read, or its
   // lengths are impossible.
   [[nodiscard]] Record* unproven(Address address);
+  // Reads a body from where the table says that it is, without its record: 0 if that proves it to be the value of this
+  // key at that address in that life. Otherwise the table has forgotten it; -EBADMSG, -errno.
+  [[nodiscard]] int known_body(const BodyPlace& place, Address address, uint64_t life, Bytes key);
+  // Makes value() valid. Pre: the record was found. 0 at once, but for a body that is only on the device; -EBADMSG,
+  // -errno.
+  [[nodiscard]] int find_value();
   Record* operator->() const { return record_; }
   Record* record() const { return record_; }
+  const char* value() const { return value_; }
 
  private:
   int keep_pair();
   Log& log_;
   Record* record_ = nullptr;
+  Address address_;  // of record_
+  uint64_t life_ = 0;
+  const char* value_ = nullptr;
   char* buffer_ = nullptr;
   std::optional<Reading> guard_;
 };

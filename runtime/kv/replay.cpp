@@ -48,10 +48,12 @@ std::atomic<uint64_t>* Store::find_moved(Index& index, uint64_t hash, const Reco
     if (!may_be(address)) return false;
     *from = address;
     Look look(log_);
+    // Of a value on blocks the rest of the record says where that is.
+    const uint64_t same = record->has_body() ? record->key_bytes : record->units() * kUnitBytes - sizeof(Record);
     return look.locked(address) == 0 && look->units() == record->units() + record->stripped_units() &&
-           look->type() == record->type() && look->key_bytes == record->key_bytes &&
-           look->value_bytes == record->value_bytes &&
-           memcmp(look->key(), record->key(), record->units() * kUnitBytes - sizeof(Record)) == 0;
+           look->type() == record->type() && look->has_body() == record->has_body() &&
+           look->key_bytes == record->key_bytes && look->value_bytes == record->value_bytes &&
+           memcmp(look->key(), record->key(), same) == 0;
   });
 }
 
@@ -61,7 +63,7 @@ void Store::find_rebuilt(Index& index, uint64_t hash, Before* out) {
     Look look(log_);
     if (look.locked(address) < 0 || hash_of_record(look.record()) != hash) return false;
     out->address = address;
-    out->units = look->units();
+    out->units = look->live_units();
     out->value_bytes = look->value_bytes;
     if (look->type() != RecordType::kLarge) return true;
     out->value_bytes = look->pieces().value_bytes;
@@ -120,7 +122,7 @@ int Store::apply(Record* record, Address address) {
   Before before;
   if (record->moved()) {
     before.place = find_moved(index, hash, record, &before.address);
-    before.units = record->units() + record->stripped_units();
+    before.units = record->live_units() + record->stripped_units();
     before.value_bytes = value_bytes;
   } else if (replaces) {
     before = before_of(record);
@@ -142,7 +144,7 @@ int Store::apply(Record* record, Address address) {
   } else if (const int status = index.insert(hash, address); status < 0) {
     return status;
   }
-  if (!deleted) log_.add_live(address, record->units());
+  if (!deleted) log_.add_live(address, record->live_units());
   if (before.place) log_.drop_live(before.address, before.units);
   if (!record->is_piece())
     shard.count_bytes(deleted ? 0 : key_bytes + value_bytes, before.place ? key_bytes + before.value_bytes : 0);
@@ -161,7 +163,7 @@ int Store::replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* lif
     for (uint64_t at = end->at; at < to;) {
       auto* record = reinterpret_cast<Record*>(memory + at);
       if (const int status = apply(record, Address{(begin + at) / kUnitBytes}); status < 0) return status;
-      at += record->units() * kUnitBytes;
+      at += record->span();
     }
     ++end->number;
     end->next[0] = batch->next[0];
@@ -262,7 +264,7 @@ int Store::visit_lost(void* context, OnLost on_lost) {
       // What cleaning has moved is where it was; pieces are their head's.
       const bool of_pair = record->type() != RecordType::kMark && !record->is_piece();
       if (of_pair && !record->moved()) on_lost(context, record, segment, at);
-      at += record->units() * kUnitBytes;
+      at += record->span();
     }
     return true;
   };

@@ -428,10 +428,10 @@ void Store::free_image(Shard& shard) {
   images_.fetch_sub(1, std::memory_order_release);
 }
 
-// For an index that could not grow: of the read cache, or, as images are there for a save alone, when one is written.
+// For an index that could not grow: of the log's caches, or, as images are there for a save alone, when one is written.
 // freed: images_freed_ as it was before. False: there is none. Pre: no lock, no epoch.
 bool Store::gain_memory(uint64_t freed) {
-  if (log_.cache().shrink()) return true;
+  if (log_.shrink()) return true;
   const bool waits = images_.load(std::memory_order_acquire) != 0;
   if (waits) sys::sleep_ns(50'000);
   return waits || images_freed_.load(std::memory_order_acquire) != freed;

@@ -19,6 +19,7 @@ namespace {
 // A value that shrank by more than half gets a record of its own, unless the store is full: the room would never come
 // back.
 bool fits_in_place(const Record* record, uint64_t value_bytes, bool full) {
+  if (record->has_body()) return value_bytes == record->value_bytes;
   const uint64_t room = record->value_room();
   const bool wastes = room >= 64 && value_bytes < room / 2 && !full;
   return record->type() == RecordType::kPair && value_bytes <= room && !wastes;
@@ -43,7 +44,7 @@ int Store::examine(Address address, uint64_t hash, Bytes key, Found* out) {
     if (status < 0) return error;
     if (!is_key(look.record(), hash, key)) return 0;
     const bool large = look->type() == RecordType::kLarge;
-    out->units = look->units();
+    out->units = look->live_units();
     out->pieces = large ? look->pieces() : Pieces{};
     out->value_bytes = large ? look->pieces().value_bytes : word32(look->value_bytes, std::memory_order_relaxed);
   }
@@ -132,7 +133,7 @@ void Store::believe_lengths(uint64_t hash, Bytes key, Found* out) {
   if (large && record->pieces().hash == hash) out->pieces = record->pieces();
   const uint64_t units = record->units();
   const uint64_t wanted =
-      record_units(record->key_bytes, record->value_bytes) + Record::replaced_units(record->size_type);
+      record_units(record->key_bytes, record->stored_bytes()) + Record::replaced_units(record->size_type);
   out->value_bytes = large ? record->pieces().value_bytes : record->value_bytes;
   const Address behind{out->address.value + units};
   const uint64_t segment = log_.segment_of(out->address);
@@ -140,7 +141,7 @@ void Store::believe_lengths(uint64_t hash, Bytes key, Found* out) {
   const bool padded = units > wanted && behind.value * kUnitBytes % media::kBlockBytes == 0 &&
                       (units - wanted) * Log::kPaddingShare <= wanted;
   if ((units == wanted || padded) && (last || (log_.segment_of(behind) == segment && look.locked(behind) == 0)))
-    out->units = units;
+    out->units = units;  // without its body, of whose length nothing is certain
 }
 
 // Once for each: it is gone. Pre: the key's entry leads elsewhere.
@@ -159,7 +160,8 @@ int Store::set(Bytes key, Bytes value) {
   if (key.size > kPairBytesMax || value.size > kPairBytesMax) return -EINVAL;
   if (log_.failed()) return -EIO;
   const uint64_t hash = hash_of(key), notes = log_.commits() ? sizeof(ReplacedLarge) / kUnitBytes : 0;
-  const bool large = record_units(key.size, value.size) + notes > log_.inline_units_max();
+  const bool large = !log_.lies_on_blocks(key.size, value.size) &&
+                     record_units(key.size, value.size) + notes > log_.inline_units_max();
   const int status = large ? set_large(hash, key, value) : set_inline(hash, key, value, true);
   return status < 0 ? status : end_change(status != kInPlace);
 }
@@ -204,10 +206,17 @@ void Store::note_replaced(Record* record, const Found& found) {
   of->count = found.pieces.count();
 }
 
+// A pair whose value lies on blocks; their checksum comes when they are written.
+void Store::fill_with_body(Record* record, uint64_t units, Bytes key, Bytes value, const BodyRoom& room) {
+  fill_head(record, RecordNotes::kBody, RecordType::kPair, units, key, value.size);
+  const_cast<Body&>(record->body()) = {0, room.block, 0};
+  memcpy(log_.value_of(record), value.data, value.size);
+}
+
 // A record that no entry leads to, though it is in the log: it has to mean nothing there.
-void Store::forget_record(Address address, uint64_t units) {
+void Store::forget_record(Address address, uint64_t units, uint64_t body_bytes) {
   fill_head(log_.at(address), 0, RecordType::kMark, units, {}, 0);
-  log_.drop_live(address, units);
+  log_.drop_live(address, units + body_bytes / kUnitBytes);
 }
 
 // What an entry led to lives no more. Pre: it is gone or leads elsewhere.
@@ -235,7 +244,7 @@ bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool ful
   // A record that cleaning moved says by what it holds which one it takes the place of.
   const bool fits = !record->moved() && fits_in_place(record, value.size, full);
   if (fits) {
-    value_overwrite(record, value);
+    value_overwrite(record, log_.value_of(record), value);
     shard.count_bytes(value.size, found.value_bytes);
   }
   log_.published(found.address);
@@ -266,15 +275,21 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       replaces = found.place != nullptr;
       no_hand = found.pieces.id != 0 && (!may_wait || !hand.take(found.pieces, found.damaged));
       index_full = !replaces && make_room(shard.index, hash) < 0;
-      uint64_t units = record_units(key.size, value.size) + units_of_notes(found), padding = 0;
+      BodyRoom body{log_.lies_on_blocks(key.size, value.size) ? value.size : 0};
+      uint64_t units = record_units(key.size, body.bytes ? sizeof(Body) : value.size) + units_of_notes(found);
+      uint64_t padding = 0;
       Address address;
-      if (!no_hand && !index_full && log_.allocate(units, false, found.before(), &address, &padding) == 0) {
+      if (!no_hand && !index_full &&
+          log_.allocate(units, false, found.before(), &address, body.bytes ? nullptr : &padding, &body) == 0) {
         if (padding) memset(reinterpret_cast<char*>(log_.at(address)) + units * kUnitBytes, 0, padding * kUnitBytes);
         units += padding;
-        fill_record(log_.at(address), RecordType::kPair, units, key, value);
+        if (body.bytes)
+          fill_with_body(log_.at(address), units, key, value, body);
+        else
+          fill_record(log_.at(address), RecordType::kPair, units, key, value);
         note_replaced(log_.at(address), found);
         const int status = publish(shard, hash, address, found, key.size + value.size);
-        if (status < 0) forget_record(address, units);
+        if (status < 0) forget_record(address, units, body.bytes);
         log_.published(address);
         if (status == 0) break;
         index_full = true;

@@ -199,7 +199,7 @@ int Store::validate_entry(unsigned shard, bool of_pieces, Address address, uint6
     return why->set(status, "shard %u: a record cannot be read", shard);
   if (&shard_of(hash_of_record(look.record())) != &shards_[shard] || look->is_piece() != of_pieces)
     return why->set(-EBADMSG, "shard %u: an entry leads to a key of another", shard);
-  *units += look->units();
+  *units += look->live_units();
   *pieces += of_pieces ? 1 : look->type() == RecordType::kLarge ? look->pieces().count() : 0;
   return 0;
 }

@@ -91,6 +91,7 @@ struct ColdGet {
   void* buffer = nullptr;
   uint64_t bytes = 0, offset = 0, hash = 0, life = 0;
   Address address;
+  BodyPlace body = {};  // what is read is this
 };
 
 class Store {
@@ -209,6 +210,7 @@ class Store {
     Address address;
     uint64_t life = 0;
     Pieces pieces = {};
+    BodyPlace body = {};  // where its value may lie
   };
   struct Candidates {
     static constexpr unsigned kMax = 8;
@@ -295,6 +297,7 @@ class Store {
   uint64_t hash_of_record(const Record* record) const;
   bool lives(const Record* record, Address address);  // whether an index leads to it. Pre: in no epoch
   int64_t get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset, Candidates* cold);
+  void admit_body(const BodyPlace& body, Bytes key, const char* value, Address address, uint64_t life);
   int64_t get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   int64_t get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   // The record if it is in DRAM; else nullptr and *cold. Pre: in the epoch in which the index returned the address.
@@ -376,7 +379,8 @@ class Store {
   void give_back_empty(uint64_t segment);
   uint64_t units_of_notes(const Found& found) const;
   void note_replaced(Record* record, const Found& found);
-  void forget_record(Address address, uint64_t units);
+  void forget_record(Address address, uint64_t units, uint64_t body_bytes = 0);
+  void fill_with_body(Record* record, uint64_t units, Bytes key, Bytes value, const BodyRoom& room);
   int log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve, uint32_t notes);
   int64_t del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve, InHand* hand);
   unsigned take_marker();  // Index::kNoMarker: all are in use by walks
@@ -394,7 +398,7 @@ class Store {
   int room_for_segment_locked();
   int clean(uint64_t segment);
   int clean_what_is_worth_it();
-  int move_record(const Record* record, Address from);
+  int move_record(const Record* record, const char* segment, Address from);
 
   uint64_t mapping_bytes_ = 0;
   Device* device_ = nullptr;

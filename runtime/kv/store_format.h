@@ -40,6 +40,9 @@
 // after it refers to is not overwritten before a younger state is durable. Each open that begins a log gives it a
 // random number, so remains of a former log are never taken for a batch of this one.
 //
+// A value of whole blocks lies on blocks behind its record (record.h: RecordNotes::kBody; record_log.h). No scan reads
+// it as a record: a mark before the values says how long they are.
+//
 // What may change in this format: feature bits of the root (lun/volume/image_format.h). Incompatible: kFeatureLog.
 // Version 1 had large pairs in segments of their own.
 #pragma once

@@ -47,7 +47,7 @@ void check_copy(Record* copy, uint64_t address, uint64_t life) {
   fill(&wanted, address, life, value_bytes(address, life));
   uint64_t key;
   memcpy(&key, copy->key(), 8);
-  const uint64_t length = value_copy_out(copy, 0, found.data(), found.size());
+  const uint64_t length = value_copy_out(copy, copy->value(), 0, found.data(), found.size());
   if (key != address || length != wanted.size() || memcmp(found.data(), wanted.data(), length) != 0)
     fail("the copy of address " + std::to_string(address) + " in life " + std::to_string(life) + " is another's");
 }

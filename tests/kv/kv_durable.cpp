@@ -100,7 +100,8 @@ void History::operate(Store* store, SharedDevice* device, std::vector<Key>* keys
   const State before = one.states.back();
   State after;
   if (random.below(5)) {
-    after = {operation, kLengthMin + random.below(random.below(60) ? 900 : random.below(12) ? 70'000 : kLengthMax)};
+    const uint64_t length = kLengthMin + random.below(random.below(60) ? 900 : random.below(12) ? 70'000 : kLengthMax);
+    after = {operation, or_whole_blocks(random, 6, length)};
     if (random.below(4) == 0 && before.version) after.length = before.length;
   }
   one.states.push_back(after);

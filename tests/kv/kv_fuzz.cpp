@@ -104,7 +104,7 @@ void Image::make() {
   Store* store = kv_test::open_store(options_for(&device, Contents::kNew));
   std::string value;
   for (uint64_t key = 0; key < kKeys; ++key) {
-    kv_test::fill(&value, key, 1, random_.below(key % 50 == 0 ? 3000 : 200));
+    kv_test::fill(&value, key, 1, key % 20 == 1 ? 4096 : random_.below(key % 50 == 0 ? 3000 : 200));
     if (store->set({&key, sizeof key}, kv_test::bytes_of(value)) != 0) fail("set");
   }
   for (uint64_t key = kKeys; key < kKeys + 6; ++key) {
@@ -145,7 +145,7 @@ void Image::learn() {
       if (record->checksum != record_checksum(record, Address{(i * kSegment + at) / kUnitBytes}, entry.life))
         fail("records are not understood");
       (record->type() == RecordType::kLarge ? large_ : records_).push_back({i, at, entry.life, record->type()});
-      at += record->units() * kUnitBytes;
+      at += record->span();
     }
   }
   if (links_.empty() || records_.size() < kKeys || large_.size() < 6) fail("the image lacks something");
@@ -240,8 +240,10 @@ void Image::mutate_record() {
   const auto& list = random_.below(2) ? large_ : records_;
   const Place where = list[random_.below(list.size())];
   const uint64_t at = place(where.segment) + where.offset;
+  const auto* record = reinterpret_cast<const Record*>(memory.data() + at);
+  const uint64_t value = where.type == RecordType::kLarge ? sizeof(Pieces) : sizeof(Body);
   change_word(at + offsetof(Record, size_type),
-              where.type == RecordType::kLarge ? 12 + sizeof(uint64_t) + sizeof(Pieces) : 12);
+              where.type == RecordType::kLarge || record->has_body() ? 12 + sizeof(uint64_t) + value : 12);
   seal_record(where.segment, where.offset, where.life);
 }
 
@@ -499,7 +501,7 @@ void ForgedLog::learn_batch(uint64_t segment, uint64_t from) {
   const Place first{segment, from, batch.life};
   if (mark->type() != RecordType::kMark || mark->units() * kUnitBytes != sizeof *mark + sizeof batch) return;
   if (mark->checksum != record_checksum(mark, address_of(first), batch.life)) return;
-  for (Place place = first; place.offset < from + batch.bytes; place.offset += record_at(place)->units() * kUnitBytes) {
+  for (Place place = first; place.offset < from + batch.bytes; place.offset += record_at(place)->span()) {
     const Record* record = record_at(place);
     if (record->type() == RecordType::kPair && record->is_piece()) pieces_.push_back(place);
     if (record->type() != RecordType::kLarge || batch.number < newest_) continue;

@@ -41,13 +41,15 @@ struct Shape {
   Durability durability = Durability::kFlush;
   unsigned opens = 2, sets = 400, keys = 250, large_in = 60;
   uint64_t bytes = 4 * kMiB;
-  bool one_length = false, killed = false, over_another = false;
+  uint64_t one_length = 0;
+  bool killed = false, over_another = false;
 };
 constexpr Shape kShapes[] = {
     {.name = "flush"},
     {.name = "flush, killed", .killed = true},
-    {.name = "one open, one length", .opens = 1, .sets = 1500, .keys = 600, .large_in = 100'000, .one_length = true},
-    {.name = "few keys, one length", .opens = 2, .sets = 300, .keys = 40, .large_in = 100'000, .one_length = true},
+    {.name = "one open, one length", .opens = 1, .sets = 1500, .keys = 600, .large_in = 100'000, .one_length = 100},
+    {.name = "few keys, one length", .opens = 2, .sets = 300, .keys = 40, .large_in = 100'000, .one_length = 100},
+    {.name = "values on blocks", .sets = 250, .keys = 120, .large_in = 100, .one_length = 4096},
     {.name = "large pairs", .sets = 150, .keys = 30, .large_in = 2},
     {.name = "over another store", .over_another = true},
     {.name = "group", .durability = Durability::kGroup, .killed = true},
@@ -116,8 +118,8 @@ void History::change(Store* store, const std::string& prefix, unsigned number) {
   }
   std::string value;
   const uint64_t length = random_.below(shape.large_in) == 0 ? 66'000 + random_.below(120'000)
-                          : shape.one_length                 ? 100
-                                                             : random_.below(1200);
+                          : shape.one_length                 ? shape.one_length
+                                                             : or_whole_blocks(random_, 12, random_.below(1200));
   kv_test::fill(&value, number, random_.next(), length);
   const int status = store->set(bytes_of(key), bytes_of(value));
   if (status == -ENOSPC) return;  // large pairs may fill it
@@ -197,7 +199,7 @@ Map map_of(const std::vector<char>& memory) {
     if (entry.kind != form::SegmentKind::kRecords) continue;
     for (uint64_t at = i == 0 ? kUnitBytes : 0; at < entry.used;) {
       map.records.push_back(place(i) + at);
-      at += reinterpret_cast<const Record*>(memory.data() + place(i) + at)->units() * kUnitBytes;
+      at += reinterpret_cast<const Record*>(memory.data() + place(i) + at)->span();
     }
   }
   if (map.state.empty() || map.records.empty()) fail("the image is not understood");

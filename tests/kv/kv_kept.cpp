@@ -100,9 +100,10 @@ void History::operate(Store* store, Model* model, uint64_t* sum) {
     model->erase(found);
     return;
   }
-  const Value value{++version_, kLengthMin + random_.below(random_.below(60)   ? 900 * times_
-                                                           : random_.below(12) ? 90'000
-                                                                               : kLengthMax)};
+  const uint64_t length = kLengthMin + random_.below(random_.below(60)   ? 900 * times_
+                                                     : random_.below(12) ? 90'000
+                                                                         : kLengthMax);
+  const Value value{++version_, or_whole_blocks(random_, 8, length)};
   make_value(key, value);
   const int status = store->set(bytes_of(text), bytes_of(value_));
   if (status == -ENOSPC) return;

@@ -22,11 +22,13 @@ struct Kind {
   const char* name;
   uint64_t keys, log_bytes, value_max;
   unsigned shards;
+  uint64_t segment_bytes = 0;
 };
 // The last two run full: what would live does not go in.
 constexpr Kind kKinds[] = {{"few keys", 64, 2 * kMiB, 300, 1},
                            {"many keys", 40'000, 4 * kMiB, 200, 8},
                            {"large values", 24, 8 * kMiB, 300'000, 4},
+                           {"values on blocks", 200, 4 * kMiB, 40'000, 2, 256 * kKiB},
                            {"full of small ones", 60'000, 3 * kMiB, 200, 4},
                            {"full of large ones", 64, 4 * kMiB, 200'000, 2}};
 
@@ -39,6 +41,7 @@ class Model {
     options.device = open_device(uri, kind.log_bytes);
     options.dram_bytes = options.device ? 5 * kMiB : kind.log_bytes + 8 * kMiB;
     options.shards = kind.shards;
+    options.segment_bytes = kind.segment_bytes;
     options.expected_keys = 16;  // grows
     dram_bytes_ = options.dram_bytes;
     store_ = open_store(options);
@@ -81,6 +84,7 @@ void Model::set(const std::string& key) {
   // in place, more or less
   if (found != model_.end() && random_.below(2)) length = found->second.size() + random_.below(9) - 4;
   if (length > kind_.value_max) length = 0;
+  if (kind_.value_max > 4096 * 3) length = or_whole_blocks(random_, kind_.segment_bytes ? 2 : 6, length);
   fill(&value_, mix(key.size()), ++version_, length);
   const int status = store_->set(bytes_of(key), bytes_of(value_));
   if (status == -ENOSPC) {
@@ -202,7 +206,9 @@ int main(int argc, char** argv) {
   const uint64_t kinds = sizeof kKinds / sizeof *kKinds;
   for (uint64_t i = 0; i < kinds; ++i) {
     // Operations on large values cost a hundred times as much.
-    const uint64_t share = kKinds[i].value_max > 100'000 ? operations / 100 : operations * 98 / 100 / 3;
+    const uint64_t share = kKinds[i].value_max > 100'000 ? operations / 100
+                           : kKinds[i].segment_bytes     ? operations / 20
+                                                         : operations * 93 / 100 / 3;
     Model(kKinds[i], seed + i, uri).run(share);
   }
   return 0;

@@ -39,6 +39,11 @@ class Random {
   uint64_t state_;
 };
 
+// One in `in` lengths is of whole blocks: such values lie apart from their records.
+inline uint64_t or_whole_blocks(Random& random, uint64_t in, uint64_t length) {
+  return random.below(in) ? length : 4096 * (1 + random.below(3));
+}
+
 // Bytes that only this key in this version has.
 inline void fill(std::string* out, uint64_t key, uint64_t version, uint64_t length) {
   out->resize(length);

@@ -29,7 +29,8 @@ constexpr uint64_t kShared = 5, kStaying = 500, kLengthMax = 90'000;
 
 uint64_t length_of(uint64_t key, uint64_t version) {
   const uint64_t x = mix(key << 20 ^ version);
-  if (key % 50 == 1) return x % kLengthMax;          // often a large pair
+  if (key % 50 == 1) return x % kLengthMax;  // often a large pair
+  if (key % 20 == 2) return 4096 * (1 + version % 3 / 2);
   return key % 3 == 0 ? 40 + version % 2 : x % 700;  // in place, or not
 }
 bool is_deleted(uint64_t version) { return version % 5 == 0; }  // 0: never written

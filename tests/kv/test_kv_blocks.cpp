@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values of whole blocks, which lie on blocks of the device: what a get reads, what damage costs, what they take.
+#include <errno.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kv/inspect.h"
+#include "kv/store.h"
+#include "tests/catch.h"
+#include "tests/kv/kv_support.h"
+#include "tests/support/lun_device.h"
+
+using namespace lunar;
+using namespace lunar::kv;
+using kv_test::bytes_of;
+using kv_test::value_of;
+
+namespace {
+
+constexpr uint64_t kBlock = 4096;
+
+struct CountingDevice final : lunar_test::MemoryDevice {
+  using MemoryDevice::MemoryDevice;
+  uint64_t reads = 0, read_bytes = 0;
+  int64_t transfer(const Command& command) override {
+    if (command.op == Op::kRead) ++reads, read_bytes += command.iov[0].iov_len;
+    return MemoryDevice::transfer(command);
+  }
+};
+
+struct Kept {
+  std::vector<char> memory;
+  CountingDevice device;
+  Store* store = nullptr;
+  Durability durability = Durability::kFlush;
+  bool salvage = false;
+  explicit Kept(uint64_t bytes) : memory(bytes), device(memory.data(), bytes) {}
+  ~Kept() {
+    if (store) store->close();
+  }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+  void open(Contents contents, uint64_t segment_bytes = 0, bool read_only = false) {
+    if (store) store->close();
+    store = nullptr;
+    StoreOptions options;
+    options.device = &device;
+    options.contents = contents;
+    options.durability = read_only ? Durability::kFlush : durability;
+    options.log_bytes = 0;
+    options.segment_bytes = segment_bytes;
+    options.dram_bytes = memory.size() / 6;
+    options.shards = 2;
+    options.expected_keys = 16;
+    options.read_only = read_only;
+    options.salvage = read_only && salvage;
+    store = kv_test::open_store(options);
+  }
+  static std::string key(uint64_t number) { return "key " + std::to_string(number); }
+  static std::string value(uint64_t number, uint64_t bytes) {
+    std::string out;
+    kv_test::fill(&out, number, 1, bytes);
+    return out;
+  }
+  void fill(uint64_t count, uint64_t bytes) const {
+    for (uint64_t i = 0; i < count; ++i) REQUIRE(store->set(bytes_of(key(i)), bytes_of(value(i, bytes))) == 0);
+    REQUIRE(store->flush() == 0);
+  }
+  // In an order that has nothing to do with that of the log. Reads of the device, and their bytes.
+  std::pair<uint64_t, uint64_t> get_all(uint64_t count, uint64_t bytes) {
+    device.reads = device.read_bytes = 0;
+    bool right = true;
+    for (uint64_t i = 0; i < count; ++i) {
+      const uint64_t number = i * 7919 % count;
+      std::string found(bytes, 0);
+      right &= store->get(bytes_of(key(number)), found.data(), bytes, 0) == static_cast<int64_t>(bytes);
+      right &= found == value(number, bytes);
+    }
+    CHECK(right);
+    return {device.reads, device.read_bytes};
+  }
+  char* place_of(const std::string& content) {
+    const auto at = std::search(memory.begin(), memory.end(), content.begin(), content.end());
+    REQUIRE(at != memory.end());
+    return &*at;
+  }
+  // Pairs that a sweep gives, and how many it calls lost.
+  std::pair<std::set<std::string>, uint64_t> sweep() {
+    std::set<std::string> keys;
+    Sweep what;
+    what.context = &keys;
+    what.on_damage = [](void*, const Damage&) {};
+    what.on_pair = [](void* context, Bytes one, Bytes content) {
+      const std::string text = kv_test::text_of(one);
+      const uint64_t number = std::stoull(text.substr(4));
+      if (kv_test::text_of(content) == value(number, content.size))
+        static_cast<std::set<std::string>*>(context)->insert(text);
+      return true;
+    };
+    kv::CheckReport report;
+    REQUIRE(store->sweep(what, &report) == 0);
+    return {keys, report.pairs_lost};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("kv-blocks: a cold get of whole blocks reads these, and nothing else") {
+  Kept kv(48 * kMiB);
+  for (const uint64_t bytes : {kBlock, 2 * kBlock}) {
+    kv.open(Contents::kNew, 256 * kKiB);
+    const uint64_t count = 24 * kMiB / bytes;
+    kv.fill(count, bytes);
+    const auto [reads, read_bytes] = kv.get_all(count, bytes);
+    CHECK(read_bytes >= reads * bytes / 2);
+    // Some are still in frames, and the first gets made the table as large as it has to be.
+    CHECK(reads <= count + count / 50);
+    // What was read longest ago is no more in the cache; the table knows it, unless others have pushed it out.
+    unsigned exact = 0;
+    for (uint64_t i = 0, cold = 0; cold < 50; ++i) {
+      REQUIRE(i < count);
+      kv.device.reads = kv.device.read_bytes = 0;
+      const std::string key = Kept::key(i);
+      std::string found(bytes, 0);
+      REQUIRE(kv.store->get(bytes_of(key), found.data(), bytes, 0) == static_cast<int64_t>(bytes));
+      CHECK(found == Kept::value(i, bytes));
+      CHECK(kv.device.reads <= 2);
+      cold += kv.device.reads != 0 ? 1 : 0;
+      exact += kv.device.reads == 1 && kv.device.read_bytes == bytes ? 1 : 0;
+    }
+    CHECK(exact >= 40);
+  }
+}
+
+TEST_CASE("kv-blocks: after an open one more read shows many") {
+  Kept kv(48 * kMiB);
+  kv.open(Contents::kNew, 256 * kKiB);
+  constexpr uint64_t kCount = 6000;
+  kv.fill(kCount, kBlock);
+  kv.open(Contents::kKept);
+  const auto [reads, read_bytes] = kv.get_all(kCount, kBlock);
+  CHECK(reads >= kCount);
+  CHECK(reads <= kCount + kCount / 20);
+  CHECK(read_bytes <= reads * (kBlock + kBlock / 10));
+}
+
+TEST_CASE("kv-blocks: a get in two steps reads the blocks, into the caller's buffer a part") {
+  Kept kv(48 * kMiB);
+  kv.open(Contents::kNew, 256 * kKiB);
+  kv.fill(6000, kBlock);
+  char part[100];
+  unsigned whole = 0;
+  for (uint64_t number = 0; number < 60; ++number) {
+    const std::string key = Kept::key(number), value = Kept::value(number, kBlock);
+    const auto is_part = [&] { return memcmp(part, value.data() + 1000, sizeof part) == 0; };
+    ColdGet get;
+    REQUIRE(kv.store->cold_begin(&get, bytes_of(key), part, sizeof part, 1000) == -EINPROGRESS);
+    CHECK(get.command.offset.value % kBlock == 0);
+    const bool known = get.body.blocks != 0, damaged = number % 3 == 1;
+    const int64_t moved = kv.device.transfer(get.command);
+    if (damaged) static_cast<char*>(get.piece.iov_base)[kBlock - 1] ^= 1;
+    const int64_t status = kv.store->cold_finish(&get, moved);
+    if (known && !damaged) {
+      CHECK(get.piece.iov_len == kBlock);
+      CHECK(status == static_cast<int64_t>(kBlock));
+      CHECK(is_part());
+      ++whole;
+      continue;
+    }
+    CHECK(status == -EAGAIN);  // a blocking get has to tell
+    CHECK(kv.store->get(bytes_of(key), part, sizeof part, 1000) == static_cast<int64_t>(kBlock));
+    CHECK(is_part());
+  }
+  CHECK(whole >= 20);
+}
+
+TEST_CASE("kv-blocks: a value is replaced by one of its length, of others, cut and read from an offset") {
+  Kept kv(48 * kMiB);
+  for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
+    kv.durability = durability;
+    kv.open(Contents::kNew, 256 * kKiB);
+    const std::string key = "key 1";
+    std::string value;
+    for (const uint64_t bytes :
+         {kBlock, kBlock, 2 * kBlock, uint64_t{100}, kBlock, 3 * kBlock, uint64_t{0}, 2 * kBlock}) {
+      kv_test::fill(&value, bytes, 2, bytes);
+      REQUIRE(kv.store->set(bytes_of(key), bytes_of(value)) == 0);
+      CHECK(value_of(kv.store, key) == value);
+      REQUIRE(kv.store->set(bytes_of("another"), bytes_of(value)) == 0);
+      CHECK(kv.store->exists(bytes_of(key)) == static_cast<int64_t>(bytes));
+      kv_test::check_store(kv.store);
+    }
+    char part[10];
+    kv.open(Contents::kKept);
+    if (durability == Durability::kFlush) continue;
+    CHECK(kv.store->get(bytes_of(key), part, sizeof part, kBlock - 5) == static_cast<int64_t>(2 * kBlock));
+    CHECK(memcmp(part, value.data() + kBlock - 5, sizeof part) == 0);
+    CHECK(kv.store->get(bytes_of(key), part, sizeof part, 3 * kBlock) == static_cast<int64_t>(2 * kBlock));
+    CHECK(kv.store->del(bytes_of(key)) == static_cast<int64_t>(2 * kBlock));
+    kv_test::check_store(kv.store);
+  }
+}
+
+TEST_CASE("kv-blocks: a damaged value is found out, costs no other, and a set ends it") {
+  Kept kv(48 * kMiB);
+  kv.open(Contents::kNew, 256 * kKiB);
+  constexpr uint64_t kCount = 3000;
+  kv.fill(kCount, kBlock);
+  char* place = kv.place_of(Kept::value(40, kBlock));
+  CHECK((place - kv.memory.data()) % static_cast<int64_t>(kBlock) == 0);
+  place[2000] ^= 1;
+  const std::string key = Kept::key(40);
+  std::string found(kBlock, 0);
+  for (const bool known : {true, false}) {
+    if (!known) kv.open(Contents::kKept);
+    CHECK(kv.store->get(bytes_of(key), found.data(), kBlock, 0) == -EBADMSG);
+    CHECK(value_of(kv.store, Kept::key(39)) == Kept::value(39, kBlock));
+  }
+  for (const bool salvage : {false, true}) {
+    kv.salvage = salvage;
+    kv.open(Contents::kKept, 0, true);
+    const auto [keys, lost] = kv.sweep();
+    CHECK(lost == 1);
+    CHECK(keys.size() == kCount - 1);
+    CHECK(keys.count(key) == 0);
+  }
+  kv.open(Contents::kKept);
+  REQUIRE(kv.store->set(bytes_of(key), bytes_of(Kept::value(40, kBlock))) == 0);
+  CHECK(value_of(kv.store, key) == Kept::value(40, kBlock));
+  kv_test::check_store(kv.store);
+}
+
+TEST_CASE("kv-blocks: a block of their records that is gone costs these pairs alone") {
+  Kept kv(48 * kMiB);
+  kv.open(Contents::kNew, 256 * kKiB);
+  constexpr uint64_t kCount = 3000;
+  kv.fill(kCount, kBlock);
+  const auto at = static_cast<uint64_t>(kv.place_of(Kept::key(900)) - kv.memory.data());
+  memset(kv.memory.data() + round_down(at, kBlock), 0, kBlock);
+  kv.open(Contents::kKept);
+  uint64_t gone = 0;
+  for (uint64_t i = 0; i < kCount; ++i) {
+    std::string found(kBlock, 0);
+    const std::string key = Kept::key(i);
+    const int64_t length = kv.store->get(bytes_of(key), found.data(), kBlock, 0);
+    const bool there = length == static_cast<int64_t>(kBlock);
+    CHECK((there ? found == Kept::value(i, kBlock) : length == -EBADMSG));
+    gone += there ? 0 : 1;
+  }
+  CHECK(gone >= 1);
+  CHECK(gone <= 64);
+  for (const bool salvage : {false, true}) {
+    kv.salvage = salvage;
+    kv.open(Contents::kKept, 0, true);
+    const auto [keys, lost] = kv.sweep();
+    CHECK(lost == gone);
+    CHECK(keys.size() == kCount - gone);
+  }
+}
+
+TEST_CASE("kv-blocks: what values of 4 KiB take of a device") {
+  Kept kv(128 * kMiB);
+  kv.open(Contents::kNew, kMiB);
+  constexpr uint64_t kCount = 20'000;
+  kv.fill(kCount, kBlock);
+  const double bytes = static_cast<double>(kv.store->bytes_in_use()), pairs = kCount * (kBlock + 9);
+  WARN("bytes of segments for each byte of pairs: " << bytes / pairs);
+  CHECK(bytes / pairs <= 1.04);
+}
+
+TEST_CASE("kv-blocks: the table of their places gives its memory to the index") {
+  Kept kv(48 * kMiB);
+  kv.open(Contents::kNew, 256 * kKiB);
+  kv.fill(4000, kBlock);
+  (void)kv.get_all(4000, kBlock);
+  uint64_t keys = 0;
+  int status = 0;
+  for (; status == 0; ++keys) status = kv.store->set(bytes_of("k" + std::to_string(keys)), {});
+  CHECK(status == -ENOSPC);
+  CHECK(kv.store->dram_used() <= kv.memory.size() / 6);
+  CHECK(kv.store->index_bytes() > kv.memory.size() / 6 / 3);
+  (void)kv.get_all(4000, kBlock);
+}
