@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The runner and the devices of the block library's tests: see cblk_test.h.
 #include "cblk_test.h"
+#include "tests/support/seed.h"
 
 #include <dirent.h>
 #include <signal.h>
@@ -292,16 +293,7 @@ void await_status(cblk_arw_status_t& status) {
   }
 }
 
-uint64_t seed() {
-  static const uint64_t value = [] {
-    const char* given = getenv("LUNAR_SEED");
-    const uint64_t s =
-        given ? strtoull(given, nullptr, 0) : static_cast<uint64_t>(seconds() * 1e6) * 2654435761u % 1000000007;
-    printf("seed %llu\n", static_cast<unsigned long long>(s));
-    return s;
-  }();
-  return value;
-}
+uint64_t seed() { return tier::run_seed(); }
 
 bool rings_refused() { return refused; }
 

@@ -128,7 +128,7 @@ void take_and_give(Account& account, unsigned child) {
 }  // namespace
 
 int main() {
-  tier::Random random(tier::announce_seed());
+  tier::Random random(tier::run_seed());
   Account account;
   REQUIRE_THAT(account.open(-1, kCap, kLunCap) == 0 && account.join() == 0, "account");
   account.lock_alive();

@@ -23,17 +23,7 @@ constexpr uint64_t kDram = 32 * tier::kMega, kLun = 512 * tier::kMega;
 
 template <class F>
 void expect_of_child(F&& body) {
-  fflush(nullptr);
-  const pid_t pid = fork();
-  REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
-  if (pid == 0) {
-    body();
-    fflush(nullptr);
-    _exit(0);
-  }
-  int status = 0;
-  REQUIRE_THAT(waitpid(pid, &status, 0) == pid, "waitpid: %s", strerror(errno));
-  REQUIRE_THAT(status == 0, "the child ended with status %x", status);
+  tier::expect_exit(tier::fork_child(body));
 }
 
 unsigned long long number(uint64_t n) { return n; }
@@ -68,8 +58,7 @@ void first_touch_is_charged() {
 void pins_change() {
   tier::start_tier(kDram, kLun);
   constexpr uint64_t kPinned = 8 * tier::kMega;
-  auto* base = static_cast<char*>(lunar_region_create(kPinned));
-  REQUIRE_THAT(base != nullptr, "region");
+  char* base = tier::new_region(kPinned);
   std::atomic<bool> stop{false};
   std::thread other([&] {
     while (!stop.load()) {
@@ -132,8 +121,7 @@ struct Zeroed {
 
   char* at(uint64_t i) const { return base + i * page; }
   void make() {
-    base = static_cast<char*>(lunar_region_create(kPages * page));
-    REQUIRE_THAT(base != nullptr, "region");
+    base = tier::new_region(kPages * page);
     for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(at(i), page, i, 1);
     REQUIRE_THAT(lunar_evict(base, kPages * page) > 0, "evict");
   }
@@ -237,8 +225,7 @@ void slot_of_a_dropped_page() {
   Zeroed pages;
   pages.make();
   const auto fill_other = [&](uint64_t version) {  // takes new slots, and every frame
-    char* other = static_cast<char*>(lunar_region_create(Zeroed::kPages * pages.page));
-    REQUIRE_THAT(other != nullptr, "region");
+    char* other = tier::new_region(Zeroed::kPages * pages.page);
     for (uint64_t i = 0; i < Zeroed::kPages; ++i) tier::stamp_write(other + i * pages.page, pages.page, i, version);
     REQUIRE_THAT(lunar_evict(other, Zeroed::kPages * pages.page) > 0, "evict");
     REQUIRE_THAT(lunar_region_destroy(other, Zeroed::kPages * pages.page) == 0, "destroy");
@@ -314,27 +301,17 @@ void commits_beside_the_first_eviction() {
     });
 }
 
-struct Case {
-  const char* name;
-  void (*run)();
-};
-constexpr Case kCases[] = {{"first-touch-is-charged", first_touch_is_charged},
-                           {"pins-change", pins_change},
-                           {"first-allocation", first_allocation},
-                           {"zeroed-after-a-fault", zeroed_after_a_fault},
-                           {"zeroed-after-a-touch", zeroed_after_a_touch},
-                           {"touch-in-the-midst", touch_in_the_midst},
-                           {"written-in-the-midst", written_in_the_midst},
-                           {"slot-of-a-dropped-page", slot_of_a_dropped_page},
-                           {"commits", commits_beside_the_first_eviction}};
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  for (const Case& one : kCases) {
-    if (argc != 2 || strcmp(one.name, argv[1]) != 0) continue;
-    one.run();
-    return 0;
-  }
-  REQUIRE_THAT(false, "give the name of a case");
+  return tier::run_case(argc, argv,
+                        {{"first-touch-is-charged", first_touch_is_charged},
+                         {"pins-change", pins_change},
+                         {"first-allocation", first_allocation},
+                         {"zeroed-after-a-fault", zeroed_after_a_fault},
+                         {"zeroed-after-a-touch", zeroed_after_a_touch},
+                         {"touch-in-the-midst", touch_in_the_midst},
+                         {"written-in-the-midst", written_in_the_midst},
+                         {"slot-of-a-dropped-page", slot_of_a_dropped_page},
+                         {"commits", commits_beside_the_first_eviction}});
 }

@@ -8,24 +8,12 @@
 //                      one madvise
 //   denied-later       process_madvise is denied when the pager has used it already
 //   unreadable         every other page is PROT_NONE: they leave DRAM like any other and come back right
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 
-#include <string>
-
 #include "pager/state.h"
+#include "tests/support/refused_calls.h"
 #include "tests/support/test_tier.h"
-
-#ifndef SECCOMP_FILTER_FLAG_TSYNC
-#define SECCOMP_FILTER_FLAG_TSYNC 1
-#endif
-#ifndef SYS_process_madvise
-#define SYS_process_madvise 440
-#endif
 
 namespace {
 
@@ -35,16 +23,7 @@ std::atomic<uint64_t> g_progress{0};
 size_t g_page;
 
 void deny_process_madvise() {
-  sock_filter code[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_madvise, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  sock_fprog program{sizeof code / sizeof code[0], code};
-  REQUIRE_THAT(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "no_new_privs");
-  if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) != 0)
-    tier::skip("seccomp", strerror(errno));
+  if (!refuse_calls({SYS_process_madvise}, true)) tier::skip("seccomp", strerror(errno));
 }
 
 struct Pages {
@@ -146,20 +125,13 @@ void evicts_unreadable_pages() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  REQUIRE_THAT(argc == 2, "usage: drops MODE");
-  std::string mode = argv[1];
   g_page = lunar_page_bytes();
-  if (mode == "locked-denied") deny_process_madvise();
+  if (argc > 1 && strcmp(argv[1], "locked-denied") == 0) deny_process_madvise();
   tier::start_tier(32 * tier::kMega, 512 * tier::kMega);
   tier::Watchdog watchdog(g_progress, 60);
-  if (mode == "locked" || mode == "locked-denied")
-    keeps_locked_pages();
-  else if (mode == "denied-later")
-    goes_on_when_denied();
-  else if (mode == "unreadable")
-    evicts_unreadable_pages();
-  else
-    REQUIRE_THAT(false, "no mode %s", mode.c_str());
-  printf("%s: right\n", mode.c_str());
-  return 0;
+  return tier::run_case(argc, argv,
+                        {{"locked", keeps_locked_pages},
+                         {"locked-denied", keeps_locked_pages},
+                         {"denied-later", goes_on_when_denied},
+                         {"unreadable", evicts_unreadable_pages}});
 }

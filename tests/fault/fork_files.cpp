@@ -83,11 +83,10 @@ void check_file(FILE* file, const char* expected, const char* who) {
 int main() {
   constexpr unsigned kFiles = 64, kForks = 12, kBusy = 3;
   constexpr uint64_t kMemory = 96 * tier::kMega;
-  uint64_t seed = tier::announce_seed();
+  uint64_t seed = tier::run_seed();
   tier::start_tier(24 * tier::kMega, 1536 * tier::kMega);
   size_t page = lunar_page_bytes();
-  char* base = static_cast<char*>(lunar_region_create(kMemory));
-  REQUIRE_THAT(base != nullptr, "region");
+  char* base = tier::new_region(kMemory);
   std::atomic<uint64_t> rounds{0};
   std::atomic<bool> stop{false};
   tier::Watchdog watchdog(rounds, 60);

@@ -42,8 +42,7 @@ void set_up() {
   tier::start_tier(kDram, kLun);
   g_page = lunar_page_bytes();
   g_count = kMemory / g_page;
-  g_base = static_cast<char*>(lunar_region_create(kMemory));
-  REQUIRE_THAT(g_base != nullptr, "region: %s", strerror(errno));
+  g_base = tier::new_region(kMemory);
   for (uint64_t i = 0; i < g_count; ++i) tier::stamp_write(g_base + i * g_page, g_page, i, 1);
 }
 
@@ -133,7 +132,7 @@ uint64_t switches_of(int tid) {
   return switches;
 }
 
-void waiting_for_room(uint64_t) {
+void waiting_for_room() {
   catch_with_fork();
   auto& state = lunar::pager_state();
   std::atomic<int> tid{0};
@@ -165,22 +164,16 @@ void waiting_for_room(uint64_t) {
   check(0, g_count, "parent");
 }
 
-struct Case {
-  const char* name;
-  void (*run)(uint64_t seed);
-};
-constexpr Case kCases[] = {{"first_touches", first_touches}, {"waiting_for_room", waiting_for_room}};
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  const uint64_t seed = tier::announce_seed();
-  for (const Case& one : kCases) {
-    if (argc < 2 || strcmp(one.name, argv[1]) != 0) continue;
+  const uint64_t seed = tier::run_seed();
+  const auto with_memory = [](const auto& run) {
     set_up();
-    one.run(seed);
+    run();
     REQUIRE_THAT(tier::validate(), "page table");
-    return 0;
-  }
-  return 2;
+  };
+  return tier::run_case(argc, argv,
+                        {{"first-touches", [&] { with_memory([&] { first_touches(seed); }); }},
+                         {"waiting-for-room", [&] { with_memory(waiting_for_room); }}});
 }

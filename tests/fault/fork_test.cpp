@@ -28,6 +28,8 @@ extern char** environ;
 
 namespace {
 
+using tier::expect_exit;
+using tier::fork_child;
 using tier::Random;
 
 constexpr uint64_t kMemory = 96 * tier::kMega, kDram = 32 * tier::kMega, kLun = 1536 * tier::kMega;
@@ -38,8 +40,7 @@ bool g_long = false;
 struct Pages {
   explicit Pages(uint64_t bytes, uint32_t first_version = 1)
       : page(lunar_page_bytes()), count(bytes / page), versions(count, 0) {
-    base = static_cast<char*>(lunar_region_create(bytes));
-    REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
+    base = tier::new_region(bytes);
     for (uint64_t i = 0; i < count; ++i)
       if (i % 16 != 5) write(i, first_version);  // some stay untouched
   }
@@ -72,23 +73,6 @@ struct Pages {
   char* base;
   std::vector<uint32_t> versions;
 };
-
-template <class F>
-pid_t fork_child(F&& body) {
-  fflush(nullptr);
-  pid_t pid = fork();
-  REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
-  if (pid != 0) return pid;
-  body();
-  fflush(nullptr);
-  _exit(0);
-}
-
-void expect_exit(pid_t pid, const char* who) {
-  int status = 0;
-  REQUIRE_THAT(waitpid(pid, &status, 0) == pid, "waitpid: %s", strerror(errno));
-  REQUIRE_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s ended with status %x", who, status);
-}
 
 void start(const char* options = nullptr) { tier::start_tier(kDram, kLun, nullptr, options); }
 
@@ -302,8 +286,7 @@ void fork_among_writers() {
   start();
   size_t page = lunar_page_bytes();
   uint64_t count = kMemory / page;
-  char* base = static_cast<char*>(lunar_region_create(kMemory));
-  REQUIRE_THAT(base != nullptr, "region");
+  char* base = tier::new_region(kMemory);
   auto words = [&](uint64_t i) { return reinterpret_cast<std::atomic<uint64_t>*>(base + i * page); };
   size_t last = page / 8 - 1;
   std::vector<std::atomic<uint64_t>> model(count);
@@ -496,8 +479,7 @@ void signal_handler_forks() {
   for (uint64_t round = 0; g_forks_in_handler < kForks; ++round) {
     const uint64_t first = round % 4 * (pages.count / 4), count = pages.count / 4;
     REQUIRE_THAT(lunar_discard(pages.at(first), count * pages.page) == 0, "discard");
-    auto* more = static_cast<char*>(lunar_region_create(4 * tier::kMega));
-    REQUIRE_THAT(more != nullptr, "region");
+    char* more = tier::new_region(4 * tier::kMega);
     for (uint64_t i = 0; i < 4 * tier::kMega; i += pages.page) more[i] = 1;
     REQUIRE_THAT(lunar_evict(more, 4 * tier::kMega) >= 0, "evict");
     REQUIRE_THAT(lunar_region_destroy(more, 4 * tier::kMega) == 0, "destroy");
@@ -683,8 +665,7 @@ void first_touches_beside_forks() {
   constexpr uint64_t kNew = 128 * tier::kMega;
   const size_t page = lunar_page_bytes();
   Pages pages(kDram / 4 * 3);  // the budget has no room for a copy of them
-  char* base = static_cast<char*>(lunar_region_create(kNew));
-  REQUIRE_THAT(base != nullptr, "region");
+  char* base = tier::new_region(kNew);
   constexpr unsigned kThreads = 8;
   const uint64_t each = kNew / page / kThreads;
   auto word = [&](unsigned t, uint64_t i) { return reinterpret_cast<uint64_t*>(base + (i * kThreads + t) * page); };
@@ -728,53 +709,27 @@ void first_touch_of_a_chunk() {
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
-struct Case {
-  const char* name;
-  void (*run)();
-};
-#define CASE(name) {#name, name}
-const Case kCases[] = {CASE(child_sees_the_parents_content),
-                       CASE(child_discards_and_allocates),
-                       CASE(sleeping_child_keeps_its_version),
-                       CASE(killed_child_gives_everything_back),
-                       CASE(fifty_forks_leave_nothing_behind),
-                       CASE(fork_among_writers),
-                       CASE(generations),
-                       CASE(double_fork_keeps_its_pages),
-                       CASE(hundred_generations),
-                       CASE(generations_on_virtual_luns),
-                       CASE(signal_handler_forks),
-                       CASE(raw_fork_dies),
-                       CASE(spawn_is_served),
-                       CASE(lock_holder_waits_for_room),
-                       CASE(first_touches_beside_forks),
-                       CASE(first_touch_of_a_chunk),
-                       CASE(touched_before_it_is_served)};
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1) {
-    g_seed = tier::announce_seed();
-    g_long = argc > 2 && strcmp(argv[2], "--long") == 0;
-    for (const Case& one : kCases) {
-      if (strcmp(one.name, argv[1]) != 0) continue;
-      one.run();
-      return 0;
-    }
-    REQUIRE_THAT(false, "no case %s", argv[1]);
-  }
-  for (const Case& one : kCases) {
-    double from = tier::seconds();
-    char* arguments[] = {argv[0], const_cast<char*>(one.name), nullptr};
-    pid_t pid = 0;
-    REQUIRE_THAT(posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr, arguments, environ) == 0, "posix_spawn");
-    int status = 0;
-    REQUIRE_THAT(waitpid(pid, &status, 0) == pid, "waitpid");
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) return 77;
-    printf("%s: %s (%.1f s)\n", one.name, status == 0 ? "ok" : "FAILED", tier::seconds() - from);
-    fflush(stdout);
-    if (status != 0) return 1;
-  }
-  return 0;
+  g_seed = tier::run_seed();
+  g_long = argc > 2 && strcmp(argv[2], "--long") == 0;
+  return tier::run_case(argc, argv,
+                        {{"child-sees-the-parents-content", child_sees_the_parents_content},
+                         {"child-discards-and-allocates", child_discards_and_allocates},
+                         {"sleeping-child-keeps-its-version", sleeping_child_keeps_its_version},
+                         {"killed-child-gives-everything-back", killed_child_gives_everything_back},
+                         {"fifty-forks-leave-nothing-behind", fifty_forks_leave_nothing_behind},
+                         {"fork-among-writers", fork_among_writers},
+                         {"generations", generations},
+                         {"double-fork-keeps-its-pages", double_fork_keeps_its_pages},
+                         {"hundred-generations", hundred_generations},
+                         {"generations-on-virtual-luns", generations_on_virtual_luns},
+                         {"signal-handler-forks", signal_handler_forks},
+                         {"raw-fork-dies", raw_fork_dies},
+                         {"spawn-is-served", spawn_is_served},
+                         {"lock-holder-waits-for-room", lock_holder_waits_for_room},
+                         {"first-touches-beside-forks", first_touches_beside_forks},
+                         {"first-touch-of-a-chunk", first_touch_of_a_chunk},
+                         {"touched-before-it-is-served", touched_before_it_is_served}});
 }

@@ -156,7 +156,7 @@ void exercise(Memory& m, uint64_t seed, int rounds) {
 }  // namespace
 
 int main() {
-  uint64_t seed = tier::announce_seed();
+  uint64_t seed = tier::run_seed();
   int ends[2];
   REQUIRE_THAT(pipe2(ends, O_CLOEXEC) == 0, "pipe");  // before the tier: its threads must not hold it
   tier::start_tier(kDram, 4 * kMemory);

@@ -1,21 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrity CASE: facts that the pager's promises stand on.
-//
-//   hash_key       the hash of a page's content differs between processes, and is the parent's in a forked child
-//   evict_at_once  lunar_evict drops a page that a handler has installed and not yet released
-//   guard_beside_fault  a page that becomes a guard page while a fault on it waits for its handler stays one
-//   evicted_bytes  lunar_stats says what is evicted now: not slots in use, which copies of resident pages hold too
-//   ksm            a process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= leaves it) loses no
-//                  write, as tiered pages are never merged
-//   ksm_later      the same, switched on when the tier is at work
-//   lost_page      a page that cannot be read back is SIGBUS at a touch, EFAULT or EHWPOISON in system calls, in
-//                  children too, and a discard brings it back as zeros
-//   map_over_beside_eviction  what a program writes to a map that it has put in the place of pages that are being
-//                             evicted stays
-//   map_over_unreadable  and where every other page may not be read, so that it leaves in another way
-//   raw_call       a system call of the program's own that unmaps or moves tiered memory ends it with a line
-//   hole_in_fork   a child whose copy of the maps lacks tiered memory ends with a line
-//   old_kernel     (with support/old_kernel.c) a kernel before 6.8 is refused in one line
+// Facts that the pager's promises stand on; a case each.
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -29,6 +13,7 @@
 #include <vector>
 
 #include "pager/state.h"
+#include "tests/support/stderr_of.h"
 #include "tests/support/test_tier.h"
 
 #ifndef PR_SET_MEMORY_MERGE  // in no header of Debian 12
@@ -38,14 +23,9 @@
 namespace {
 
 using tier::kMega;
+using tier::new_region;
 
 std::atomic<uint64_t> g_progress{0};
-
-char* new_region(uint64_t bytes) {
-  char* base = static_cast<char*>(lunar_region_create(bytes));
-  REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
-  return base;
-}
 
 // ---- hash_key -------------------------------------------------------------------------------------------------------
 
@@ -75,6 +55,7 @@ uint64_t answer_of_child(Body body) {
   return answer;
 }
 
+// The hash of a page's content differs between processes, and is the parent's in a forked child.
 void hash_key() {
   auto with_a_tier = [] {
     tier::start_tier(32 * kMega, 64 * kMega);
@@ -89,6 +70,7 @@ void hash_key() {
 
 // ---- evict_at_once --------------------------------------------------------------------------------------------------
 
+// lunar_evict drops a page that a handler has installed and not yet released.
 void evict_at_once() {
   constexpr uint64_t kPages = 64;
   tier::start_tier(64 * kMega, 256 * kMega, nullptr, "handlers=1,test_installed_delay_us=100000");
@@ -116,6 +98,7 @@ bool refuses(volatile char* at) {
   return false;
 }
 
+// A page that becomes a guard page while a fault on it waits for its handler stays one.
 void guard_beside_fault() {
   tier::start_tier(64 * kMega, 256 * kMega, nullptr, "handlers=1,test_release_delay_us=500000");
   signal(SIGSEGV, [](int) { siglongjmp(t_refused, 1); });
@@ -141,6 +124,7 @@ void guard_beside_fault() {
 
 // ---- evicted_bytes --------------------------------------------------------------------------------------------------
 
+// lunar_stats says what is evicted now: not slots in use, which copies of resident pages hold too.
 void evicted_bytes() {
   constexpr uint64_t kBytes = 8 * kMega;
   tier::start_tier(64 * kMega, 256 * kMega);
@@ -280,8 +264,8 @@ void map_over_beside_eviction(bool unreadable) {
   }
 }
 
-// ---- ksm ------------------------------------------------------------------------------------------------------------
-
+// A process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= leaves it; later: switched on when the
+// tier is at work) loses no write, as tiered pages are never merged.
 void ksm_in_this_process(bool later) {
   constexpr uint64_t kBytes = 8 * kMega;
   if (!later && prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) tier::skip("ksm", "the kernel is built without it");
@@ -317,7 +301,7 @@ void ksm_in_this_process(bool later) {
 }
 
 // The settings are put back however the process with the tier ends.
-int ksm(bool later) {
+void ksm(bool later) {
   KsmSetting pages_to_scan("pages_to_scan", "20000"), pause("sleep_millisecs", "1"), run("run", "1");
   pid_t child = fork();
   REQUIRE_THAT(child >= 0, "fork: %s", strerror(errno));
@@ -328,7 +312,8 @@ int ksm(bool later) {
   }
   int status = 0;
   waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) _exit(77);
+  REQUIRE_THAT(status == 0, "the process with the tier ended with status %x", static_cast<unsigned>(status));
 }
 
 // ---- lost_page ------------------------------------------------------------------------------------------------------
@@ -369,6 +354,8 @@ void check_neighbours(char* base, uint64_t pages, uint64_t but) {
                  "page %llu is wrong", static_cast<unsigned long long>(i));
 }
 
+// A page that cannot be read back is SIGBUS at a touch, EFAULT or EHWPOISON in system calls, in children too, and a
+// discard brings it back as zeros.
 void lost_page() {
   constexpr uint64_t kPages = 64, kLost = 5;
   tier::start_tier(16 * kMega, 128 * kMega, nullptr, "log_file=/dev/null");
@@ -413,23 +400,11 @@ void lost_page() {
 // What a child writes to standard error before it ends by a FATAL line.
 template <class Body>
 std::string last_words(Body body) {
-  char path[] = "/tmp/lunar-integrity-XXXXXX";
-  const int file = mkstemp(path);
-  REQUIRE_THAT(file >= 0, "%s", strerror(errno));
-  unlink(path);
-  const pid_t child = fork();
-  if (child == 0) {
-    dup2(file, 2);
-    body();
-    _exit(0);
-  }
   int status = 0;
-  REQUIRE_THAT(waitpid(child, &status, 0) == child, "%s", strerror(errno));
-  char text[16384] = {};
-  REQUIRE_THAT(pread(file, text, sizeof text - 1, 0) > 0, "it says nothing; status %x", static_cast<unsigned>(status));
-  close(file);
+  const std::string text = lunar_test::stderr_of(body, &status);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) _exit(77);  // its skip line is on our standard output
   REQUIRE_THAT(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "status %x: %s", static_cast<unsigned>(status),
-               text);
+               text.c_str());
   return text;
 }
 
@@ -502,6 +477,7 @@ void hole_in_fork() {
 
 // ---- old_kernel -----------------------------------------------------------------------------------------------------
 
+// With support/old_kernel.c: a kernel before 6.8 is refused in one line.
 void old_kernel() {
   lunar_config config{};
   config.struct_size = sizeof config;
@@ -513,34 +489,17 @@ void old_kernel() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string name = argc > 1 ? argv[1] : "";
-  int code = 0;
-  if (name == "hash_key")
-    hash_key();
-  else if (name == "evict_at_once")
-    evict_at_once();
-  else if (name == "guard_beside_fault")
-    guard_beside_fault();
-  else if (name == "evicted_bytes")
-    evicted_bytes();
-  else if (name == "ksm")
-    code = ksm(false);
-  else if (name == "ksm_later")
-    code = ksm(true);
-  else if (name == "lost_page")
-    lost_page();
-  else if (name == "old_kernel")
-    old_kernel();
-  else if (name == "map_over_beside_eviction")
-    map_over_beside_eviction(false);
-  else if (name == "map_over_unreadable")
-    map_over_beside_eviction(true);
-  else if (name == "raw_call")
-    raw_call();
-  else if (name == "hole_in_fork")
-    hole_in_fork();
-  else
-    REQUIRE_THAT(false, "usage: integrity CASE");
-  fflush(nullptr);
-  _exit(code);
+  _exit(tier::run_case(argc, argv,
+                       {{"hash-key", hash_key},
+                        {"evict-at-once", evict_at_once},
+                        {"guard-beside-fault", guard_beside_fault},
+                        {"evicted-bytes", evicted_bytes},
+                        {"ksm", [] { ksm(false); }},
+                        {"ksm-later", [] { ksm(true); }},
+                        {"lost-page", lost_page},
+                        {"old-kernel", old_kernel},
+                        {"map-over-beside-eviction", [] { map_over_beside_eviction(false); }},
+                        {"map-over-unreadable", [] { map_over_beside_eviction(true); }},
+                        {"raw-call", raw_call},
+                        {"hole-in-fork", hole_in_fork}}));
 }

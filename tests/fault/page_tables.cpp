@@ -31,15 +31,10 @@
 namespace {
 
 using tier::kMega;
+using tier::new_region;
 
 constexpr uint64_t kChunk = 2 * kMega, kGiga = 1024 * kMega;
 constexpr uint64_t kKept = 256 * 1024;  // empty tables that stay until there are more of them
-
-char* new_region(uint64_t bytes) {
-  auto* base = static_cast<char*>(lunar_region_create(bytes));
-  REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
-  return base;
-}
 
 uint64_t table_bytes() { return static_cast<uint64_t>(lunar::table_pages()) * lunar::page_bytes(); }
 
@@ -205,7 +200,7 @@ void shrunk() {
 void reused() {
   constexpr unsigned kThreads = 4;
   constexpr uint64_t kPages = 4096, kSteps = 12'000;
-  const uint64_t seed = tier::announce_seed();
+  const uint64_t seed = tier::run_seed();
   tier::start_tier(16 * kMega, 128 * kMega);
   const uint64_t page = lunar_page_bytes();
   char* base = new_region(kPages * page);
@@ -255,25 +250,14 @@ void reused() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string name = argc > 1 ? argv[1] : "";
-  const bool is_long = argc > 2 && strcmp(argv[2], "--long") == 0;
-  if (name == "sparse")
-    sparse();
-  else if (name == "given_back")
-    given_back();
-  else if (name == "all_used")
-    all_used(is_long ? 3 * kGiga : 512 * kMega, 16 * kMega);
-  else if (name == "refused")
-    refused();
-  else if (name == "forked")
-    forked();
-  else if (name == "forked_early")
-    forked_early();
-  else if (name == "shrunk")
-    shrunk();
-  else if (name == "reused")
-    reused();
-  else
-    REQUIRE_THAT(false, "usage: page_tables sparse|given_back|all_used|refused|forked|forked_early|shrunk|reused");
-  return 0;
+  return tier::run_case(argc, argv,
+                        {{"sparse", sparse},
+                         {"given-back", given_back},
+                         {"all-used", [] { all_used(512 * kMega, 16 * kMega); }},
+                         {"all-used-full", [] { all_used(3 * kGiga, 16 * kMega); }},
+                         {"refused", refused},
+                         {"forked", forked},
+                         {"forked-early", forked_early},
+                         {"shrunk", shrunk},
+                         {"reused", reused}});
 }

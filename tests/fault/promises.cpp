@@ -30,12 +30,7 @@
 namespace {
 
 using tier::kMega;
-
-char* new_region(uint64_t bytes) {
-  auto* base = static_cast<char*>(lunar_region_create(bytes));
-  REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
-  return base;
-}
+using tier::new_region;
 
 // What a child process writes to standard error until it ends, and how it ends.
 template <class F>
@@ -190,16 +185,6 @@ void poisoned_line() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string name = argc > 1 ? argv[1] : "";
-  if (name == "frames")
-    frames();
-  else if (name == "lun_space")
-    lun_space();
-  else if (name == "reader")
-    reader();
-  else if (name == "poisoned_line")
-    poisoned_line();
-  else
-    REQUIRE_THAT(false, "usage: promises frames|lun_space|reader|poisoned_line");
-  return 0;
+  return tier::run_case(
+      argc, argv, {{"frames", frames}, {"lun-space", lun_space}, {"reader", reader}, {"poisoned-line", poisoned_line}});
 }

@@ -49,8 +49,7 @@ uint64_t count_under_forks(uint64_t seed, bool off, bool come_round, bool read_o
   const unsigned started = read_only ? 1 : kWriters;
   size_t page = lunar_page_bytes();
   uint64_t count = kBytes / page;
-  char* base = static_cast<char*>(lunar_region_create(kBytes));
-  REQUIRE_THAT(base != nullptr, "region");
+  char* base = tier::new_region(kBytes);
   std::vector<std::atomic<uint64_t>> model(count * kWriters);
   std::atomic<uint64_t> hand{0};  // where pages are being evicted now: the writers count there
   std::atomic<bool> stop{false};
@@ -131,8 +130,7 @@ class Harasser {
       : thread_([this, base, bytes] {
           constexpr uint64_t kOwn = 64 * tier::kMega;
           size_t page = lunar_page_bytes();
-          char* own = static_cast<char*>(lunar_region_create(kOwn));
-          REQUIRE_THAT(own != nullptr, "region");
+          char* own = tier::new_region(kOwn);
           for (uint64_t i = 0; i < kOwn / page; ++i) tier::stamp_write(own + i * page, page, i, 1);
           Random random(1);
           while (!stop_.load(std::memory_order_relaxed)) {
@@ -168,8 +166,7 @@ class Enough {
 
 uint64_t read_registered(uint64_t seed, bool off) {
   constexpr unsigned kBuffers = 4, kReads = 600;
-  char* base = static_cast<char*>(lunar_region_create(kBuffers * kBlock));
-  REQUIRE_THAT(base != nullptr, "region");
+  char* base = tier::new_region(kBuffers * kBlock);
   io_uring ring;
   int rc = io_uring_queue_init(kBuffers, &ring, 0);
   if (rc < 0) tier::skip("io_uring", strerror(-rc));
@@ -208,8 +205,7 @@ uint64_t read_registered(uint64_t seed, bool off) {
 
 uint64_t read_direct(uint64_t seed, bool off) {
   constexpr unsigned kReaders = 4, kReads = 150;
-  char* base = static_cast<char*>(lunar_region_create(kReaders * kBlock));
-  REQUIRE_THAT(base != nullptr, "region");
+  char* base = tier::new_region(kReaders * kBlock);
   memset(base, 0x55, kReaders * kBlock);
   int fd = pattern_file(true);
   std::atomic<uint64_t> lost{0};
@@ -238,7 +234,7 @@ int main(int argc, char** argv) {
   std::string mode = argv[1];
   bool off = argc > 2 && strcmp(argv[2], "off") == 0;
   bool cow = mode == "cow" || mode == "epoch" || mode == "read-only";
-  uint64_t seed = tier::announce_seed();
+  uint64_t seed = tier::run_seed();
   std::string options = cow ? "test_evict_delay_us=300" : "test_evict_delay_us=100";
   if (off) options += cow ? ",test_no_cow_remedy=yes" : ",test_no_pin_rule=yes";
   tier::start_tier(32 * tier::kMega, 512 * tier::kMega, nullptr, options.c_str());

@@ -198,8 +198,7 @@ void set_up(const Settings& settings, uint64_t seed) {
   g_pages = kMemory / g_page;
   g_locks = std::vector<std::atomic<uint32_t>>(g_pages);
   g_versions.assign(g_pages, 0);
-  g_base = static_cast<char*>(lunar_region_create(kMemory));
-  REQUIRE_THAT(g_base != nullptr, "region: %s", strerror(errno));
+  g_base = tier::new_region(kMemory);
   struct sigaction action{};
   action.sa_sigaction = on_sigbus;
   action.sa_flags = SA_SIGINFO;
@@ -212,7 +211,7 @@ int main(int argc, char** argv) {
   const Settings settings = settings_of(argc, argv);
   const uint64_t ios = settings.ios;
   const bool off = settings.off;
-  const uint64_t seed = tier::announce_seed();
+  const uint64_t seed = tier::run_seed();
   set_up(settings, seed);
 
   auto& device = static_cast<lunar::SimDevice&>(*lunar::pager_state().devices[0]);

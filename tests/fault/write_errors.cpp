@@ -34,10 +34,9 @@ uint64_t retired() {
 unsigned long long n(uint64_t value) { return value; }
 
 void start(const std::string& faults, const std::string& log = "/dev/null") {
-  const std::string uri = "sim:" + std::to_string(kSim) + ",seed=" + std::to_string(tier::announce_seed()) + faults;
+  const std::string uri = "sim:" + std::to_string(kSim) + ",seed=" + std::to_string(tier::run_seed()) + faults;
   tier::start_tier(kMemory / 4, 4 * kMemory, uri.c_str(), ("log_file=" + log).c_str());
-  g_base = static_cast<char*>(lunar_region_create(kMemory));
-  REQUIRE_THAT(g_base != nullptr, "region: %s", strerror(errno));
+  g_base = tier::new_region(kMemory);
 }
 
 void write_all(uint64_t version) {
@@ -120,13 +119,9 @@ void bad_places() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  REQUIRE_THAT(argc == 2, "usage: write_errors transient|outage|bad_places");
-  const std::string name = argv[1];
   tier::Watchdog watchdog(g_progress, 30);
-  if (name == "transient") transient();
-  if (name == "outage") outage();
-  if (name == "bad_places") bad_places();
-  REQUIRE_THAT(g_progress.load() > 0, "no test is named %s", argv[1]);
-  REQUIRE_THAT(tier::validate(), "the page table does not add up");
-  return 0;
+  const int code =
+      tier::run_case(argc, argv, {{"transient", transient}, {"outage", outage}, {"bad-places", bad_places}});
+  REQUIRE_THAT(code != 0 || tier::validate(), "the page table does not add up");
+  return code;
 }

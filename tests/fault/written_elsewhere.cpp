@@ -24,18 +24,13 @@
 namespace {
 
 using tier::kMega;
+using tier::new_region;
 
 constexpr uint64_t kTarget = 32 * kMega, kPressure = 24 * kMega, kPart = 3 * kMega + 1000, kRounds = 3;
 constexpr uint64_t kWriters = 6;
 constexpr uint64_t kMessages = 1000;
 
 std::atomic<uint64_t> g_progress{0};
-
-char* new_region(uint64_t bytes) {
-  char* base = static_cast<char*>(lunar_region_create(bytes));
-  REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
-  return base;
-}
 
 // [from, from + bytes) of this process to `to` of that one, as two parts each, cut at different places.
 void write_there(pid_t pid, char* from, char* to, size_t bytes) {

@@ -5,8 +5,8 @@
 #include <jemalloc/jemalloc.h>
 #include <malloc.h>
 
+#include <atomic>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -15,16 +15,7 @@
 #include "base/format.h"
 #include "heap/heap.h"
 #include "lunar/lunar.h"
-
-#define CHECK(condition)                                                                                           \
-  do {                                                                                                             \
-    if (!(condition)) {                                                                                            \
-      fprintf(stderr, "%s:%d: failed: %s (errno %d, %s)\n", __FILE__, __LINE__, #condition, errno, lunar_error()); \
-      _exit(1);                                                                                                    \
-    }                                                                                                              \
-  } while (0)
-
-#include <unistd.h>
+#include "tests/catch.h"
 
 namespace {
 
@@ -40,14 +31,14 @@ size_t counter(const char* format, unsigned arena) {
   char name[64];
   lunar::format_to(name, sizeof(name), format, arena);
   size_t value = 0, size = sizeof(value);
-  CHECK(mallctl(name, &value, &size, nullptr, 0) == 0);
+  REQUIRE(mallctl(name, &value, &size, nullptr, 0) == 0);
   return value;
 }
 
 unsigned arena_count() {
   unsigned count = 0;
   size_t size = sizeof(count);
-  CHECK(mallctl("arenas.narenas", &count, &size, nullptr, 0) == 0);
+  REQUIRE(mallctl("arenas.narenas", &count, &size, nullptr, 0) == 0);
   return count;
 }
 
@@ -55,7 +46,7 @@ unsigned arena_count() {
 void metadata_stays_in_dram(unsigned first_arena) {
   uint64_t epoch = 1;
   size_t size = sizeof(epoch);
-  CHECK(mallctl("epoch", &epoch, &size, &epoch, size) == 0);
+  REQUIRE(mallctl("epoch", &epoch, &size, &epoch, size) == 0);
   size_t pages = 0, base = 0;
   for (unsigned arena = first_arena; arena < arena_count(); ++arena) {
     pages += counter("stats.arenas.%u.pactive", arena) + counter("stats.arenas.%u.pdirty", arena) +
@@ -64,10 +55,10 @@ void metadata_stays_in_dram(unsigned first_arena) {
   }
   size_t page = 0;
   size = sizeof(page);
-  CHECK(mallctl("arenas.page", &page, &size, nullptr, 0) == 0);
+  REQUIRE(mallctl("arenas.page", &page, &size, nullptr, 0) == 0);
   const lunar::HeapHookBytes hooks = lunar::heap_hook_bytes();
-  CHECK(hooks.committed - hooks.ahead == pages * page);
-  CHECK(base > 0);
+  REQUIRE(hooks.committed - hooks.ahead == pages * page);
+  REQUIRE(base > 0);
 }
 
 void allocations() {
@@ -75,73 +66,77 @@ void allocations() {
   for (size_t i = 0; i < 600; ++i) {
     size_t bytes = i % 7 == 0 ? 900000 : 1000 + i * 37;
     auto* p = static_cast<unsigned char*>(i % 2 == 0 ? lunar_malloc(bytes) : lunar_calloc(1, bytes));
-    CHECK(p != nullptr && lunar_is_tiered(p) == 1 && lunar_usable_size(p) >= bytes);
+    REQUIRE((p != nullptr && lunar_is_tiered(p) == 1 && lunar_usable_size(p) >= bytes));
     memset(p, static_cast<int>(i % 255) + 1, bytes);
     blocks.emplace_back(p, bytes);
   }
   for (size_t i = 0; i < blocks.size(); ++i) {
     auto [p, bytes] = blocks[i];
-    CHECK(p[0] == i % 255 + 1 && p[bytes - 1] == i % 255 + 1);
+    REQUIRE((p[0] == i % 255 + 1 && p[bytes - 1] == i % 255 + 1));
     p = static_cast<unsigned char*>(lunar_realloc(p, bytes * 2));
-    CHECK(p != nullptr && p[bytes - 1] == i % 255 + 1 && lunar_is_tiered(p) == 1);
+    REQUIRE((p != nullptr && p[bytes - 1] == i % 255 + 1 && lunar_is_tiered(p) == 1));
     lunar_free(p);
   }
   void* wide = lunar_aligned_alloc(4096, 100);
-  CHECK(wide != nullptr && reinterpret_cast<uintptr_t>(wide) % 4096 == 0);
+  REQUIRE((wide != nullptr && reinterpret_cast<uintptr_t>(wide) % 4096 == 0));
   lunar_free(wide);
   errno = 0;
-  CHECK(lunar_aligned_alloc(24, 100) == nullptr && errno == EINVAL);
+  REQUIRE((lunar_aligned_alloc(24, 100) == nullptr && errno == EINVAL));
   errno = 0;
-  CHECK(lunar_malloc(size_t(1) << 40) == nullptr && errno == ENOMEM);
+  REQUIRE((lunar_malloc(size_t(1) << 40) == nullptr && errno == ENOMEM));
   lunar_free(nullptr);
 }
 
 void host_is_left_alone() {
   unsigned before = 0, after = 0;
   size_t size = sizeof(before);
-  CHECK(mallctl("thread.arena", &before, &size, nullptr, 0) == 0);
+  REQUIRE(mallctl("thread.arena", &before, &size, nullptr, 0) == 0);
   void* tiered = lunar_malloc(100);
-  CHECK(mallctl("thread.arena", &after, &size, nullptr, 0) == 0 && before == after);
+  REQUIRE((mallctl("thread.arena", &after, &size, nullptr, 0) == 0 && before == after));
   for (int i = 0; i < 1000; ++i) {
     void* plain = malloc(100);
     void* theirs = mallocx(100, 0);
-    CHECK(lunar_is_tiered(plain) == 0 && lunar_is_tiered(theirs) == 0);
+    REQUIRE((lunar_is_tiered(plain) == 0 && lunar_is_tiered(theirs) == 0));
     free(plain);
     dallocx(theirs, 0);
   }
   lunar_free(tiered);
   void* theirs = mallocx(100, 0);  // the freed block is not in the program's thread cache
-  CHECK(lunar_is_tiered(theirs) == 0);
+  REQUIRE(lunar_is_tiered(theirs) == 0);
   dallocx(theirs, 0);
 }
 
 void threads() {
   std::vector<std::thread> list;
+  std::atomic<bool> good{true};
   for (int t = 0; t < 40; ++t)
-    list.emplace_back([t] {
+    list.emplace_back([t, &good] {
       std::vector<void*> mine;
       for (int i = 0; i < 500; ++i) {
         void* p = lunar_malloc(static_cast<size_t>(i % 300) + 1);
-        CHECK(p != nullptr && lunar_is_tiered(p) == 1);
+        good = good && p != nullptr && lunar_is_tiered(p) == 1;
         memset(p, t, static_cast<size_t>(i % 300) + 1);
         mine.push_back(p);
       }
       for (void* p : mine) lunar_free(p);
     });
   for (auto& thread : list) thread.join();
+  REQUIRE(good);
 }
 
 void regions() {
   size_t bytes = 96 << 20;
   auto* p = static_cast<unsigned*>(lunar_region_create(bytes));
-  CHECK(p != nullptr && lunar_is_tiered(p) == 1);
+  REQUIRE((p != nullptr && lunar_is_tiered(p) == 1));
   for (size_t i = 0; i < bytes / 4; ++i) p[i] = static_cast<unsigned>(i * 2654435761u);
-  for (size_t i = 0; i < bytes / 4; ++i) CHECK(p[i] == static_cast<unsigned>(i * 2654435761u));
-  CHECK(lunar_shutdown() == -EBUSY);
-  CHECK(lunar_region_destroy(p + 1, bytes) == -EINVAL && lunar_region_destroy(p, 4096) == -EINVAL);
-  CHECK(lunar_region_destroy(p, bytes) == 0 && lunar_is_tiered(p) == 0);
+  size_t wrong = 0;
+  for (size_t i = 0; i < bytes / 4; ++i) wrong += p[i] != static_cast<unsigned>(i * 2654435761u);
+  REQUIRE(wrong == 0);
+  REQUIRE(lunar_shutdown() == -EBUSY);
+  REQUIRE((lunar_region_destroy(p + 1, bytes) == -EINVAL && lunar_region_destroy(p, 4096) == -EINVAL));
+  REQUIRE((lunar_region_destroy(p, bytes) == 0 && lunar_is_tiered(p) == 0));
   errno = 0;
-  CHECK(lunar_region_create(0) == nullptr && errno == EINVAL);
+  REQUIRE((lunar_region_create(0) == nullptr && errno == EINVAL));
 }
 
 // A page that is pinned counts once, however often it is pinned: half of the budget may be.
@@ -150,13 +145,13 @@ void pins_do_not_nest() {
   auto* p = static_cast<char*>(lunar_region_create(2 * half));
   lunar_stats stats{};
   stats.struct_size = sizeof(stats);
-  CHECK(p != nullptr && lunar_pin(p, half - 2 * page) == 0);
-  CHECK(lunar_pin(p, half - 2 * page) == 0 && lunar_pin(p + page, half - 2 * page) == 0);
-  CHECK(lunar_pin(p, half + page) == -ENOMEM);
-  CHECK(lunar_get_stats(&stats) == 0 && stats.pinned_bytes == half - page);
-  CHECK(lunar_pin(p, half) == 0 && lunar_pin(p + half, page) == -ENOMEM);
-  CHECK(lunar_unpin(p, 2 * half) == 0 && lunar_get_stats(&stats) == 0 && stats.pinned_bytes == 0);
-  CHECK(lunar_region_destroy(p, 2 * half) == 0);
+  REQUIRE((p != nullptr && lunar_pin(p, half - 2 * page) == 0));
+  REQUIRE((lunar_pin(p, half - 2 * page) == 0 && lunar_pin(p + page, half - 2 * page) == 0));
+  REQUIRE(lunar_pin(p, half + page) == -ENOMEM);
+  REQUIRE((lunar_get_stats(&stats) == 0 && stats.pinned_bytes == half - page));
+  REQUIRE((lunar_pin(p, half) == 0 && lunar_pin(p + half, page) == -ENOMEM));
+  REQUIRE((lunar_unpin(p, 2 * half) == 0 && lunar_get_stats(&stats) == 0 && stats.pinned_bytes == 0));
+  REQUIRE(lunar_region_destroy(p, 2 * half) == 0);
 }
 
 // A program built with a later lunar.h: what it does not set is served, what it sets is refused.
@@ -167,10 +162,10 @@ void members_of_later_versions() {
   } c;
   c.known.struct_size = sizeof c;
   c.later = 1;
-  CHECK(lunar_init(&c.known) == -E2BIG && strstr(lunar_error(), "newer") != nullptr);
+  REQUIRE((lunar_init(&c.known) == -E2BIG && strstr(lunar_error(), "newer") != nullptr));
   c.later = 0;
-  CHECK(lunar_init(&c.known) == 0);
-  CHECK(lunar_shutdown() == 0);
+  REQUIRE(lunar_init(&c.known) == 0);
+  REQUIRE(lunar_shutdown() == 0);
 }
 
 // At run time the budget may be what it may be at the start.
@@ -179,31 +174,28 @@ void budget_has_bounds() {
   c.dram_bytes = uint64_t{1} << 50;
   c.lun_bytes = uint64_t{1} << 51;
   CHECK(lunar_set_dram(64 << 20) == -EINVAL);  // not started
-  CHECK(lunar_init(&c) == -EINVAL && strstr(lunar_error(), "more than this machine has") != nullptr);
+  REQUIRE((lunar_init(&c) == -EINVAL && strstr(lunar_error(), "more than this machine has") != nullptr));
   c = config();
-  CHECK(lunar_init(&c) == 0);
-  CHECK(lunar_set_dram(uint64_t{1} << 50) == -EINVAL);
-  CHECK(lunar_set_dram(15 << 20) == -EINVAL);
-  CHECK(lunar_set_dram(48 << 20) == 0);
+  REQUIRE(lunar_init(&c) == 0);
+  REQUIRE(lunar_set_dram(uint64_t{1} << 50) == -EINVAL);
+  REQUIRE(lunar_set_dram(15 << 20) == -EINVAL);
+  REQUIRE(lunar_set_dram(48 << 20) == 0);
   lunar_stats stats{};
   stats.struct_size = sizeof(stats);
-  CHECK(lunar_get_stats(&stats) == 0 && stats.dram_budget_bytes == 48 << 20);
+  REQUIRE((lunar_get_stats(&stats) == 0 && stats.dram_budget_bytes == 48 << 20));
   char byte = 0;
-  CHECK(lunar_region_destroy(&byte, 1) == -EINVAL && lunar_unpin(&byte, 1) == -EINVAL);
-  CHECK(lunar_shutdown() == 0);
+  REQUIRE((lunar_region_destroy(&byte, 1) == -EINVAL && lunar_unpin(&byte, 1) == -EINVAL));
+  REQUIRE(lunar_shutdown() == 0);
 }
 
 }  // namespace
 
-int main() {
+TEST_CASE("the tier lives beside the program's own malloc and jemalloc, and starts again", "[api]") {
   lunar_config c = config();
-  if (int rc = lunar_init(&c); rc == -EPERM || rc == -ENOSYS || rc == -EACCES) {
-    printf("skip: userfaultfd: %s\n", lunar_error());
-    return 77;
-  } else {
-    CHECK(rc == 0);
-  }
-  CHECK(lunar_init(&c) == -EEXIST && strstr(lunar_error(), "already") != nullptr);
+  const int rc = lunar_init(&c);
+  if (rc == -EPERM || rc == -ENOSYS || rc == -EACCES) LUNAR_SKIP("userfaultfd", lunar_error());
+  REQUIRE(rc == 0);
+  REQUIRE((lunar_init(&c) == -EEXIST && strstr(lunar_error(), "already") != nullptr));
   unsigned first_arena = arena_count();
   lunar_free(lunar_malloc(1));
   for (int round = 0; round < 2; ++round) {
@@ -214,19 +206,18 @@ int main() {
     pins_do_not_nest();
     if (round == 0) metadata_stays_in_dram(first_arena);
     void* keep = lunar_malloc(10);
-    CHECK(lunar_shutdown() == -EBUSY);
+    REQUIRE(lunar_shutdown() == -EBUSY);
     lunar_free(keep);
-    CHECK(lunar_shutdown() == 0);
-    CHECK(lunar_shutdown() == -EINVAL);
-    CHECK(lunar_init(&c) == 0);
+    REQUIRE(lunar_shutdown() == 0);
+    REQUIRE(lunar_shutdown() == -EINVAL);
+    REQUIRE(lunar_init(&c) == 0);
   }
   lunar_config bad = config();
   bad.options = "nonsense=1";
-  CHECK(lunar_shutdown() == 0 && lunar_init(&bad) < 0 && strlen(lunar_error()) > 0);
+  REQUIRE((lunar_shutdown() == 0 && lunar_init(&bad) < 0 && strlen(lunar_error()) > 0));
   bad.options = nullptr;
   bad.lun = "/nonexistent/lun";
-  CHECK(lunar_init(&bad) < 0 && strstr(lunar_error(), "/nonexistent") != nullptr);
+  REQUIRE((lunar_init(&bad) < 0 && strstr(lunar_error(), "/nonexistent") != nullptr));
   budget_has_bounds();
   members_of_later_versions();
-  return 0;
 }

@@ -69,14 +69,13 @@ void work(char* base, uint64_t pages, uint64_t seed) {
 
 int main(int argc, char** argv) {
   const double burst_s = argc > 2 && strcmp(argv[1], "--seconds") == 0 ? atof(argv[2]) : 4;
-  uint64_t seed = tier::announce_seed();
+  uint64_t seed = tier::run_seed();
   std::vector<std::thread> threads;
   threads.reserve(kThreads);
   uint64_t before = resident_set();
   tier::start_tier(kDram, 4 * kMemory);
   size_t page = lunar_page_bytes();
-  char* base = static_cast<char*>(lunar_region_create(kMemory));
-  REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
+  char* base = tier::new_region(kMemory);
   tier::Watchdog watchdog(g_done, 60);
   for (unsigned t = 0; t < kThreads; ++t) threads.emplace_back(work, base, kMemory / page, seed * 32 + t);
   uint64_t used_peak = 0, resident_peak = 0, samples = 0, cap = kDram;

@@ -28,6 +28,7 @@
 #include "lun/volume/virtual_lun.h"
 #include "sys/thread.h"
 #include "tests/support/lun_file.h"
+#include "tests/support/seed.h"
 
 using namespace lunar;
 using namespace lunar_test;
@@ -299,10 +300,7 @@ int main(int argc, char** argv) {
        : option == "--stripe" ? members
                               : processes) = static_cast<unsigned>(atoi(argv[i + 1]));
   }
-  const char* given = getenv("LUNAR_SEED");
-  const uint64_t seed = given ? strtoull(given, nullptr, 0) : sys::now_ns();
-  printf("seed %llu (LUNAR_SEED= replays)\n", static_cast<unsigned long long>(seed));
-  fflush(stdout);
+  const uint64_t seed = tier::run_seed();
   random_state = seed;
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   shared = new (mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared;

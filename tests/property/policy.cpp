@@ -59,12 +59,11 @@ class Fifo {
 }  // namespace
 
 int main() {
-  uint64_t seed = tier::announce_seed();
+  uint64_t seed = tier::run_seed();
   tier::start_tier(kDram, 4 * kMemory);
   size_t page = lunar_page_bytes();
   uint64_t pages = kMemory / page;
-  char* base = static_cast<char*>(lunar_region_create(kMemory));
-  REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
+  char* base = tier::new_region(kMemory);
   tier::Random random(seed);
   Zipf zipf(pages, 0.99, random);
   Fifo fifo(kDram / page, pages);

@@ -256,8 +256,7 @@ void work_blocks(Worker& w) {
 // A region of its own that comes and goes.
 void work_region(Worker& w) {
   uint64_t pages = 1 + w.random.below(256);
-  auto* at = static_cast<char*>(lunar_region_create(pages * g.page));
-  REQUIRE_THAT(at != nullptr, "region of %llu pages: %s", static_cast<unsigned long long>(pages), strerror(errno));
+  char* at = tier::new_region(pages * g.page);
   uint64_t written = w.random.below(pages) + 1;
   for (uint64_t i = 0; i < written; ++i) tier::stamp_write(at + i * g.page, g.page, i, 3);
   if (w.random.one_in(2)) REQUIRE_THAT(lunar_evict(at, pages * g.page) >= 0, "evict");
@@ -341,7 +340,7 @@ void set_up(const Settings& s) {
 
 int main(int argc, char** argv) {
   Settings s = parse(argc, argv);
-  uint64_t seed = tier::announce_seed();
+  uint64_t seed = tier::run_seed();
   set_up(s);
   double start = tier::seconds();
   {

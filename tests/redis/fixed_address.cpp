@@ -7,7 +7,7 @@
 #include <strings.h>
 
 #include "elf/program_got.h"
-#include "tests/preload/preload_test.h"
+#include "tests/catch.h"
 
 namespace {
 
@@ -17,7 +17,7 @@ int g_calls = 0, g_inside = 0;
 Compare g_pointer = nullptr;
 
 int replacement(const char* a, const char* b) {
-  CHECK(++g_inside == 1);
+  REQUIRE(++g_inside == 1);
   ++g_calls;
   const int order = g_before(a, b);
   --g_inside;
@@ -31,19 +31,18 @@ const char* object_with(Compare function) {
 
 }  // namespace
 
-int main() {
+TEST_CASE("calls and pointers of a program at a fixed address go to the replacement", "[gate]") {
   g_pointer = strcasecmp;
   const char* own = object_with(replacement);
-  CHECK(object_with(g_pointer) == own);  // else the linker gives no such jumps, and this shows nothing
+  REQUIRE(object_with(g_pointer) == own);  // else the linker gives no such jumps, and this shows nothing
   g_before = reinterpret_cast<Compare>(lunar::program_calls("strcasecmp"));
-  CHECK(g_before != nullptr && object_with(g_before) != own);
+  REQUIRE((g_before != nullptr && object_with(g_before) != own));
   void* before = nullptr;
   lunar::ErrorText why;
-  CHECK(lunar::program_redirect("strcasecmp", reinterpret_cast<void*>(replacement), &before, &why) == 0);
-  CHECK(before == reinterpret_cast<void*>(g_before));
-  CHECK(strcasecmp("a word", "A Word") == 0 && g_calls == 1);
-  CHECK(g_pointer("a word", "another") != 0 && g_calls == 2);
-  CHECK(lunar::program_redirect("strcasecmp", reinterpret_cast<void*>(g_before), &before, &why) == 0);
-  CHECK(strcasecmp("a word", "A Word") == 0 && g_calls == 2);
-  return 0;
+  REQUIRE(lunar::program_redirect("strcasecmp", reinterpret_cast<void*>(replacement), &before, &why) == 0);
+  REQUIRE(before == reinterpret_cast<void*>(g_before));
+  REQUIRE((strcasecmp("a word", "A Word") == 0 && g_calls == 1));
+  REQUIRE((g_pointer("a word", "another") != 0 && g_calls == 2));
+  REQUIRE(lunar::program_redirect("strcasecmp", reinterpret_cast<void*>(g_before), &before, &why) == 0);
+  REQUIRE((strcasecmp("a word", "A Word") == 0 && g_calls == 2));
 }

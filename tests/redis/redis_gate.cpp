@@ -19,6 +19,7 @@
 // At the end DEBUG DIGEST is equal, no socket has leaked, and the gate must have held clients a thousand times:
 // otherwise nothing was tested. LUNAR_SEED= replays. Threading: one thread. May not: leave files or processes behind.
 #include "redis_gate.h"
+#include "tests/support/seed.h"
 
 #include <filesystem>
 #include <random>
@@ -425,9 +426,7 @@ void check_work(Server& tiered, const Setup& setup) {
 int run(const Setup& setup) {
   Scratch scratch;
   const unsigned rounds = setup.rounds;
-  const char* given = getenv("LUNAR_SEED");
-  const uint64_t seed = given != nullptr ? strtoull(given, nullptr, 10) : static_cast<uint64_t>(now_s() * 1e6);
-  fmt::print("LUNAR_SEED={}\n", seed);
+  const uint64_t seed = tier::run_seed();
   Server tiered(scratch.path, "tiered", free_port(), setup.arguments(scratch.path), setup.wrapper(scratch.path));
   Server plain(scratch.path, "plain", free_port(), {});
   Twins t{tiered, plain, std::mt19937_64(seed)};

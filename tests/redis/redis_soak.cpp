@@ -29,6 +29,7 @@
 
 #include "redis_soak_client.h"
 #include "redis_soak_guests.h"
+#include "tests/support/seed.h"
 
 namespace {
 
@@ -402,9 +403,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   return run_test(argv, [argv](const std::string& seconds, const Run& run) {
-    const char* given = getenv("LUNAR_SEED");
-    const uint64_t seed = given != nullptr ? strtoull(given, nullptr, 0) : std::random_device{}();
-    fmt::print("LUNAR_SEED={}\n", seed);
+    const uint64_t seed = tier::run_seed();
     Soak soak(run,
               {strtod(seconds.c_str(), nullptr), strtod(argv[5], nullptr), strtod(argv[6], nullptr),
                static_cast<unsigned>(strtoul(argv[7], nullptr, 10)), argv[8]},

@@ -10,14 +10,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <functional>
+#include <initializer_list>
 #include <thread>
 
 #include "lunar/lunar.h"
 #include "pager/pager.h"
+#include "tests/support/seed.h"
 #include "tests/support/slowness.h"
 
 namespace tier {
@@ -64,22 +68,27 @@ class Random {
   uint64_t state_;
 };
 
-// The run's seed: LUNAR_SEED, or a new one; printed.
-inline uint64_t announce_seed() {
-  const char* given = getenv("LUNAR_SEED");
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  uint64_t seed = given != nullptr ? strtoull(given, nullptr, 0)
-                                   : mix(static_cast<uint64_t>(now.tv_nsec) ^ static_cast<uint64_t>(now.tv_sec)) >> 32;
-  printf("seed %llu\n", static_cast<unsigned long long>(seed));
-  fflush(stdout);
-  return seed;
-}
-
 inline double seconds() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+struct Case {
+  const char* name;
+  std::function<void()> run;
+};
+
+// Runs the case that argv[1] names: each has a process, and a tier, of its own.
+inline int run_case(int argc, char** argv, std::initializer_list<Case> cases) {
+  for (const Case& one : cases) {
+    if (argc < 2 || strcmp(one.name, argv[1]) != 0) continue;
+    one.run();
+    fflush(nullptr);
+    return 0;
+  }
+  fprintf(stderr, "usage: %s CASE\n", argv[0]);
+  return 2;
 }
 
 // lunar_init, or the end of the test: a skip when this user has no userfaultfd.
@@ -97,6 +106,30 @@ inline void start_tier(uint64_t dram_bytes, uint64_t lun_bytes, const char* lun 
   if (rc == -ENOSPC) skip("disk-space", lunar_error());
   fprintf(stderr, "lunar_init: %d %s\n", rc, lunar_error());
   _exit(1);
+}
+
+inline char* new_region(uint64_t bytes) {
+  auto* base = static_cast<char*>(lunar_region_create(bytes));
+  REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
+  return base;
+}
+
+// A forked child that runs `body`.
+template <class Body>
+pid_t fork_child(Body&& body) {
+  fflush(nullptr);
+  const pid_t pid = fork();
+  REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
+  if (pid != 0) return pid;
+  body();
+  fflush(nullptr);
+  _exit(0);
+}
+
+inline void expect_exit(pid_t pid, const char* who = "the child") {
+  int status = 0;
+  REQUIRE_THAT(waitpid(pid, &status, 0) == pid, "waitpid: %s", strerror(errno));
+  REQUIRE_THAT(status == 0, "%s ended with status %x", who, static_cast<unsigned>(status));
 }
 
 inline lunar_stats stats() {

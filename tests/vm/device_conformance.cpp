@@ -31,6 +31,7 @@
 #include "superpipe/device.h"
 #include "superpipe/registry.h"
 #include "sys/thread.h"
+#include "tests/support/seed.h"
 
 using namespace lunar;
 
@@ -663,9 +664,7 @@ int main(int argc, char** argv) {
     fprintf(stderr, "usage: device_conformance URI [--keep|--scratch]    (without --keep URI IS OVERWRITTEN)\n");
     return 2;
   }
-  const char* given = getenv("LUNAR_SEED");
-  const uint64_t seed = given ? strtoull(given, nullptr, 0) : std::random_device{}();
-  printf("LUNAR_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = tier::run_seed();
   random_numbers.seed(seed);
   if (scratch) {
     scratch_use(argv[1]);

@@ -25,6 +25,7 @@
 #include "lun/raid/path_device.h"
 #include "superpipe/device.h"
 #include "sys/thread.h"
+#include "tests/support/seed.h"
 
 using namespace lunar;
 
@@ -164,9 +165,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   setvbuf(stdout, nullptr, _IOLBF, 0);
-  const char* given = getenv("LUNAR_SEED");
-  const uint64_t seed = given ? strtoull(given, nullptr, 10) : std::random_device{}();
-  printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = tier::run_seed();
   DeviceOptions options;
   options.scratch = false;
   ErrorText why;

@@ -128,7 +128,7 @@ def with_device(place, expected):
     runs_tiered(container, "with the device", expected, ["io_uring is not available"])
     result = container.run(STRESS, "--operations", "20000", "--faults", "5000", "--memory", "128")
     check(result.returncode == 0, f"stress with the device: {shows(result)}")
-    for test in ("generations", "child_discards_and_allocates", "spawn_is_served"):
+    for test in ("generations", "child-discards-and-allocates", "spawn-is-served"):
         result = container.run(FORK_TEST, test)
         check(result.returncode == 0, f"fork_test {test} with the device: {shows(result)}")
 

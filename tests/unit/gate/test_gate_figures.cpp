@@ -9,6 +9,7 @@
 #include "adapters/gate/hold_times.h"
 #include "adapters/gate/prefixes.h"
 #include "tests/catch.h"
+#include "tests/support/seed.h"
 
 using namespace lunar::redis;
 
@@ -43,9 +44,7 @@ TEST_CASE("hold times: each bucket begins where the one before ends") {
 }
 
 TEST_CASE("hold times: the quantile is the one sorting gives, to a fifth") {
-  const char* given = getenv("LUNAR_SEED");
-  const auto seed = given != nullptr ? static_cast<unsigned>(atoi(given)) : std::random_device{}();
-  INFO("LUNAR_SEED=" << seed);
+  const uint64_t seed = tier::run_seed();
   std::mt19937_64 random(seed);
   HoldTimes before;
   for (int i = 0; i < 1000; ++i) before.add(1'000'000'000);  // of another time

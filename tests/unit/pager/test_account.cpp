@@ -23,6 +23,7 @@
 
 #include "pager/account.h"
 #include "tests/catch.h"
+#include "tests/support/seed.h"
 
 using namespace lunar;
 
@@ -60,13 +61,6 @@ class Tree {
 };
 
 int64_t taken(const Account& account) { return account.cap_pages() - account.free_pages(); }
-
-uint64_t seed() {
-  const char* given = getenv("LUNAR_SEED");
-  const uint64_t chosen = given ? strtoull(given, nullptr, 10) : std::random_device{}();
-  std::printf("LUNAR_SEED=%llu\n", static_cast<unsigned long long>(chosen));
-  return chosen;
-}
 
 }  // namespace
 
@@ -600,7 +594,7 @@ TEST_CASE(
 }
 
 TEST_CASE("property: threads take and give, the cap holds at every moment, and the sums come out even") {
-  const uint64_t base_seed = seed();
+  const uint64_t base_seed = tier::run_seed();
   Tree tree;
   Account& account = tree.member();
   constexpr int64_t kKeep = 17;

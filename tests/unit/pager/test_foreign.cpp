@@ -11,6 +11,7 @@
 #include "pager/foreign.h"
 #include "sys/thread.h"
 #include "tests/catch.h"
+#include "tests/support/seed.h"
 
 using namespace lunar;
 
@@ -36,9 +37,7 @@ void same(const ForeignRanges& ranges, const std::vector<bool>& marks) {
 }  // namespace
 
 TEST_CASE("foreign: ranges are those that were added and not removed") {
-  const char* given = getenv("LUNAR_SEED");
-  const unsigned seed = given != nullptr ? static_cast<unsigned>(strtoul(given, nullptr, 10)) : std::random_device{}();
-  printf("LUNAR_SEED=%u\n", seed);
+  const uint64_t seed = tier::run_seed();
   std::mt19937 random(seed);
   ForeignRanges ranges;
   std::vector<bool> marks(kPages);

@@ -16,6 +16,7 @@
 #include "pager/frames.h"
 #include "pager/region.h"
 #include "tests/catch.h"
+#include "tests/support/seed.h"
 #include "tests/support/slowness.h"
 
 using namespace lunar;
@@ -161,9 +162,7 @@ TEST_CASE("a pool that is opened again, as in a forked child, begins anew") {
 TEST_CASE(
     "property: capture, second chance and reclaim by the evictor, releases by another thread: no frame and no slot is "
     "lost") {
-  const char* given = getenv("LUNAR_SEED");
-  const uint64_t seed = given ? strtoull(given, nullptr, 10) : std::random_device{}();
-  std::printf("LUNAR_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = tier::run_seed();
   constexpr uint32_t kPages = 256, kFrames = 32;
   Words words(kPages);
   for (uint32_t i = 0; i < kPages; ++i) words.at(i)->store(PageWord{}.with_state(PageState::kResident));
