@@ -24,68 +24,13 @@
 #include "sys/thread.h"
 #include "tests/catch.h"
 #include "tests/support/device_io.h"
+#include "tests/support/devices_by_uri.h"
 #include "tests/support/stderr_of.h"
 
 using namespace lunar;
+using namespace lunar_test;
 
 namespace {
-
-using lunar_test::command_of;
-using lunar_test::kPage;
-using lunar_test::one;
-using lunar_test::Pages;
-
-struct Directory {
-  std::string path;
-  Directory() {
-    const char* given = getenv("LUNAR_TEST_DIR");
-    path = std::string(given ? given : "/var/tmp") + "/lunar-test-XXXXXX";
-    REQUIRE(mkdtemp(path.data()) != nullptr);
-  }
-  ~Directory() { (void)!system(("rm -rf " + path).c_str()); }
-  std::string disk(const char* name, size_t bytes) const {
-    const std::string full = path + "/" + name;
-    const int fd = open(full.c_str(), O_RDWR | O_CREAT, 0600);
-    REQUIRE(fd >= 0);
-    REQUIRE(posix_fallocate(fd, 0, static_cast<off_t>(bytes)) == 0);
-    close(fd);
-    return full;
-  }
-};
-
-DeviceOptions raw(bool read_only = false) {
-  DeviceOptions options;
-  options.scratch = false;
-  options.read_only = read_only;
-  return options;
-}
-
-std::string refused(const std::string& uri, const DeviceOptions& options, int expected = 0) {
-  Device* device = nullptr;
-  ErrorText why;
-  const int status = device_open(uri.c_str(), options, &device, &why);
-  INFO(uri << ": " << why.text);
-  CHECK(status < 0);
-  if (expected) CHECK(status == expected);
-  CHECK(device == nullptr);
-  const std::string text = why.text;
-  CHECK(text.find('\n') == std::string::npos);
-  return text;
-}
-
-bool has(const std::string& text, const char* part) {
-  INFO(text);
-  return text.find(part) != std::string::npos;
-}
-
-Device* opened(const std::string& uri, const DeviceOptions& options = raw()) {
-  Device* device = nullptr;
-  ErrorText why;
-  const int status = device_open(uri.c_str(), options, &device, &why);
-  INFO(why.text);
-  REQUIRE(status == 0);
-  return device;
-}
 
 int open_rings() {
   int rings = 0;
@@ -166,28 +111,28 @@ void share(Device* device) {
 TEST_CASE("device uri: an unknown scheme names the known ones, bad settings name theirs") {
   Directory directory;
   const std::string disk = directory.disk("disk", kMiB);
-  CHECK(has(refused("floppy:/dev/fd0", raw(), -EINVAL), "known: file, nvme, pmem, capi, mem, sim"));
-  CHECK(has(refused("file:" + disk + ",speed=on", raw(), -EINVAL), "known: sqpoll"));
-  CHECK(has(refused("file:" + disk + ",iopoll=on", raw(), -EINVAL), "iopoll"));  // of earlier versions
-  CHECK(has(refused("file:" + disk + ",sqpoll=perhaps", raw(), -EINVAL), "auto, on or off"));
-  CHECK(has(refused("file:" + disk + "x", raw(), -ENOENT), "no such file"));
-  CHECK(has(refused(disk + ",sqpoll=on", raw(), -ENOENT), "no such file"));  // a bare path has no settings
-  CHECK(has(refused("file:" + std::string(5000, 'x'), raw(), -ENAMETOOLONG), "too long"));
+  CHECK(has(refused("floppy:/dev/fd0", kRaw, -EINVAL), "known: file, nvme, pmem, capi, mem, sim"));
+  CHECK(has(refused("file:" + disk + ",speed=on", kRaw, -EINVAL), "known: sqpoll"));
+  CHECK(has(refused("file:" + disk + ",iopoll=on", kRaw, -EINVAL), "iopoll"));  // of earlier versions
+  CHECK(has(refused("file:" + disk + ",sqpoll=perhaps", kRaw, -EINVAL), "auto, on or off"));
+  CHECK(has(refused("file:" + disk + "x", kRaw, -ENOENT), "no such file"));
+  CHECK(has(refused(disk + ",sqpoll=on", kRaw, -ENOENT), "no such file"));  // a bare path has no settings
+  CHECK(has(refused("file:" + std::string(5000, 'x'), kRaw, -ENAMETOOLONG), "too long"));
 }
 
 TEST_CASE("device uri: capi without hardware says what is missing") {
-  CHECK(has(refused("capi:/dev/sg99", raw(), -ENODEV), "IBM's libcflsh_block"));
-  CHECK(has(refused("capi:/dev/sg99,lib=block.so", raw(), -ENODEV), "absolute path"));
+  CHECK(has(refused("capi:/dev/sg99", kRaw, -ENODEV), "IBM's libcflsh_block"));
+  CHECK(has(refused("capi:/dev/sg99,lib=block.so", kRaw, -ENODEV), "absolute path"));
 }
 
 TEST_CASE("device uri: a file whose name looks like a setting is opened by its name") {
   Directory directory;
   const std::string odd = directory.disk("disk,sqpoll=on", kMiB);
-  Device* device = opened("file:" + odd);
+  Device* device = opened("file:" + odd, kRaw);
   CHECK(device->size_bytes() == kMiB);
   round_trip(device);
   device_close(device);
-  device = opened(odd);
+  device = opened(odd, kRaw);
   device_close(device);
 }
 
@@ -196,7 +141,7 @@ TEST_CASE("device uri: auto settings never fail, and what they choose works") {
   const std::string disk = directory.disk("disk", kMiB);
   for (const char* settings : {",sqpoll=auto", ",sqpoll=off", ""}) {
     INFO(settings);
-    Device* device = opened("file:" + disk + settings);
+    Device* device = opened("file:" + disk + settings, kRaw);
     round_trip(device);
     device_close(device);
   }
@@ -205,7 +150,7 @@ TEST_CASE("device uri: auto settings never fail, and what they choose works") {
 TEST_CASE("file capabilities are those of the host, and sqpoll=on holds or says why not") {
   Directory directory;
   const std::string disk = directory.disk("disk", kMiB);
-  Device* device = opened(disk);
+  Device* device = opened(disk, kRaw);
   const Capabilities can = device->capabilities();
   CHECK(can.persistent);
   CHECK(can.discard);  // ext4, xfs, btrfs, tmpfs
@@ -216,13 +161,13 @@ TEST_CASE("file capabilities are those of the host, and sqpoll=on holds or says 
   device_close(device);
   const std::string uri = "file:" + disk + ",sqpoll=on";
   if (can.sqpoll) {
-    device = opened(uri);
+    device = opened(uri, kRaw);
     round_trip(device);
     device_close(device);
   } else {
-    CHECK(has(refused(uri, raw()), "sqpoll=on"));
+    CHECK(has(refused(uri, kRaw), "sqpoll=on"));
   }
-  device = opened(disk, raw(true));
+  device = opened(disk, kReadOnly);
   CHECK_FALSE(device->capabilities().discard);  // read-only
   Pages pages(1);
   const iovec part = {pages.base, kPage};
@@ -238,9 +183,9 @@ TEST_CASE("a read-only block device is refused by that name, and can be read") {
   std::string loop;
   if (system(("losetup -r -f --show " + disk + " >" + told + " 2>/dev/null").c_str()) == 0) std::ifstream(told) >> loop;
   if (loop.empty()) LUNAR_SKIP("loop", "no free loop device");
-  CHECK(has(refused(loop, raw(), -EROFS), "read-only"));
+  CHECK(has(refused(loop, kRaw, -EROFS), "read-only"));
   CHECK(has(refused(loop, {}, -EROFS), "read-only"));
-  Device* device = opened(loop, raw(true));
+  Device* device = opened(loop, kReadOnly);
   CHECK_FALSE(device->capabilities().discard);
   device_close(device);
   CHECK(system(("losetup -d " + loop).c_str()) == 0);
@@ -251,7 +196,7 @@ TEST_CASE("shared contexts: threads submit and reap in turn and sleep in await")
   const std::string disk = directory.disk("disk", kMiB);
   for (const std::string& uri : {disk, "file:" + disk + ",sqpoll=auto", std::string("sim:1m,latency_us=30")}) {
     INFO(uri);
-    Device* device = opened(uri);
+    Device* device = opened(uri, kRaw);
     share(device);
     device_close(device);
   }
@@ -260,7 +205,7 @@ TEST_CASE("shared contexts: threads submit and reap in turn and sleep in await")
 TEST_CASE("uring contexts: 128 in flight bring every response, also with few in flight and with a watch") {
   if (sys::uring_probe() < 0) LUNAR_SKIP("io_uring", "refused on this host");
   Directory directory;
-  Device* device = opened(directory.disk("disk", kMiB));
+  Device* device = opened(directory.disk("disk", kMiB), kRaw);
   ContextOptions options;
   round_trip(device, options);
   Context* context = nullptr;
@@ -339,7 +284,7 @@ TEST_CASE("rings: a vector in a registered buffer is taken where the kernel says
 TEST_CASE("a lack of descriptors is told as such; contexts that may fail do, and the next one has a ring") {
   if (sys::uring_probe() < 0) LUNAR_SKIP("io_uring", "refused on this host");
   Directory directory;
-  Device* device = opened(directory.disk("disk", kMiB));
+  Device* device = opened(directory.disk("disk", kMiB), kRaw);
   const std::string said = lunar_test::stderr_of([&] {
     rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) != 0) _exit(1);

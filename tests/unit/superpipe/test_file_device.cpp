@@ -26,61 +26,21 @@
 #include "superpipe/signature.h"
 #include "sys/file.h"
 #include "tests/catch.h"
+#include "tests/support/devices_by_uri.h"
 #include "tests/support/loop_device.h"
 
 using namespace lunar;
+using lunar_test::Directory;
+using lunar_test::has;
 using lunar_test::Loop;
+using lunar_test::opened;
+using lunar_test::refused;
 
 namespace {
-
-struct Directory {
-  std::string path;
-  Directory() {
-    const char* given = getenv("LUNAR_TEST_DIR");
-    path = std::string(given ? given : "/var/tmp") + "/lunar-test-XXXXXX";
-    REQUIRE(mkdtemp(path.data()) != nullptr);
-  }
-  ~Directory() { (void)!system(("rm -rf " + path).c_str()); }
-  std::string file(const char* name, const std::string& contents = "", off_t bytes = 0) const {
-    const std::string full = path + "/" + name;
-    std::ofstream(full, std::ios::binary) << contents;
-    if (bytes) REQUIRE(truncate(full.c_str(), bytes) == 0);
-    return full;
-  }
-};
 
 std::string contents_of(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
-// The reason, after checks that every refusal must pass.
-std::string refused(const std::string& uri, uint64_t want_bytes = 0) {
-  Device* device = nullptr;
-  ErrorText why;
-  DeviceOptions options;
-  options.want_bytes = want_bytes;
-  const int status = device_open(uri.c_str(), options, &device, &why);
-  CHECK(status < 0);
-  CHECK(device == nullptr);
-  const std::string text = why.text;
-  CHECK(text.find('\n') == std::string::npos);
-  CHECK(text.find("LUN") == 0);
-  return text;
-}
-
-bool has(const std::string& text, const char* part) {
-  INFO(text);
-  return text.find(part) != std::string::npos;
-}
-
-Device* opened(const std::string& uri) {
-  Device* device = nullptr;
-  ErrorText why;
-  const int status = device_open(uri.c_str(), {}, &device, &why);
-  INFO(why.text);
-  REQUIRE(status == 0);
-  return device;
 }
 
 void round_trip(Device* device, char fill) {
@@ -148,8 +108,8 @@ TEST_CASE("missing paths, odd files and empty names are refused with what to do"
 
 TEST_CASE("a LUN larger than the free space is refused at open") {
   Directory directory;
-  CHECK(has(refused(directory.path, uint64_t{1} << 60), "free"));
-  CHECK(has(refused(directory.file("small", "", 4 * kMiB), 16 * kMiB), "wanted"));
+  CHECK(has(refused(directory.path, {.want_bytes = uint64_t{1} << 60}), "free"));
+  CHECK(has(refused(directory.file("small", "", 4 * kMiB), {.want_bytes = 16 * kMiB}), "wanted"));
 }
 
 TEST_CASE("a directory or file that may not be written is refused") {

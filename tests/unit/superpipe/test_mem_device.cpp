@@ -16,43 +16,15 @@
 #include "superpipe/registry.h"
 #include "tests/catch.h"
 #include "tests/support/device_io.h"
+#include "tests/support/devices_by_uri.h"
 
 using namespace lunar;
 using namespace lunar_test;
 
-namespace {
-
-Device* opened(const char* uri) {
-  DeviceOptions options;
-  options.scratch = false;
-  Device* device = nullptr;
-  ErrorText why;
-  const int status = device_open(uri, options, &device, &why);
-  INFO(why.text);
-  REQUIRE(status == 0);
-  return device;
-}
-
-std::string refused(const char* uri, int expected, bool scratch = false, uint64_t want = 0) {
-  DeviceOptions options;
-  options.scratch = scratch;
-  options.want_bytes = want;
-  Device* device = nullptr;
-  ErrorText why;
-  CHECK(device_open(uri, options, &device, &why) == expected);
-  CHECK(device == nullptr);
-  return why.text;
-}
-
-bool has(const std::string& text, const char* part) {
-  INFO(text);
-  return text.find('\n') == std::string::npos && text.find(part) != std::string::npos;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("mem: begins empty, grows in place, and what is there stays") {
-  Device* device = opened("mem:,limit=1g");
+  Device* device = opened("mem:,limit=1g", kRaw);
   CHECK(device->size_bytes() == 0);
   CHECK(device->map(DeviceOffset{0}, 0) != nullptr);
   CHECK(device->map(DeviceOffset{0}, 1) == nullptr);
@@ -73,7 +45,7 @@ TEST_CASE("mem: begins empty, grows in place, and what is there stays") {
 }
 
 TEST_CASE("mem: reserve makes the memory be there, release gives it back as zeros") {
-  Device* device = opened("mem:8m");
+  Device* device = opened("mem:8m", kRaw);
   auto* at = static_cast<char*>(device->map(DeviceOffset{0}, 8 * kMiB));
   REQUIRE(at);
   const auto resident = [&] {
@@ -96,7 +68,7 @@ TEST_CASE("mem: reserve makes the memory be there, release gives it back as zero
 }
 
 TEST_CASE("mem: grows while others use it") {
-  Device* device = opened("mem:1m,limit=512m");
+  Device* device = opened("mem:1m,limit=512m", kRaw);
   Context* context = nullptr;
   REQUIRE(device->attach({}, &context) == 0);
   std::atomic<bool> end{false};
@@ -125,7 +97,7 @@ TEST_CASE("mem: grows while others use it") {
 }
 
 TEST_CASE("mem: says what it can and what it refuses") {
-  Device* device = opened("mem:1m");
+  Device* device = opened("mem:1m", kRaw);
   const Capabilities can = device->capabilities();
   CHECK((can.discard && can.instant && !can.persistent));
   CHECK(can.fua == Fua::kFree);
@@ -140,10 +112,10 @@ TEST_CASE("mem: says what it can and what it refuses") {
   CHECK((waitpid(child, &status, 0) == child && status == 0));
   CHECK(*static_cast<char*>(device->map(DeviceOffset{0}, 4096)) == 0);
   device_close(device);
-  CHECK(has(refused("mem:12q", -EINVAL), "write mem:[SIZE][,limit=SIZE]"));
-  CHECK(has(refused("mem:1m,colour=3", -EINVAL), "known: limit"));
-  CHECK(has(refused("mem:1m,limit=x", -EINVAL), "limit needs a size"));
-  CHECK(has(refused("mem:2m,limit=1m", -ENOSPC), "give a larger limit"));
-  CHECK(has(refused("mem:,limit=1m", -ENOSPC, false, 2 * kMiB), "give a larger limit"));
-  CHECK(has(refused("mem:1m", -ENOTSUP, true), "is memory itself"));
+  CHECK(has(refused("mem:12q", kRaw, -EINVAL), "write mem:[SIZE][,limit=SIZE]"));
+  CHECK(has(refused("mem:1m,colour=3", kRaw, -EINVAL), "known: limit"));
+  CHECK(has(refused("mem:1m,limit=x", kRaw, -EINVAL), "limit needs a size"));
+  CHECK(has(refused("mem:2m,limit=1m", kRaw, -ENOSPC), "give a larger limit"));
+  CHECK(has(refused("mem:,limit=1m", {.want_bytes = 2 * kMiB, .scratch = false}, -ENOSPC), "give a larger limit"));
+  CHECK(has(refused("mem:1m", {}, -ENOTSUP), "is memory itself"));
 }

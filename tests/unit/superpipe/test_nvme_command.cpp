@@ -17,9 +17,13 @@
 #include "superpipe/nvme/nvme_command.h"
 #include "superpipe/registry.h"
 #include "tests/catch.h"
+#include "tests/support/devices_by_uri.h"
 #include "tests/support/seed.h"
 
 using namespace lunar;
+using lunar_test::has;
+using lunar_test::kRaw;
+using lunar_test::refused;
 
 namespace {
 
@@ -38,23 +42,6 @@ struct Identify {
     return nvme_geometry(name_space, controller, out, reason);
   }
 };
-
-std::string refused(const std::string& uri, int expected) {
-  Device* device = nullptr;
-  ErrorText why;
-  DeviceOptions options;
-  options.scratch = false;
-  CHECK(device_open(uri.c_str(), options, &device, &why) == expected);
-  CHECK(device == nullptr);
-  const std::string text = why.text;
-  CHECK(text.find('\n') == std::string::npos);
-  return text;
-}
-
-bool has(const std::string& text, const std::string& part) {
-  INFO(text);
-  return text.find(part) != std::string::npos;
-}
 
 }  // namespace
 
@@ -272,17 +259,17 @@ TEST_CASE("nvme: failures become errno") {
 }
 
 TEST_CASE("nvme: other devices are refused, a block device with the name to give instead") {
-  CHECK(has(refused("nvme:/dev/ng99n99", -ENOENT), "no such device"));
-  CHECK(has(refused("nvme:/dev/null", -EINVAL), "/dev/ngXnY"));
-  CHECK(has(refused("nvme:/var/tmp", -EINVAL), "/dev/ngXnY"));
-  CHECK(has(refused("nvme:/dev/ng0n1,mdts=4", -EINVAL), "known: sqpoll"));
+  CHECK(has(refused("nvme:/dev/ng99n99", kRaw, -ENOENT), "no such device"));
+  CHECK(has(refused("nvme:/dev/null", kRaw, -EINVAL), "/dev/ngXnY"));
+  CHECK(has(refused("nvme:/var/tmp", kRaw, -EINVAL), "/dev/ngXnY"));
+  CHECK(has(refused("nvme:/dev/ng0n1,mdts=4", kRaw, -EINVAL), "known: sqpoll"));
   if (geteuid() != 0) LUNAR_SKIP("root", "mknod needs root");
   char folder[] = "/var/tmp/lunar-test-XXXXXX";
   REQUIRE(mkdtemp(folder) != nullptr);
   for (const char* name : {"/nvme3n12", "/nvme3n12p2"}) {
     const std::string node = std::string(folder) + name;
     if (mknod(node.c_str(), S_IFBLK | 0600, makedev(7, 250)) == 0)
-      CHECK(has(refused("nvme:" + node, -EINVAL), "nvme:/dev/ng3n12 "));
+      CHECK(has(refused("nvme:" + node, kRaw, -EINVAL), "nvme:/dev/ng3n12 "));
     unlink(node.c_str());
   }
   rmdir(folder);

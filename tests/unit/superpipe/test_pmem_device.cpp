@@ -26,9 +26,15 @@
 #include "superpipe/signature.h"
 #include "sys/file.h"
 #include "tests/catch.h"
+#include "tests/support/devices_by_uri.h"
 #include "tests/support/seed.h"
 
 using namespace lunar;
+using lunar_test::disk_directory;
+using lunar_test::has;
+using lunar_test::kRaw;
+using lunar_test::kReadOnly;
+using lunar_test::refused;
 
 namespace {
 
@@ -53,44 +59,13 @@ struct File {
   }
 };
 
-const char* disk() {
-  const char* given = getenv("LUNAR_TEST_DIR");
-  return given ? given : "/var/tmp";
-}
-
 struct Closer {
   void operator()(Device* device) const { device_close(device); }
 };
 using Opened = std::unique_ptr<Device, Closer>;
 
-Opened opened(const std::string& uri, bool scratch = false, bool read_only = false) {
-  Device* device = nullptr;
-  ErrorText why;
-  DeviceOptions options;
-  options.scratch = scratch;
-  options.read_only = read_only;
-  const int status = device_open(uri.c_str(), options, &device, &why);
-  INFO(why.text);
-  REQUIRE(status == 0);
-  return Opened(device);
-}
-
-std::string refused(const std::string& uri, bool scratch = true) {
-  Device* device = nullptr;
-  ErrorText why;
-  DeviceOptions options;
-  options.scratch = scratch;
-  CHECK(device_open(uri.c_str(), options, &device, &why) < 0);
-  CHECK(device == nullptr);
-  const std::string text = why.text;
-  CHECK(text.find('\n') == std::string::npos);
-  CHECK(text.find("LUN") == 0);
-  return text;
-}
-
-bool has(const std::string& text, const char* part) {
-  INFO(text);
-  return text.find(part) != std::string::npos;
+Opened opened(const std::string& uri, const DeviceOptions& options = kRaw) {
+  return Opened(lunar_test::opened(uri, options));
 }
 
 Command command_of(Op op, uint64_t at, const iovec* part, uint64_t length = 0, uint64_t tag = 0) {
@@ -205,7 +180,7 @@ std::string against_model(Device* device, unsigned rounds, uint64_t seed, uint64
 }  // namespace
 
 TEST_CASE("pmem: what it cannot take is refused in one line") {
-  File shm("/dev/shm", kMiB * 4), plain(disk(), kMiB * 4), empty("/dev/shm");
+  File shm("/dev/shm", kMiB * 4), plain(disk_directory(), kMiB * 4), empty("/dev/shm");
   CHECK(has(refused("pmem:"), "no path"));
   CHECK(has(refused("pmem:/dev/shm/there-is-no-such-file"), "no such file"));
   CHECK(has(refused("pmem:" + shm.path + ",delegate=perhaps"), "auto, on or off"));
@@ -214,14 +189,14 @@ TEST_CASE("pmem: what it cannot take is refused in one line") {
   CHECK(has(refused("pmem:/dev/shm"), "neither"));
   CHECK(has(refused("pmem:/dev/null"), "not a DAX device"));
   CHECK(has(refused("pmem:" + plain.path), "give file:"));
-  CHECK(has(refused("pmem:" + empty.path, false), "empty"));
+  CHECK(has(refused("pmem:" + empty.path, kRaw), "empty"));
   std::ofstream(shm.path) << "somebody's data";
   CHECK(has(refused("pmem:" + shm.path), "not Lunar's"));
   CHECK(std::string(std::istreambuf_iterator<char>(std::ifstream(shm.path).rdbuf()), {}) == "somebody's data");
 }
 
 TEST_CASE("pmem: capabilities say what the device is") {
-  File shm("/dev/shm", kMiB * 4), plain(disk(), kMiB * 4);
+  File shm("/dev/shm", kMiB * 4), plain(disk_directory(), kMiB * 4);
   const Opened memory = opened("pmem:" + shm.path), on_disk = opened("pmem:" + plain.path);
   CHECK(memory->capabilities().polled);
   CHECK(memory->capabilities().discard);
@@ -236,7 +211,7 @@ TEST_CASE("pmem: capabilities say what the device is") {
 TEST_CASE("pmem: a blank file becomes a scratch LUN, one owner at a time, and grows and is cut like a file") {
   File file("/dev/shm");
   {
-    const Opened lun = opened("pmem:" + file.path, true);
+    const Opened lun = opened("pmem:" + file.path, {});
     CHECK(lun->growable());
     CHECK(has(refused("pmem:" + file.path), "in use"));
     CHECK(lun->reserve(DeviceOffset{0}, kMiB) == 0);
@@ -254,14 +229,14 @@ TEST_CASE("pmem: a blank file becomes a scratch LUN, one owner at a time, and gr
   CHECK(file.size() == sizeof(ScratchHeader));
   int successor = -1;
   {
-    const Opened again = opened("pmem:" + file.path, true);
+    const Opened again = opened("pmem:" + file.path, {});
     CHECK(again->growable());
     successor = sys::open_again(again->fd(0));
     CHECK(again->share_lock(0, successor) == 0);
   }
   CHECK(has(refused("pmem:" + file.path), "in use"));  // by the description that a child would have
   close(successor);
-  const Opened after = opened("pmem:" + file.path, true);
+  const Opened after = opened("pmem:" + file.path, {});
 }
 
 TEST_CASE("pmem: a file of fixed size keeps it, and a raw one is not touched by opening") {
@@ -270,7 +245,7 @@ TEST_CASE("pmem: a file of fixed size keeps it, and a raw one is not touched by 
     const Opened raw = opened("pmem:" + file.path);
     CHECK(file.blocks() == 0);
   }
-  const Opened lun = opened("pmem:" + file.path, true);
+  const Opened lun = opened("pmem:" + file.path, {});
   CHECK_FALSE(lun->growable());
   CHECK(lun->size_bytes() == 3 * kMiB);
 }
@@ -278,7 +253,7 @@ TEST_CASE("pmem: a file of fixed size keeps it, and a raw one is not touched by 
 TEST_CASE("pmem: read-only media are not written") {
   File file("/dev/shm", kMiB);
   char page[4096] = {};
-  const Opened lun = opened("pmem:" + file.path, false, true);
+  const Opened lun = opened("pmem:" + file.path, kReadOnly);
   CHECK(io(lun.get(), Op::kWrite, 0, page, sizeof page) == -EROFS);
   CHECK(io(lun.get(), Op::kDiscard, 0, nullptr, sizeof page) == -EROFS);
   CHECK(io(lun.get(), Op::kRead, 0, page, sizeof page) == 4096);
@@ -320,7 +295,7 @@ TEST_CASE("pmem: discard zeros, and a file keeps its space; what is made for one
 
 TEST_CASE("pmem: random commands against a model, delegated or not, on memory and on a disk") {
   const char* delegate = GENERATE("on", "off", "auto");
-  File shm("/dev/shm", 16 * kMiB), plain(disk(), 2 * kMiB);
+  File shm("/dev/shm", 16 * kMiB), plain(disk_directory(), 2 * kMiB);
   const std::string setting = std::string(",delegate=") + delegate;
   const Opened memory = opened("pmem:" + shm.path + setting), on_disk = opened("pmem:" + plain.path + setting);
   CHECK(against_model(memory.get(), 40, tier::run_seed(), 3 * kMiB + 512, 4 * kMiB).empty());

@@ -27,6 +27,7 @@
 #include "sys/thread.h"
 #include "tests/catch.h"
 #include "tests/support/device_io.h"
+#include "tests/support/devices_by_uri.h"
 
 using namespace lunar;
 
@@ -37,11 +38,6 @@ using lunar_test::kPage;
 using lunar_test::one;
 using lunar_test::Pages;
 constexpr size_t kFileBytes = 8 * kMiB;
-
-const char* scratch_directory() {
-  const char* given = getenv("LUNAR_TEST_DIR");
-  return given ? given : "/var/tmp";
-}
 
 // Whether the kernel counts more pinned memory of this process than it should.
 bool pins_unaccounted() {
@@ -60,7 +56,7 @@ struct File {
   Kind kind;
   mutable CallPool calls;
   explicit File(Kind wanted) : kind(wanted) {
-    files.set(0, sys::open_unlinked(scratch_directory(), O_RDWR | O_DIRECT));
+    files.set(0, sys::open_unlinked(lunar_test::disk_directory(), O_RDWR | O_DIRECT));
     REQUIRE(fd() >= 0);
     REQUIRE(sys::allocate_space(fd(), 0, kFileBytes) == 0);
     joined.add(files, 0, true);
