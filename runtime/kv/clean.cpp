@@ -15,6 +15,8 @@
 namespace lunar::kv {
 namespace {
 
+constexpr unsigned kFruitlessMost = 3;  // saves for space, with cleaning in between
+
 constexpr unsigned kPoorMost = 256;  // segments with little dead space that one call cleans: four times what one takes
 
 // Segments that could not be read whole are tried again at most so often, so that a full store answers at once.
@@ -98,19 +100,18 @@ int Store::room_for_frames() {
   }
 }
 
-// A younger saved state frees what only the last one refers to. -ENOSPC: cleaning and saving in turn gain nothing any
-// more (a save seals the tail, half empty perhaps).
+// A younger saved state frees what only the last one refers to. It may gain nothing, as it seals the tail, half empty
+// perhaps.
 int Store::save_for_space(TriesForSpace* tries) {
   if (const int status = save(); status < 0) return status;
   const uint64_t free = log_.reclaim();
   if (free > tries->best) {
     tries->best = free;
     tries->fruitless = 0;
-    return 0;
+  } else {
+    ++tries->fruitless;
   }
-  if (++tries->fruitless < 3) return 0;
-  full_at_ = log_.bytes_live();
-  return -ENOSPC;
+  return 0;
 }
 
 // A step towards a free segment: cleans one, or saves. kDone: look again. kWait: others' reads have to end. kFull: no
@@ -200,6 +201,7 @@ int Store::room_for_segment_locked() {
     if (const int status = room_for_frames(); status < 0) return status;
     const uint64_t free = log_.reclaim();
     if (log_.room_for_writers(1) && !log_.log_is_long()) return 0;
+    if (log_.taken() != tries.taken) tries = {.taken = log_.taken()};
     if (kept_) {
       if (const int status = settle(); status < 0) return status;
     }
@@ -207,6 +209,7 @@ int Store::room_for_segment_locked() {
       if (const int status = save(); status < 0) return status;
       continue;
     }
+    if (tries.fruitless >= kFruitlessMost) full_at_ = log_.bytes_live();
     // Neither saves nor cleaning did help, and what lives has become no less since: they would not now.
     if (full_at_ != 0 && log_.bytes_live() + log_.segment_bytes() > full_at_) return -ENOSPC;
     full_at_ = 0;

@@ -171,6 +171,7 @@ int Log::roll(Tail& tail, bool cleaning) {
   }
   uint64_t number;
   if (!take_one(cleaning, &number)) return -EAGAIN;
+  if (!cleaning) taken_.fetch_add(1, std::memory_order_relaxed);
   sys::Locked lock(tail_lock_);
   seal_locked(tail);
   segments_[number].live.store(0, std::memory_order_relaxed);

@@ -383,7 +383,8 @@ class Log {
 
   // Frees retired segments that no reader looks at any more. Returns the number of free segments.
   uint64_t reclaim();
-  bool has_room();  // for a writer's next segment
+  bool has_room();                                                           // for a writer's next segment
+  uint64_t taken() const { return taken_.load(std::memory_order_relaxed); }  // segments that writers took so far
   bool any_retired() const { return retired_.load(std::memory_order_relaxed) != 0; }
   // Seals the open segments, so that they can be cleaned.
   void seal_tails();
@@ -518,7 +519,7 @@ class Log {
   const void* state_owner_ = nullptr;
   // larger if states are saved, so that more writes share the cost of one
   std::atomic<uint64_t> cleaning_reserve_{kReserve};
-  std::atomic<uint64_t> held_{0}, state_reserve_{0};
+  std::atomic<uint64_t> held_{0}, state_reserve_{0}, taken_{0};
   std::atomic<bool> state_wanted_{false}, cleaning_wanted_{false};
   char* frames_memory_ = nullptr;  // frames, one more for the cleaner, buffers
   Frame* frames_ = nullptr;        // under the mutex

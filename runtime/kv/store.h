@@ -279,7 +279,8 @@ class Store {
    private:
     Shard& shard_;
   };
-  struct TriesForSpace {
+  struct TriesForSpace {  // since a writer last took a segment: one that others have filled was a gain
+    uint64_t taken = 0;
     unsigned poor = 0;  // segments with little dead space that were cleaned
     uint64_t best = 0;  // the most segments that were free after one
     unsigned fruitless = 0;

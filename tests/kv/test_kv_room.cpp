@@ -177,3 +177,40 @@ TEST_CASE("kv-room: pairs of half of a store come and go while others write and 
     store->close();
   }
 }
+
+// What cleaning and saving gain for one writer, others take: that is no sign of a full store.
+TEST_CASE("kv-room: many threads overwrite a store that is three quarters full, and no set is refused") {
+  constexpr uint64_t kKeys = 2000, kThreads = 64, kSets = 200, kBytes = 80 * 128 * kKiB;
+  for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
+    std::vector<char> memory(kBytes);
+    LockedDevice device(memory.data(), memory.size());
+    StoreOptions options;
+    options.device = &device;
+    options.contents = Contents::kNew;
+    options.durability = durability;
+    options.log_bytes = 0;
+    options.segment_bytes = 128 * kKiB;
+    options.dram_bytes = 16 * kMiB;
+    options.expected_keys = kKeys;
+    Store* store = kv_test::open_store(options);
+    std::atomic<uint64_t> refused{0};
+    std::vector<std::thread> threads;
+    for (uint64_t t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, t] {
+        kv_test::Random random(t);
+        const std::string value(4000, 'v');
+        const uint64_t from = kKeys * t / kThreads, own = kKeys * (t + 1) / kThreads - from;
+        for (uint64_t i = 0; i < own + kSets; ++i) {
+          const uint64_t key = i < own ? from + i : random.below(kKeys);
+          if (store->set({&key, sizeof key}, bytes_of(value)) != 0) refused.fetch_add(1);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    INFO("durability " << static_cast<int>(durability));
+    CHECK(refused == 0);
+    CHECK(store->count() == kKeys);
+    kv_test::check_store(store);
+    store->close();
+  }
+}
