@@ -18,7 +18,7 @@ enum class HeadDamage : uint8_t {
   kRefuse,   // -EBADMSG
   kSalvage,  // *out is what they were
 };
-// The sound one of the two. -ENOENT: there is none; -EPROTONOSUPPORT: of a later version; -EBADMSG; -errno of the
+// The sound one of the two. -ENOENT: there is none; -EPROTONOSUPPORT: of another version; -EBADMSG; -errno of the
 // device.
 [[nodiscard]] int superblock_read(Device* device, HeadDamage damage, media::Superblock* out, ErrorText* why);
 // Whether the copy at `at` is that superblock; else *fault says what is wrong.
