@@ -308,18 +308,9 @@ int raw_munmap_heap() {
   fill(p, kHeap, 7);
   raw_call_is_refused(SYS_munmap, p + kMiB, kMiB);
 }
-int raw_mremap_to_less() { raw_call_is_refused(SYS_mremap, filled_map(), kHeap, kMiB); }
-
-int raw_map_over() {
-  raw_call_is_refused(SYS_mmap, filled_map(), kMiB, kRw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1);
-}
 
 int raw_mremap() {
   raw_call_is_refused(SYS_mremap, filled_map(), kMiB, kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, 0x600000000000l);
-}
-
-int raw_mremap_kept() {
-  raw_call_is_refused(SYS_mremap, filled_map(), kMiB, kMiB, MREMAP_MAYMOVE | 4 /* MREMAP_DONTUNMAP */);
 }
 
 // The program's plain memory lands on tiered memory.
@@ -454,46 +445,42 @@ bool kernel_has_own_advice() {
 
 int main(int argc, char** argv) {
   const bool has_own = inside() || kernel_has_own_advice();
-  return run_cases(
-      argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m", "LUNAR_LOG=warning"},
-      {{"file-limit", run_out_of_file, {}, "LUN space is used up", Ends::kFatal},
-       {"stderr-socket", run_out_of_lun, {}, "LUN space is used up", Ends::kFatal, Errors::kSocket},
-       {"stderr-rights", with_rights<after_rights_are_dropped>, {}, "LUN space is used up", Ends::kFatal},
-       {"stderr-main-gone", without_main_thread, {}, "LUN space is used up", Ends::kFatal},
-       {"pins-main-gone", pins_without_main_thread, {"LUNAR_LOG=info"}, "may pin pages for devices"},
-       {"seccomp-vmsplice", no_vmsplice},
-       {"seccomp-process-madvise", no_process_madvise},
-       {"seccomp-madvise",
-        no_madvise,
-        {},
-        has_own ? nullptr : "refuses madvise (EPERM)",
-        has_own ? Ends::kWell : Ends::kFatal},
-       {"seccomp-madvise-both", no_madvise_at_all, {}, "refuses madvise (EPERM)", Ends::kFatal},
-       {"seccomp-ring", no_ring, {}, "refuses io_uring_enter (EPERM)", Ends::kFatal},
-       {"seccomp-futex", no_futex, {}, "refuses futex (EPERM)", Ends::kFatal},
-       {"seccomp-exit", no_exit, {}, nullptr, Ends::kAbort},
-       {"seccomp-ioctl", no_ioctl, {}, "(EPERM)", Ends::kFatal},
-       {"seccomp-open", no_open},
-       {"seccomp-kill-vmsplice", killed_by_vmsplice, {}, "service thread has ended", Ends::kFatal},
-       {"seccomp-kill-ring", killed_by_ring, {}, "service thread has ended", Ends::kFatal},
-       {"seccomp-kill-ioctl", killed_by_ioctl, {}, "service thread has ended", Ends::kFatal},
-       {"calls-by-number", calls_by_number},
-       {"raw-munmap", raw_munmap, {}, "(lunar run --no-mmap)", Ends::kFatal},
-       {"raw-munmap-early", raw_munmap_early, {"LUNAR_DRAM=64m"}},
-       {"raw-munmap-heap", raw_munmap_heap, {}, kSaysMunmap, Ends::kFatal},
-       {"raw-munmap-threads", raw_munmap_threads, {}, kSaysMunmap, Ends::kFatal},
-       {"raw-munmap-child", raw_munmap_in_child, {"LUNAR_SIZE=768m"}, kSaysMunmap},
-       {"raw-map-over", raw_map_over, {}, "FATAL: mmap with MAP_FIXED (or mremap) of 1024 KiB", Ends::kFatal},
-       {"raw-mremap", raw_mremap, {}, "FATAL: mremap of 1024 KiB of tiered memory at 0x", Ends::kFatal},
-       {"raw-mremap-kept", raw_mremap_kept, {}, "FATAL: mremap of 1024 KiB", Ends::kFatal},
-       {"raw-mremap-over", raw_mremap_over, {}, "MAP_FIXED (or mremap) of 1024 KiB", Ends::kFatal},
-       {"raw-mremap-to-less", raw_mremap_to_less, {}, kSaysMunmap, Ends::kFatal},
-       {"raw-guards", raw_guards, {"LUNAR_SIZE=768m"}},
-       {"raw-advice", raw_advice},
-       {"sparse-touches", sparse_touches, {"LUNAR_ACTIVATE_AT=1m"}},
-       {"idle", idle},
-       {"confined-closed", with_rights<confined_and_closed>, {"LUNAR_SIZE=1g"}},
-       {"confined-closed-at-once", with_rights<confined_and_closed_at_once>, {"LUNAR_SIZE=1g"}},
-       {"confined-early", with_rights<confined_early>, {"LUNAR_DRAM=64m"}},
-       {"address-space", no_address_space, {}, "fork refused"}});
+  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m", "LUNAR_LOG=warning"},
+                   {{"file-limit", run_out_of_file, {}, "LUN space is used up", Ends::kFatal},
+                    {"stderr-socket", run_out_of_lun, {}, "LUN space is used up", Ends::kFatal, Errors::kSocket},
+                    {"stderr-rights", with_rights<after_rights_are_dropped>, {}, "LUN space is used up", Ends::kFatal},
+                    {"stderr-main-gone", without_main_thread, {}, "LUN space is used up", Ends::kFatal},
+                    {"pins-main-gone", pins_without_main_thread, {"LUNAR_LOG=info"}, "may pin pages for devices"},
+                    {"seccomp-vmsplice", no_vmsplice},
+                    {"seccomp-process-madvise", no_process_madvise},
+                    {"seccomp-madvise",
+                     no_madvise,
+                     {},
+                     has_own ? nullptr : "refuses madvise (EPERM)",
+                     has_own ? Ends::kWell : Ends::kFatal},
+                    {"seccomp-madvise-both", no_madvise_at_all, {}, "refuses madvise (EPERM)", Ends::kFatal},
+                    {"seccomp-ring", no_ring, {}, "refuses io_uring_enter (EPERM)", Ends::kFatal},
+                    {"seccomp-futex", no_futex, {}, "refuses futex (EPERM)", Ends::kFatal},
+                    {"seccomp-exit", no_exit, {}, nullptr, Ends::kAbort},
+                    {"seccomp-ioctl", no_ioctl, {}, "(EPERM)", Ends::kFatal},
+                    {"seccomp-open", no_open},
+                    {"seccomp-kill-vmsplice", killed_by_vmsplice, {}, "service thread has ended", Ends::kFatal},
+                    {"seccomp-kill-ring", killed_by_ring, {}, "service thread has ended", Ends::kFatal},
+                    {"seccomp-kill-ioctl", killed_by_ioctl, {}, "service thread has ended", Ends::kFatal},
+                    {"calls-by-number", calls_by_number},
+                    {"raw-munmap", raw_munmap, {}, "(lunar run --no-mmap)", Ends::kFatal},
+                    {"raw-munmap-early", raw_munmap_early, {"LUNAR_DRAM=64m"}},
+                    {"raw-munmap-heap", raw_munmap_heap, {}, kSaysMunmap, Ends::kFatal},
+                    {"raw-munmap-threads", raw_munmap_threads, {}, kSaysMunmap, Ends::kFatal},
+                    {"raw-munmap-child", raw_munmap_in_child, {"LUNAR_SIZE=768m"}, kSaysMunmap},
+                    {"raw-mremap", raw_mremap, {}, "FATAL: mremap of 1024 KiB of tiered memory at 0x", Ends::kFatal},
+                    {"raw-mremap-over", raw_mremap_over, {}, "MAP_FIXED (or mremap) of 1024 KiB", Ends::kFatal},
+                    {"raw-guards", raw_guards, {"LUNAR_SIZE=768m"}},
+                    {"raw-advice", raw_advice},
+                    {"sparse-touches", sparse_touches, {"LUNAR_ACTIVATE_AT=1m"}},
+                    {"idle", idle},
+                    {"confined-closed", with_rights<confined_and_closed>, {"LUNAR_SIZE=1g"}},
+                    {"confined-closed-at-once", with_rights<confined_and_closed_at_once>, {"LUNAR_SIZE=1g"}},
+                    {"confined-early", with_rights<confined_early>, {"LUNAR_DRAM=64m"}},
+                    {"address-space", no_address_space, {}, "fork refused"}});
 }
