@@ -370,7 +370,7 @@ TEST_CASE("what another member has written into the words that are indices leads
     CHECK_FALSE(account.child_lives(1));
     CHECK(account.child_words(words, 4, &unsure) == 0);
     CHECK_FALSE(account.someone_writes_elsewhere());
-    account.write_elsewhere_begin();
+    CHECK(account.write_elsewhere_begin());
     account.write_elsewhere_end();
     CHECK(account.own_pages() == 10);
   }
