@@ -29,6 +29,18 @@ bool has_go_note(const char* at, const char* end, uint64_t alignment) {
   return false;
 }
 
+// Whether [begin, begin + bytes), as the file has it, is in a segment that is loaded and may be read.
+bool is_loaded(const char* headers, unsigned count, uint64_t begin, uint64_t bytes) {
+  for (unsigned i = 0; i < count; ++i) {
+    ElfW(Phdr) header;
+    memcpy(&header, headers + i * sizeof header, sizeof header);
+    if (header.p_type == PT_LOAD && (header.p_flags & PF_R) != 0 && begin >= header.p_vaddr &&
+        begin - header.p_vaddr <= header.p_filesz && bytes <= header.p_filesz - (begin - header.p_vaddr))
+      return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 bool is_go_code(const void* address) {
@@ -45,9 +57,10 @@ bool is_go_code(const void* address) {
   for (unsigned i = 0; i < elf.e_phnum; ++i) {
     ElfW(Phdr) header;
     memcpy(&header, base + elf.e_phoff + i * sizeof header, sizeof header);
-    if (header.p_type != PT_NOTE) continue;
+    if (header.p_type != PT_NOTE || !is_loaded(base + elf.e_phoff, elf.e_phnum, header.p_vaddr, header.p_filesz))
+      continue;
     const char* notes = reinterpret_cast<const char*>(moved_by + header.p_vaddr);
-    if (has_go_note(notes, notes + header.p_memsz, header.p_align)) return true;
+    if (has_go_note(notes, notes + header.p_filesz, header.p_align)) return true;
   }
   return false;
 }
