@@ -336,6 +336,22 @@ int move_charged(PagerState& state, Run& run, const Move& how, Unreadable& unrea
   return rc;
 }
 
+// Where the next page of the source with a word is, from `page` on. An untouched part that ends is PROT_NONE before it
+// is looked at once more: what a thread wrote there meanwhile has words, and goes along.
+int find_used(const PageRange& from, uint64_t page, const Move& how, uint64_t* used) {
+  const PageTable& table = from.region->table;
+  *used = table.next_used(page, from.end);
+  if (*used == page || !how.ends) return 0;
+  const auto protect = [&](uint64_t first, uint64_t end, int prot) {
+    char* at = from.region->address_of(PageIndex(first));
+    return sys::protect(at, static_cast<size_t>(from.region->address_of(PageIndex(end)) - at), prot);
+  };
+  const uint64_t end = *used;
+  if (int rc = protect(page, end, PROT_NONE); rc < 0) return rc;
+  *used = table.next_used(page, end);
+  return *used == end ? 0 : protect(*used, end, how.prot);
+}
+
 // An untouched part of the source: the target reads as zeros.
 int move_nothing(char* target, size_t bytes, const Move& how) {
   if (!how.replaces) return 0;
@@ -351,12 +367,18 @@ int move_runs(PagerState& state, const PageRange& to, const PageRange& from, con
   while (*done < count) {
     const uint64_t source = from.first + *done, target = to.first + *done,
                    chunk_left = kChunkPages - source % kChunkPages;
-    const bool used = from.region->table.uses(source - source % kChunkPages, source + chunk_left);
-    uint64_t n = used && chunk_left > kRunPages ? kRunPages : chunk_left;
-    if (n > count - *done) n = count - *done;
-    Run run{*to.region, *from.region, target, source, static_cast<unsigned>(n)};
-    const int rc =
-        used ? move_charged(state, run, how, unreadable) : move_nothing(run.target_at(0), n << state.page_shift, how);
+    uint64_t used = 0;
+    int rc = find_used(from, source, how, &used);
+    if (rc < 0) return rc;
+    uint64_t n = used - source;
+    if (n != 0) {
+      rc = move_nothing(to.region->address_of(PageIndex(target)), n << state.page_shift, how);
+    } else {
+      n = chunk_left < kRunPages ? chunk_left : kRunPages;
+      if (n > count - *done) n = count - *done;
+      Run run{*to.region, *from.region, target, source, static_cast<unsigned>(n)};
+      rc = move_charged(state, run, how, unreadable);
+    }
     if (rc < 0) return rc;
     *done += n;
   }

@@ -146,11 +146,12 @@ void counted_while_moved() {
   CHECK(found == counted);
 }
 
-// The same where the old place ends: a count is in the new one, or was SIGSEGV.
-void counted_while_moved_away() {
-  constexpr size_t kPages = kBytes / 4096;
-  for (int round = 0; round < 20; ++round) {
-    char *p = map_tiered(kPages * g_page), *target = map_tiered(kPages * g_page), *now = nullptr;
+// The same where the old place ends: a count is in the new one, or was SIGSEGV. The writer goes on by `step` pages: to
+// places that it has used before, or to new ones.
+void count_while_moved_away(size_t bytes, size_t step, int rounds) {
+  const size_t count = bytes / g_page;
+  for (int round = 0; round < rounds; ++round) {
+    char *p = map_tiered(bytes), *target = map_tiered(bytes), *now = nullptr;
     if (round % 4 >= 2) push_out();
     unsigned long counted = 0;
     size_t next = 0;
@@ -158,21 +159,27 @@ void counted_while_moved_away() {
         [&] {
           for (size_t i = 0; i < 1000; ++i)
             counted +=
-                !raises([&] { __atomic_fetch_add(&word_of(p, next = (next + 13) % kPages), 1, __ATOMIC_RELAXED); });
+                !raises([&] { __atomic_fetch_add(&word_of(p, next = (next + step) % count), 1, __ATOMIC_RELAXED); });
         },
         [&] {
-          now = static_cast<char*>(
-              round % 2 == 0 ? mremap(p, kPages * g_page, kPages * g_page, MREMAP_MAYMOVE | MREMAP_FIXED, target)
-                             : mremap(p, kPages * g_page, 2 * kPages * g_page, MREMAP_MAYMOVE));
+          now = static_cast<char*>(round % 2 == 0 ? mremap(p, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target)
+                                                  : mremap(p, bytes, 2 * bytes, MREMAP_MAYMOVE));
           CHECK(now != MAP_FAILED);
         });
     if (now == p) continue;  // it has grown in place
     unsigned long found = 0;
-    for (size_t i = 0; i < kPages; ++i) found += word_of(now, i);
-    CHECK(found == counted && faults(p) && faults(p + kPages * g_page - 1));
-    if (now != target) CHECK(all_zero(now + kBytes, kBytes) && munmap(target, kBytes) == 0);
-    CHECK(munmap(now, now == target ? kBytes : 2 * kBytes) == 0);
+    for (size_t i = 0; i < count; ++i) found += word_of(now, i);
+    if (found != counted) fprintf(stderr, "round %d: counted %lu, found %lu\n", round, counted, found);
+    CHECK(found == counted);
+    CHECK(faults(p) && faults(p + bytes - 1));
+    if (now != target) CHECK(all_zero(now + bytes, bytes) && munmap(target, bytes) == 0);
+    CHECK(munmap(now, now == target ? bytes : 2 * bytes) == 0);
   }
+}
+
+void counted_while_moved_away() {
+  count_while_moved_away(kBytes, 13, 20);
+  count_while_moved_away(8 * kBytes, 17, 8);
 }
 
 void read_only_stays_so() {
