@@ -14,7 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "pager/account_find.h"
+#include "pager/account/account_find.h"
 #include "pager/pager.h"
 #include "preload.h"
 #include "sys/file.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // open's family and fcntl, for O_DIRECT, and for file systems that read without a cache (FUSE with direct_io). Who
 // writes into a page which is just being evicted writes into the page's old place, so eviction must know before the
-// first such I/O (pager/pins.h). The descriptor table tells only a while after. Whatever else is asked for goes through
-// unchanged.
+// first such I/O (pager/evict/pins.h). The descriptor table tells only a while after. Whatever else is asked for goes
+// through unchanged.
 // Threading: any thread. Waits for the end of the eviction batch under way (about 100 us), only at the first such file.
 #include <errno.h>
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 
 #include <atomic>
 
-#include "pager/account_find.h"
+#include "pager/account/account_find.h"
 #include "pager/pager.h"
 #include "preload.h"
 #include "sys/fatal.h"

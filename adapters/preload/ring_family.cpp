@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // io_uring's set-up calls: by syscall(), and liburing's. Two things follow from a ring that the pager cannot see later:
-// - It pins memory, that of the ring included, and it may have no descriptor. So eviction is told here (pager/pins.h).
+// - It pins memory, that of the ring included, and it may have no descriptor. So eviction is told here
+//   (pager/evict/pins.h).
 // - IORING_OP_MADVISE drops pages without a call that the tier could serve: what is evicted would come back with its
 //   old content. So a ring is restricted, before it is enabled, to all that its kernel knows but this operation, which
 //   then completes with -EACCES.

@@ -4,11 +4,11 @@
 #include <errno.h>
 
 #include "base/format.h"
-#include "pager/evictor.h"
-#include "pager/handler.h"
+#include "pager/evict/evictor.h"
+#include "pager/fault/handler.h"
 #include "pager/pager.h"
-#include "pager/state.h"
-#include "pager/table_promise.h"
+#include "pager/state/state.h"
+#include "pager/table/table_promise.h"
 #include "sys/file.h"
 #include "sys/log.h"
 

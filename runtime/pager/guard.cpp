@@ -7,7 +7,7 @@
 
 #include "pager/pager.h"
 #include "pager/seize.h"
-#include "pager/state.h"
+#include "pager/state/state.h"
 #include "sys/memory_constants.h"
 
 namespace lunar {

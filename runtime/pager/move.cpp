@@ -19,12 +19,12 @@
 #include <initializer_list>
 
 #include "base/error.h"
-#include "pager/descriptors.h"
-#include "pager/evictor.h"
+#include "pager/evict/evictor.h"
+#include "pager/fork/wipe.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
-#include "pager/state.h"
-#include "pager/wipe.h"
+#include "pager/state/descriptors.h"
+#include "pager/state/state.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/file.h"

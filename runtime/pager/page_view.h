@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "pager/page_word.h"
+#include "pager/page/page_word.h"
+#include "pager/page/region.h"
 #include "pager/pager.h"
-#include "pager/region.h"
 
 namespace lunar {
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What lunar_stats tells: sums over counters, the account and our LUN, none of them stopped meanwhile.
 // Threading: any thread, at any time. Takes no lock.
-#include "pager/account.h"
-#include "pager/evictor.h"
+#include "pager/account/account.h"
+#include "pager/evict/evictor.h"
 #include "pager/pager.h"
-#include "pager/state.h"
+#include "pager/state/state.h"
 
 namespace lunar {
 

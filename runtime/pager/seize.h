@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "pager/page_word.h"
-#include "pager/region.h"
+#include "pager/page/page_word.h"
+#include "pager/page/region.h"
 
 namespace lunar {
 

@@ -152,7 +152,7 @@ int Uring::register_buffers(const iovec* iov, unsigned count) {
 }
 
 // Now, and not by the kernel after the ring's end: until then VmPin shows pages without a known owner, and the evictor
-// takes them for the program's (pager/pins.h). Where that fails they stay counted as ours.
+// takes them for the program's (pager/evict/pins.h). Where that fails they stay counted as ours.
 void Uring::unregister_buffers() {
   if (pinned_bytes_ == 0 || io_uring_unregister_buffers(&ring_) < 0) return;
   note_own_pinned(-pinned_bytes_);

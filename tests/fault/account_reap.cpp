@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "pager/account.h"
+#include "pager/account/account.h"
 #include "tests/support/test_tier.h"
 
 namespace {

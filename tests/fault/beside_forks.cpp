@@ -13,7 +13,7 @@
 #include <atomic>
 #include <thread>
 
-#include "pager/state.h"
+#include "pager/state/state.h"
 #include "tests/fault/first_touch.h"
 #include "tests/support/test_tier.h"
 

@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
-#include "pager/state.h"
+#include "pager/state/state.h"
 #include "tests/support/refused_calls.h"
 #include "tests/support/test_tier.h"
 

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <thread>
 
-#include "pager/state.h"
+#include "pager/state/state.h"
 #include "tests/support/test_tier.h"
 
 namespace tier {

@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "pager/evictor.h"
-#include "pager/state.h"
+#include "pager/evict/evictor.h"
+#include "pager/state/state.h"
 #include "tests/support/test_tier.h"
 
 namespace {

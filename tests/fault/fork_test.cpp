@@ -20,7 +20,7 @@
 #include <tuple>
 #include <vector>
 
-#include "pager/state.h"
+#include "pager/state/state.h"
 #include "tests/fault/first_touch.h"
 #include "tests/support/test_tier.h"
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/host_guard.h"
-#include "pager/state.h"
+#include "pager/state/state.h"
 #include "sys/fatal.h"
 #include "sys/thread.h"
 #include "tests/support/test_tier.h"

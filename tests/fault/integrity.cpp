@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "pager/state.h"
+#include "pager/state/state.h"
 #include "tests/support/stderr_of.h"
 #include "tests/support/test_tier.h"
 

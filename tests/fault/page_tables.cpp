@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "lunar/lunar.h"
-#include "pager/state.h"
-#include "pager/table_promise.h"
+#include "pager/state/state.h"
+#include "pager/table/table_promise.h"
 #include "tests/support/stderr_of.h"
 #include "tests/support/test_tier.h"
 

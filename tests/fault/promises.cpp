@@ -22,8 +22,8 @@
 #include <string>
 #include <vector>
 
-#include "pager/evictor.h"
-#include "pager/state.h"
+#include "pager/evict/evictor.h"
+#include "pager/state/state.h"
 #include "tests/support/stderr_of.h"
 #include "tests/support/test_tier.h"
 

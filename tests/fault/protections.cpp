@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "pager/state.h"
+#include "pager/state/state.h"
 #include "tests/support/test_tier.h"
 
 namespace {

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "pager/state.h"
+#include "pager/state/state.h"
 #include "superpipe/sim/sim_device.h"
 #include "tests/support/test_tier.h"
 

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <string>
 
-#include "pager/state.h"
+#include "pager/state/state.h"
 #include "superpipe/sim/sim_device.h"
 #include "tests/support/test_tier.h"
 

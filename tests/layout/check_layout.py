@@ -68,7 +68,7 @@ ROOMS = {
               {"run", "dev"}, {"doctor"}, {"."}],
 }
 # What others may see of a part. (tests/ may look inside.)
-FACE = {"pager": {"pager/pager.h", "pager/page_view.h", "pager/account_find.h"}}
+FACE = {"pager": {"pager/pager.h", "pager/page_view.h", "pager/account/account_find.h"}}
 RUNTIME_FOLDERS = {"base", "sys", "config", "stats", "superpipe", "lun", "cblk", "kv", "pager", "heap"}
 
 # Calls whose only home is runtime/sys. Qualified names (sys::map), members and definitions of interposed functions are
@@ -205,7 +205,7 @@ def check_lists(path, text):
 
 # Functions of the pager are given its state. Entry points, which are what pager/pager.h declares, fetch it.
 PAGER = os.path.join("runtime", "pager", "")
-STATE = PAGER + "state"   # declares and defines what is fetched
+STATE = os.path.join(PAGER, "state", "state")  # declares and defines what is fetched
 FUNCTION = re.compile(r"^(?:[\w:<>*&]+ )*[*&]?(?:\w+::)*~?(?P<name>\w+)\(")
 
 

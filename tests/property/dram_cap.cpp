@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "pager/state.h"
+#include "pager/state/state.h"
 #include "tests/support/test_tier.h"
 
 namespace {

@@ -21,7 +21,7 @@
 #include <thread>
 #include <vector>
 
-#include "pager/account.h"
+#include "pager/account/account.h"
 #include "tests/catch.h"
 #include "tests/support/seed.h"
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "pager/foreign.h"
+#include "pager/page/foreign.h"
 #include "sys/thread.h"
 #include "tests/catch.h"
 #include "tests/support/seed.h"

@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "pager/frames.h"
-#include "pager/region.h"
+#include "pager/page/frames.h"
+#include "pager/page/region.h"
 #include "tests/catch.h"
 #include "tests/support/seed.h"
 #include "tests/support/slowness.h"

@@ -9,11 +9,11 @@
 #include <set>
 #include <thread>
 
-#include "pager/page_table.h"
+#include "pager/page/page_table.h"
+#include "pager/page/region.h"
 #include "pager/pager.h"
-#include "pager/region.h"
-#include "pager/state.h"
-#include "pager/table_promise.h"
+#include "pager/state/state.h"
+#include "pager/table/table_promise.h"
 #include "sys/arena.h"
 #include "tests/catch.h"
 #include "tests/support/seed.h"

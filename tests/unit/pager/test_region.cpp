@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "pager/region.h"
+#include "pager/page/region.h"
 #include "sys/mem.h"
 #include "tests/catch.h"
 #include "tests/support/seed.h"

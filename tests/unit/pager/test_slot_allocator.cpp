@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "pager/slot_allocator.h"
+#include "pager/account/slot_allocator.h"
 #include "superpipe/registry.h"
 #include "sys/log.h"
 #include "tests/catch.h"

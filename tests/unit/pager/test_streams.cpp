@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "pager/streams.h"
+#include "pager/fault/streams.h"
 #include "tests/catch.h"
 #include "tests/support/seed.h"
 

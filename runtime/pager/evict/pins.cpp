@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Detecting processes whose pages may be DMA-pinned. See pins.h.
+#include "pager/evict/pins.h"
+
+#include <string.h>
+
+#include <atomic>
+
+#include "base/format.h"
+#include "base/test_switches.h"
+#include "pager/state/state.h"
+#include "sys/file.h"
+#include "sys/log.h"
+#include "sys/proc.h"
+#include "sys/thread.h"
+
+namespace lunar {
+namespace {
+
+char g_seen[96];  // the evictor's
+constexpr unsigned kUnsureMax = 16;
+unsigned g_unsure = 0;  // inconclusive checks in a row
+uint64_t g_fd_count = UINT64_MAX, g_next_scan_ns = 0, g_next_status_ns = 0, g_full_scan_ns = 0;
+
+// The program's descriptor table is that of its main thread; the evictor has its own.
+sys::Pinning table_shows_pinning() {
+  char path[64];
+  int which = -1;
+  const sys::Pinning shown = sys::descriptors_may_pin(sys::program_fd_directory(path, sizeof path), &which);
+  if (shown != sys::Pinning::kNo) format_to(g_seen, sizeof g_seen, "descriptor %d", which);
+  return shown;
+}
+
+// Threads of ours may register and unregister between the two figures, so only a difference in several checks counts.
+bool pinned_memory() {
+  int64_t pinned = 0, own = 0;
+  for (int look = 0; look < 3; ++look) {
+    own = static_cast<int64_t>(sys::own_pinned_bytes());
+    pinned = sys::own_status_bytes("VmPin");  // below 0: not known
+    const auto after = static_cast<int64_t>(sys::own_pinned_bytes());
+    if (after > own) own = after;
+    if (pinned <= own) return false;
+  }
+  format_to(g_seen, sizeof g_seen, "VmPin %lld KiB, of which %lld KiB are Lunar's",
+            static_cast<long long>(pinned / 1024), static_cast<long long>(own / 1024));
+  return true;
+}
+
+}  // namespace
+
+bool pins_possible(PagerState& state) {
+  if (test_switches.no_pin_rule) return false;
+  if (state.may_pin.load(std::memory_order_acquire)) return true;
+  uint64_t now = sys::now_ns();
+  bool found = false;
+  if (now >= g_next_status_ns) {
+    found = pinned_memory();
+    g_next_status_ns = now + 2000000;
+  }
+  char path[64];
+  uint64_t count = sys::directory_size(sys::program_fd_directory(path, sizeof path));
+  if (!found && now >= g_next_scan_ns && (count != g_fd_count || now >= g_full_scan_ns)) {
+    const uint64_t cpu_before = sys::thread_cpu_ns();
+    const sys::Pinning shown = table_shows_pinning();
+    // A ring of ours made meanwhile is not a sign: such a result counts for this batch only. Seen again and again, it
+    // counts.
+    g_unsure = shown == sys::Pinning::kUnsure ? g_unsure + 1 : 0;
+    found = shown == sys::Pinning::kYes || g_unsure > kUnsureMax;
+    g_fd_count = g_unsure > 0 ? UINT64_MAX : count;
+    const uint64_t cost = sys::thread_cpu_ns() - cpu_before;  // what waiting for a CPU takes delays no later scan
+    g_next_scan_ns = now + cost * 100;
+    g_full_scan_ns = now + 100000000 + cost * 100;
+  }
+  if (found) pins_note(state, g_seen);
+  return found || g_unsure > 0;
+}
+
+void pins_note(PagerState& state, const char* sign) {
+  if (!state.may_pin.exchange(true))
+    log_info("this process may pin pages for devices (%s): evicting by UFFDIO_MOVE from now on", sign);
+}
+
+}  // namespace lunar

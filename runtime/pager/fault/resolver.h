@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Resolver: makes pages resident, for any thread. Each handler thread has one, and each program thread that calls a
+// range operation gets one; they share no lock. A resolver owns a context (ring) to every LUN it reads from and a small
+// window of DRAM that reads land in.
+//
+// It has one function for each state from which a page comes in. The caller looks at the page's word and dispatches on
+// its state, once: a handler for a fault (Handler::answer_missing), a range operation for the next page of a range. The
+// functions return:
+//   kResident  it is resident now (zero-filled, or installed from a frame)
+//   kStarted   a read is in flight; progress() will install it
+//   kBusy      another thread is working on it (and will wake the waiters)
+//   kNoRoom    there is no DRAM, window or ring now: try again after progress()
+//   kChanged   the word is not `seen` any more: look again
+//
+// Threading: used by one thread. Fault path: no allocation, no host lock, and tiered memory is touched only through
+// userfaultfd.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "pager/account/account.h"
+#include "pager/page/region.h"
+#include "superpipe/device.h"
+
+namespace lunar {
+
+struct PagerState;
+class Reservation;
+
+enum class Outcome : uint8_t { kResident, kStarted, kBusy, kNoRoom, kChanged };
+
+struct Begun {
+  Outcome outcome = Outcome::kChanged;
+  unsigned pages = 0;  // kResident, kStarted: how many from the page on
+};
+
+// What is asked for with a page.
+struct Demand {
+  unsigned run = 1;  // pages to bring in, this one included; fewer if those behind it cannot come in with it
+  unsigned heat = 0;
+  bool fault = false;  // a thread waits for this page
+  int64_t keep_free = kKeepFreePages;
+};
+
+constexpr unsigned kReadRunMax = 64;
+
+// Around the installing of evicted pages and their release: odd inside.
+class ReleasingScope {
+ public:
+  explicit ReleasingScope(std::atomic<uint64_t>& count) : count_(count) {
+    count_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  ~ReleasingScope() { count_.fetch_add(1, std::memory_order_release); }
+  ReleasingScope(const ReleasingScope&) = delete;
+  ReleasingScope& operator=(const ReleasingScope&) = delete;
+
+ private:
+  std::atomic<uint64_t>& count_;
+};
+
+struct ResolverOptions {
+  unsigned window_pages = 64;
+  // for a handler: its window is taken even if the account is over its cap (after a fork)
+  bool required = false;
+  int node = -1;  // NUMA node of the window; -1: anywhere
+};
+
+// One read-only run of zero pages that all threads share: untouched private memory, so it costs no DRAM.
+const char* zero_run();
+
+class Resolver {
+ public:
+  explicit Resolver(PagerState& state) : state_(state) {}
+  // Window and tables; contexts are attached when a LUN is first read. Charged to the account. 0 or -errno; -EAGAIN:
+  // the account has no room now.
+  [[nodiscard]] int open(const ResolverOptions& options);
+  void close();  // waits for what is in flight
+  // In a forked child, before open(): gives back the memory of its parent's contexts.
+  void forget_parents() {
+    detach();
+    releases_.store(0);  // its thread may have been in the midst of one
+  }
+
+  // A function for each state from which `page` comes in. Its word was `seen` a moment ago.
+  // kEmpty: for a fault, with empty pages behind it.
+  Begun zero_fill(Region& region, PageIndex page, const Demand& demand);
+  // kInFrame: this page alone.
+  Begun from_frame(Region& region, PageIndex page, PageWord seen, const Demand& demand);
+  // kEvicted: with the pages behind it whose slots are consecutive. Submitted by the next progress().
+  Begun start_read(Region& region, PageIndex page, PageWord seen, const Demand& demand);
+  // kBusy: its owner will wake the waiters.
+  static Begun wait_for_owner(Region& region, PageIndex page, PageWord seen);
+
+  // Submits the reads begun, takes finished ones and installs them. wait: for at least one response (or the timeout).
+  // Returns the number of responses handled.
+  int progress(bool wait, int64_t timeout_ns);
+  unsigned in_flight() const { return ops_in_flight_; }
+  // Watched descriptors; take_watched() returns the tags that fired, as given to watch().
+  [[nodiscard]] int watch(int fd, uint64_t tag);
+  uint64_t take_watched() {
+    uint64_t w = watched_;
+    watched_ = 0;
+    return w;
+  }  // mask of tags (0..63) that fired
+  bool attach_own();  // attaches the context of the own LUN now (handlers: watches need one). False: not possible
+  bool no_ring() const { return no_ring_; }  // the last attempt to attach a context has failed
+  bool failed() const { return failed_reads_ != 0; }
+  void clear_failed() { failed_reads_ = 0; }
+  // Returns when what it had installed at the call, in place of evicted pages, is released. Called by another thread.
+  void wait_for_release() const;
+
+  Resolver* made_before = nullptr;  // the list of those of program threads (range_operations.cpp)
+
+ private:
+  struct ReadOp {
+    Region* region;
+    uint64_t first;
+    uint16_t count;
+    uint16_t window;  // first window page
+    uint8_t lun;
+    uint8_t heat;
+    bool fault;
+    uint8_t retries;
+    Slot slot;
+    iovec iov;
+  };
+  static constexpr unsigned kOpsMax = 128;
+
+  Context* context_for(unsigned lun);
+  void detach();
+  unsigned fill_run(const Region& region, PageIndex page, unsigned asked) const;
+  void submit_queued();
+  int window_take(unsigned pages);
+  void window_give(unsigned first, unsigned pages);
+  unsigned lock_run(Region& region, PageIndex page, PageWord first, unsigned run);
+  unsigned lock_empty(Region& region, PageIndex page, const Demand& demand, unsigned run);
+  unsigned fill_locked(Region& region, PageIndex page, unsigned locked, Reservation& room);
+  bool leave_empty(Region& region, PageIndex page);
+  bool settle_filled(Region& region, PageIndex page, uint16_t epoch);
+  void finish(unsigned op_index, int64_t result);
+  void finish_failed(unsigned op_index, uint64_t bad, int error);
+  void install(ReadOp& op, unsigned from, unsigned count);
+  void unlock_installed(ReadOp& op, unsigned index, bool already_there, uint16_t epoch);
+  void give_back(ReadOp& op, unsigned index, PageState state);
+  void release_op(unsigned op_index);
+
+  PagerState& state_;
+  std::atomic<uint64_t> releases_{0};  // odd: evicted pages are being installed and released
+  char* window_ = nullptr;
+  unsigned window_pages_ = 0;
+  uint64_t window_used_[8] = {};  // bit set: in use; up to 512 pages
+  Context* contexts_[16] = {};
+  ReadOp* ops_ = nullptr;
+  uint16_t free_ops_[kOpsMax] = {};
+  unsigned free_op_count_ = 0;
+  unsigned ops_in_flight_ = 0;
+  uint16_t queued_[kOpsMax] = {};  // begun, not submitted yet; submitted together; an op is in it once
+  unsigned queued_count_ = 0;
+  uint64_t watched_ = 0;
+  unsigned watch_lun_ = 0;
+  bool watching_ = false, no_ring_ = false;
+  unsigned failed_reads_ = 0;
+};
+
+void thread_resolver_forget(const PagerState& state);  // in a forked child: the rings belong to the parent
+void thread_resolvers_wait_for_release();              // those of program threads
+
+}  // namespace lunar

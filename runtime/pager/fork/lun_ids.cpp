@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// The numbers that page words have for LUNs. A word has room for 16; a chain of forks may be longer than that.
+//
+// Idea: what counts is not how many ancestors there were but on which of their LUNs pages still lie. A child counts
+// them once, when it reads all words anyway, and forgets LUNs without a page, whose numbers become free. Where all
+// numbers are in use, the fork first gives up the LUN with the fewest pages: they come into DRAM, lose their slots
+// there, and go to our own LUN at their next eviction, as any written page does.
+//
+// Threading: the forking thread, under fork_lock; the child. May wait for page faults and the device, not on the fault
+// path.
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "base/error.h"
+#include "pager/pager.h"
+#include "pager/state/descriptors.h"
+#include "pager/state/state.h"
+#include "sys/log.h"
+#include "sys/memory_constants.h"
+
+namespace lunar {
+namespace {
+
+constexpr unsigned kNoLun = kLunIds;
+constexpr unsigned kRoundsMax = 1000;
+constexpr unsigned kRangesMax = 128;
+
+// The LUN that a page's content lies on, of a word that is not busy: kNoLun when on none.
+unsigned lun_of(PagerState& state, PageWord seen) {
+  switch (seen.state()) {
+    case PageState::kResident:
+    case PageState::kEvicted:
+      return seen.has_slot() ? seen.lun() : kNoLun;
+    // the frame may have been reused: see settled()
+    case PageState::kInFrame:
+      return state.frames.at(seen.index()).lun;
+    default:
+      return kNoLun;
+  }
+}
+
+// The word and its LUN, together and at rest.
+PageWord settled(PagerState& state, const Region& region, uint64_t page, unsigned* lun) {
+  for (unsigned spins = 0;; ++spins) {
+    const TableScope scope;
+    const PageWord seen = region.table.peek(page);
+    if (seen.state() != PageState::kBusy) {
+      *lun = lun_of(state, seen);
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (region.table.peek(page).raw == seen.raw) return seen;
+    }
+    spins < 100 ? sys::cpu_relax() : sys::sleep_ns(20000);
+  }
+}
+
+// False: the word is not `seen` any more.
+bool lose_slot(const Region& region, uint64_t page, PageWord seen) {
+  const TableScope scope;
+  AtomicPageWord* word = region.table.find(page);
+  return word != nullptr && word->compare_exchange_strong(seen, seen.with_slot(kNoSlot));
+}
+
+template <class F>
+int for_chunks(PagerState& state, F visit) {
+  for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
+    Region* region = state.regions.sorted[r].load();
+    const uint64_t end = region->table_pages.load();
+    for (uint64_t at = 0; at < end; at += kChunkPages) {
+      if (!region->table.uses(at, end - at < kChunkPages ? end : at + kChunkPages)) continue;
+      if (int rc = visit(*region, at, end - at < kChunkPages ? end : at + kChunkPages); rc < 0) return rc;
+    }
+  }
+  return 0;
+}
+
+void count_pages(PagerState& state, uint64_t (&pages)[kLunIds + 1]) {
+  (void)for_chunks(state, [&](Region& region, uint64_t first, uint64_t end) {
+    for (uint64_t p = first; p < end; ++p) {
+      unsigned lun;
+      (void)settled(state, region, p, &lun);
+      ++pages[lun];
+    }
+    return 0;
+  });
+}
+
+// Pages [first, end) that lie on `lun` come into DRAM and lose their slots. An eviction may be faster: again, then.
+int take_off(PagerState& state, Region& region, uint64_t first, uint64_t end, unsigned lun) {
+  for (unsigned round = 0; round < kRoundsMax; ++round) {
+    bool left = false;
+    for (uint64_t p = first; p < end;) {
+      uint64_t next = p;
+      for (unsigned on = lun; next < end; ++next) {
+        PageWord seen = settled(state, region, next, &on);
+        if (on != lun) break;
+        if (seen.state() == PageState::kResident && lose_slot(region, next, seen)) break;
+      }
+      if (next == p) {
+        ++p;
+        continue;
+      }
+      left = true;
+      if (int rc = sys::advise(region.address_of(PageIndex(p)), (next - p) << state.page_shift, MADV_POPULATE_READ);
+          rc < 0 && rc != -EAGAIN)
+        return rc;
+      p = next;
+    }
+    if (!left) return 0;
+  }
+  return -EAGAIN;
+}
+
+// Asks for the pages of [first, end) that are only on `lun`, at once: one by one they would cost a latency of the
+// device each. What that leaves, or eviction takes again, take_off reads.
+void read_ahead_of(PagerState& state, Region& region, uint64_t first, uint64_t end, unsigned lun) {
+  lunar_range ranges[kRangesMax];
+  unsigned count = 0;
+  for (uint64_t p = first; p < end; ++p) {
+    unsigned on = kNoLun;
+    const PageWord seen = settled(state, region, p, &on);
+    if (on != lun || seen.state() != PageState::kEvicted) continue;
+    char* at = region.address_of(PageIndex(p));
+    const bool follows =
+        count != 0 && static_cast<const char*>(ranges[count - 1].address) + ranges[count - 1].bytes == at;
+    if (follows)
+      ranges[count - 1].bytes += state.page_size;
+    else if (count < kRangesMax)
+      ranges[count++] = {at, state.page_size};
+    else
+      break;
+  }
+  if (count > 1) (void)pager_prefetch(ranges, count);
+}
+
+// Some chunks at a time, so that what is read ahead stays until it is taken off.
+int empty_lun(PagerState& state, unsigned lun) {
+  constexpr uint64_t kPagesAtOnce = 8 * kChunkPages;
+  uint64_t ahead_to = 0;
+  const Region* ahead_in = nullptr;
+  return for_chunks(state, [&](Region& region, uint64_t first, uint64_t end) {
+    if (&region != ahead_in || first >= ahead_to) {
+      ahead_in = &region;
+      ahead_to = first + kPagesAtOnce < region.table_pages.load() ? first + kPagesAtOnce : region.table_pages.load();
+      read_ahead_of(state, region, first, ahead_to, lun);
+    }
+    return take_off(state, region, first, end, lun);
+  });
+}
+
+}  // namespace
+
+int lun_id_for_child(PagerState& state) {
+  const auto free_number = [&state] {
+    for (unsigned id = 0; id < kLunIds; ++id)
+      if (id != state.own_lun && (state.luns_referred >> id & 1) == 0) return static_cast<int>(id);
+    return -EAGAIN;
+  };
+  if (int id = free_number(); id >= 0) return id;
+  uint64_t pages[kLunIds + 1] = {};
+  count_pages(state, pages);
+  state.luns_referred = 0;
+  for (unsigned id = 0; id < kLunIds; ++id) state.luns_referred |= static_cast<uint32_t>(pages[id] != 0) << id;
+  int rc = -EAGAIN;
+  for (uint32_t tried = 1u << state.own_lun; free_number() < 0;) {
+    unsigned fewest = kNoLun;
+    for (unsigned id = 0; id < kLunIds; ++id)
+      if ((tried >> id & 1) == 0 && (fewest == kNoLun || pages[id] < pages[fewest])) fewest = id;
+    if (fewest == kNoLun) {
+      LUNAR_LOG_LIMITED(
+          log_warning, 4,
+          "fork refused: this process has pages on the LUNs of %u ancestors, and none of these can be emptied (%s)",
+          kLunIds - 1, errno_name(rc));
+      return -EAGAIN;
+    }
+    tried |= 1u << fewest;
+    rc = empty_lun(state, fewest);
+    if (rc == 0) state.luns_referred &= ~(1u << fewest);
+  }
+  return free_number();
+}
+
+void lun_ids_forget_unused(PagerState& state) {
+  for (unsigned id = 0; id < kLunIds; ++id) {
+    if ((state.luns_referred >> id & 1) != 0 || (state.generation != 0 && id == state.parent_lun)) continue;
+    forget_device(state, id);
+    state.luns[id].forget();
+  }
+}
+
+}  // namespace lunar

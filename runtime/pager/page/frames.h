@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames: DRAM pages of the evictor. A victim's content is captured into a frame, written to its slot from there, and
+// stays in the frame until the frame is needed for another victim: a fault in that time is a copy, not a read. This
+// replaces the reference bit, which user space does not have: hot pages come back from their frames and are marked as
+// hot.
+//
+//   kFree ─► kCaptured ─► kWriting ─► kClean ─► (reused) kFree
+//                │            │          └─ page came back or was discarded ─► kReleased ─► kFree
+//                │            └─ the same while the write is in flight ─► kAbandoned ─(response)─► kFree, slot released
+//                └─ clean or zero page: no write
+//
+// Threading: only the evictor uses the free list and the queue of clean frames. Any thread that holds the page busy may
+// copy from its frame and then free it with release(). `state` is the hand-shake between the two.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "base/units.h"
+#include "pager/page/page_word.h"
+
+namespace lunar {
+
+enum class FrameState : uint32_t { kFree, kCaptured, kWriting, kClean, kReleased, kAbandoned };
+
+struct Frame {
+  // The word of its page: one value, because the page may be moved (mremap) while others look. It may be that of
+  // another page by now (page_table.h); only the frame's own page is kInFrame with the frame's number.
+  std::atomic<AtomicPageWord*> word{nullptr};
+  std::atomic<char*> address{nullptr};  // of the page, for who has it busy
+  Slot slot{kNoSlot};
+  uint8_t lun = 0;
+  uint8_t slots_tried = 0;   // for the write that the evictor has in progress
+  bool slot_failed = false;  // a write to `slot` has failed, and is to be repeated
+  uint32_t writes_then = 0;  // Evictor::writes_done_ at that time
+  std::atomic<FrameState> state{FrameState::kFree};
+};
+
+class FramePool {
+ public:
+  // `count` frames of page_size bytes, on NUMA node `node` (-1: anywhere). 0 or -ENOMEM.
+  [[nodiscard]] int open(uint32_t count, size_t page_size, int node);
+
+  char* memory(uint32_t frame) const { return memory_ + static_cast<size_t>(frame) * page_size_; }
+  char* window() const { return memory_; }
+  size_t window_bytes() const { return static_cast<size_t>(count_) * page_size_; }
+  Frame& at(uint32_t frame) const { return frames_[frame]; }
+  uint32_t count() const { return count_; }
+
+  // Evictor only.
+  bool take_free(uint32_t* frame);
+  void put_free(uint32_t frame);
+  uint32_t free_count() const { return free_count_; }
+  void queue_clean(uint32_t frame);
+  // Frees the oldest clean frame; its page becomes kEvicted. False: the queue has none that is available now.
+  bool reclaim_oldest();
+
+  // Called by the thread that holds the frame's page busy. True: *slot on *lun contains the content and belongs to the
+  // caller from now on. False (*slot is kNoSlot): the write was in flight, and slot and frame are freed when it ends.
+  bool release(uint32_t frame, Slot* slot, unsigned* lun);
+
+ private:
+  char* memory_ = nullptr;
+  size_t page_size_ = 0;
+  Frame* frames_ = nullptr;
+  uint32_t count_ = 0;
+  uint32_t* free_ = nullptr;
+  uint32_t free_count_ = 0;
+  uint32_t* clean_ = nullptr;  // ring
+  uint32_t clean_head_ = 0, clean_count_ = 0;
+};
+
+}  // namespace lunar

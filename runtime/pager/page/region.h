@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Region: a virtual range that the pager owns, with its page table (page_table.h).
+//
+//   base ── pages × page_bytes of address space (PROT_NONE until used, MAP_NORESERVE; once the process is active no new
+//           huge pages, and MADV_DONTFORK except within fork(): a child made by a raw call faults instead of reading
+//           zeros). On a chunk's boundary; a chunk is as large as a huge page
+//   table ── a word and a hash for each page in use, inherited by fork (the child serves itself from them)
+//   chunk_resident ── resident pages per 512, so that the clock hand skips cold chunks
+//
+// The registry is a sorted array read under a sequence counter: lookups take no lock.
+#pragma once
+#include <errno.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/units.h"
+#include "pager/page/page_table.h"
+#include "pager/page/page_word.h"
+#include "sys/mem.h"
+#include "sys/thread.h"
+
+namespace lunar {
+
+struct PagerState;
+
+constexpr uint64_t kChunkPages = 512;
+constexpr unsigned kRegionsMax = 65536;
+constexpr uint64_t kPatternPages = 64;  // unit of advice on the access pattern
+
+// The access pattern that the program has announced for a range.
+enum class Access : uint8_t { kNormal, kRandom, kSequential };
+
+struct Region {
+  char* base = nullptr;
+  uint64_t pages = 0;
+  unsigned flags = 0;
+  PageTable table;
+  std::atomic<int32_t>* chunk_resident = nullptr;
+  std::atomic<uint64_t> usable_pages{0};  // made read/write so far, from the start (grows only)
+  std::atomic<uint64_t> table_pages{0};   // one past the last page ever committed or used: scans stop there
+  // pages committed; MAP_NORESERVE: while the process is not active
+  std::atomic<int32_t>* chunk_committed = nullptr;
+  std::atomic<uint8_t>* chunk_large = nullptr;  // may hold a huge page from before activation (activation.h)
+  std::atomic<bool> huge{false};  // the program requested huge pages here, while the process was not active
+  std::atomic<uint64_t> committed_pages{0};
+  std::atomic<Access>* patterns = nullptr;  // one per kPatternPages
+  std::atomic<bool> has_patterns{false};
+  std::atomic<bool> has_guards{false};  // there may be guard pages
+  sys::Mutex grow_lock;
+
+  char* address_of(PageIndex page) const;
+  PageIndex page_of(const void* address) const;
+  bool holds(const void* address) const;
+  Access access_of(PageIndex page) const {
+    return has_patterns.load(std::memory_order_relaxed)
+               ? patterns[page.value / kPatternPages].load(std::memory_order_relaxed)
+               : Access::kNormal;
+  }
+  uint64_t pattern_count() const { return (pages + kPatternPages - 1) / kPatternPages; }
+  void note_resident(PageIndex page, int delta) {
+    chunk_resident[page.value / kChunkPages].fetch_add(delta, std::memory_order_relaxed);
+  }
+};
+
+struct RegionTable {
+  std::atomic<uint32_t> sequence{0};  // odd while it changes
+  std::atomic<uint32_t> count{0};
+  std::atomic<Region*>* sorted = nullptr;  // [kRegionsMax], mapped by the first insert
+  sys::Mutex lock;                         // writers
+
+  Region* find(const void* address) const;
+  [[nodiscard]] int insert(Region* region);  // -EMFILE: it is full
+  void remove(Region* region);
+};
+
+// What a page's word is now, wherever the caller is.
+PageWord word_of(const Region& region, PageIndex page);
+
+// Registers a region, or a part, in missing mode, around its foreign ranges. Around what a raw call has put into a map
+// (MAP_FIXED; regions of maps only) it does so by halving: a few calls for each such place.
+[[nodiscard]] int region_register(const PagerState& state, const Region& region, char* from, uint64_t bytes);
+
+// Reserves (PROT_NONE) the pages of [first, end) where nothing is mapped, by halving.
+void claim_holes(const Region& region, uint64_t first, uint64_t end);
+
+}  // namespace lunar

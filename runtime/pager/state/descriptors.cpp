@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening, keeping and finding again the descriptors of the pager. See descriptors.h.
+#include "pager/state/descriptors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+
+#include "base/format.h"
+#include "lun/compose.h"
+#include "pager/state/program_end.h"
+#include "sys/file.h"
+#include "sys/proc.h"
+
+namespace lunar {
+namespace {
+
+// Whether descriptor `fd` of the calling thread's table is still the i-th file of device number `lun`.
+bool is_device(const PagerState& state, unsigned lun, unsigned i, int fd) {
+  return sys::is_file(fd, state.device_ids[lun][i].file);
+}
+
+// The lowest number that is the same device: the one that counts in loops over all descriptors.
+unsigned first_with_device(const PagerState& state, unsigned lun) {
+  unsigned first = 0;
+  while (state.devices[first] != state.devices[lun]) ++first;
+  return first;
+}
+
+// How many descriptors that number's device owns: none where a lower number is the same device.
+unsigned own_descriptors(const PagerState& state, unsigned lun) {
+  Device* device = state.devices[lun];
+  return device == nullptr || first_with_device(state, lun) != lun ? 0 : device->fd_count();
+}
+
+bool is_in_place(const PagerState& state, unsigned lun) {
+  for (unsigned i = 0; i < own_descriptors(state, lun); ++i)
+    if (!is_device(state, lun, i, state.devices[lun]->fd(i))) return false;
+  return true;
+}
+
+// A new description of its i-th file, through the service threads' table.
+int fetch_from_housekeeping(const PagerState& state, unsigned lun, unsigned i) {
+  char path[64];
+  format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", state.housekeeping_tid.load(), state.devices[lun]->fd(i));
+  return sys::open_file(path, state.device_ids[lun][i].flags);
+}
+
+}  // namespace
+
+void keep_lun_directory(PagerState& state) {
+  if (has_lun_directory(state)) {  // of a pager before this one, which may have had another
+    sys::note_own_descriptor(state.lun_directory, false);
+    sys::close_file(state.lun_directory);
+  }
+  state.lun_directory = -1;
+  if (state.options.lun == nullptr) return;
+  const int opened = sys::open_file(state.options.lun, O_PATH | O_DIRECTORY);
+  if (opened < 0) return;
+  state.lun_directory = sys::move_high(opened);
+  state.lun_directory_identity = sys::file_identity(state.lun_directory);
+  sys::note_own_descriptor(state.lun_directory, true);
+}
+
+bool has_lun_directory(const PagerState& state) {
+  return sys::is_file(state.lun_directory, state.lun_directory_identity);
+}
+
+bool pager_keeps_descriptor(int fd) {
+  if (!sys::is_own_descriptor(fd)) return false;
+  if (sys::is_proc_directory(fd) || sys::is_own_file(fd) || program_end_keeps(fd)) return true;
+  if (fd == pager_state().account.descriptor()) return true;
+  if (fd == pager_state().uffd) return uffd_in_place(pager_state());
+  if (fd == pager_state().lun_directory) return has_lun_directory(pager_state());
+  const sys::FileIdentity now = sys::file_identity(fd);
+  if (now.inode == 0) return false;
+  for (const auto& of_lun : pager_state().device_ids)
+    for (const auto& id : of_lun)
+      if (id.file == now) return true;
+  return false;
+}
+
+int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, ErrorText* why) {
+  const sys::MakingDescriptor making;
+  Device* device = nullptr;
+  int rc = scratch_open(state.options.lun, options, &device, why);
+  if ((rc == -ENOENT || rc == -ENOTDIR || rc == -EACCES) && has_lun_directory(state)) {
+    char path[64];
+    format_to(path, sizeof path, "/proc/self/fd/%d", state.lun_directory);
+    ErrorText second;
+    const int by_handle = scratch_open(path, options, &device, &second);
+    if (by_handle == 0) rc = 0;
+  }
+  if (rc < 0) return rc;
+  if (device->fd_count() > kDeviceFdsMax) {
+    const unsigned count = device->fd_count();
+    device_close(device);
+    return why->set(-E2BIG,
+                    "LUN %s: %u descriptors (two a device node, and one for each further node of an NVMe namespace), "
+                    "%u is the limit; give fewer devices",
+                    state.options.lun, count, kDeviceFdsMax);
+  }
+  for (unsigned i = 0; i < device->fd_count(); ++i) {
+    device->reopen(i, sys::move_high(device->fd(i)));
+    sys::note_own_descriptor(device->fd(i), true);
+    const long flags = sys::control_file(device->fd(i), F_GETFL, nullptr);
+    state.device_ids[lun][i] = {sys::file_identity(device->fd(i)),
+                                flags > 0 ? static_cast<int>(flags & (O_ACCMODE | O_DIRECT)) : O_RDWR};
+  }
+  state.devices[lun] = device;
+  return 0;
+}
+
+void close_device(PagerState& state, unsigned lun) {
+  Device* device = state.devices[lun];
+  if (device == nullptr) return;
+  if (!is_in_place(state, lun)) return forget_device(state, lun);  // closing it would close the program's
+  const sys::MakingDescriptor ending;
+  for (unsigned i = 0; i < device->fd_count(); ++i) sys::note_own_descriptor(device->fd(i), false);
+  device_close(device);
+  state.devices[lun] = nullptr;
+}
+
+void share_device(PagerState& state, unsigned lun, unsigned with) {
+  state.devices[lun] = state.devices[with];
+  for (unsigned i = 0; i < kDeviceFdsMax; ++i) state.device_ids[lun][i] = state.device_ids[with][i];
+}
+
+void forget_device(PagerState& state, unsigned lun) {
+  Device* device = state.devices[lun];
+  unsigned same = 0;
+  for (const Device* one : state.devices) same += one == device;
+  const sys::MakingDescriptor ending;
+  for (unsigned i = 0; device != nullptr && same == 1 && i < device->fd_count(); ++i) {
+    sys::note_own_descriptor(device->fd(i), false);
+    // the program has closed it, and may have another there now
+    if (is_device(state, lun, i, device->fd(i))) sys::close_file(device->fd(i));
+  }
+  state.devices[lun] = nullptr;
+  if (same == 1 && device != nullptr) device->forget();
+}
+
+int open_uffd(PagerState& state, ErrorText* why) {
+  int fd = sys::uffd_open(&state.write_protect, why);
+  if (fd < 0) return fd;
+  state.uffd = sys::move_high(fd);
+  state.uffd_identity = sys::file_identity(state.uffd);
+  sys::note_own_descriptor(state.uffd, true);
+  return 0;
+}
+
+bool uffd_in_place(const PagerState& state) { return sys::is_file(state.uffd, state.uffd_identity); }
+
+void close_uffd(PagerState& state) {
+  sys::note_own_descriptor(state.uffd, false);
+  if (uffd_in_place(state)) sys::close_file(state.uffd);
+  state.uffd = -1;
+}
+
+bool descriptors_in_place(const PagerState& state) {
+  for (unsigned lun = 0; lun < kLunIds; ++lun)
+    if (!is_in_place(state, lun)) return false;
+  return uffd_in_place(state);
+}
+
+int fork_descriptors_prepare(PagerState& state, ForkDescriptors* out) {
+  const sys::MakingDescriptor making;
+  for (auto& of_generation : out->reopened)
+    for (int& fd : of_generation) fd = -1;
+  for (unsigned lun = 0; lun < kLunIds; ++lun) {
+    Device* device = state.devices[lun];
+    for (unsigned i = 0; i < own_descriptors(state, lun); ++i) {
+      if (is_device(state, lun, i, device->fd(i))) continue;
+      int fd = fetch_from_housekeeping(state, lun, i);
+      if (fd < 0) return fd;
+      fd = sys::move_high(fd);
+      sys::note_own_descriptor(fd, true);
+      out->reopened[lun][i] = fd;
+      if (!is_device(state, lun, i, fd)) return -EBADF;
+      // A description of its own: the parent may be gone before the child.
+      if (int rc = device->share_lock(i, fd); rc < 0) return rc;
+    }
+  }
+  return 0;
+}
+
+void fork_descriptors_parent(const ForkDescriptors& descriptors) {
+  const sys::MakingDescriptor ending;
+  for (const auto& of_generation : descriptors.reopened) {
+    for (int fd : of_generation) {
+      if (fd < 0) continue;
+      sys::note_own_descriptor(fd, false);
+      sys::close_file(fd);
+    }
+  }
+}
+
+void fork_descriptors_child(PagerState& state, const ForkDescriptors& descriptors) {
+  // First: where the program had closed the userfaultfd, a LUN may have its number now.
+  close_uffd(state);
+  for (unsigned lun = 0; lun < kLunIds; ++lun) {
+    for (unsigned i = 0; i < kDeviceFdsMax; ++i) {
+      const int fd = descriptors.reopened[lun][i];
+      if (fd < 0) continue;
+      state.devices[lun]->reopen(i, fd);
+      sys::note_own_descriptor(fd, true);
+    }
+  }
+}
+
+}  // namespace lunar
