@@ -7,6 +7,7 @@
 
 #include "pager/pager.h"
 #include "pager/seize.h"
+#include "pager/state/install.h"
 #include "pager/state/state.h"
 #include "sys/memory_constants.h"
 
@@ -24,7 +25,7 @@ int take_all(PagerState& state, Region& region, uint64_t first, uint64_t end, Pa
   for (uint64_t p = first; p < end; ++p)
     while (!take_there(region, p, &was[p - first])) {
       if (table_reach(state, region, p, p + 1, 0) == 0) continue;
-      while (p-- > first) put_back(state, region, p, was[p - first]);
+      while (p-- > first) release_page(state, region, PageIndex(p), was[p - first]);
       return -ENOMEM;
     }
   return 0;
@@ -63,7 +64,7 @@ int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end,
     PageWord next = w;
     if (done[p - first] && install) next = empty_word(state, region, p, w, PageState::kGuard);
     if (done[p - first] && !install && w.state() == PageState::kGuard) next = w.with_state(PageState::kEmpty);
-    put_back(state, region, p, next);
+    release_page(state, region, PageIndex(p), next);
   }
   if (!install) table_retire(state, region, first, end);
   return rc;

@@ -13,6 +13,7 @@
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/state/descriptors.h"
+#include "pager/state/install.h"
 #include "pager/state/state.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
@@ -39,7 +40,7 @@ uint64_t chunk_end(uint64_t page, uint64_t end) {
 void forget_held(PagerState& state, Region& region, uint64_t page, PageWord was) {
   AtomicPageWord& word = region.table.at(page);
   if (was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
-  put_back(state, region, page, empty_word(state, region, page, was, PageState::kEmpty));
+  release_page(state, region, PageIndex(page), empty_word(state, region, page, was, PageState::kEmpty));
 }
 
 void forget_pages(PagerState& state, Region& region, uint64_t first, uint64_t end) {
@@ -65,7 +66,7 @@ int take_present(PagerState& state, Region& region, uint64_t first, uint64_t end
   bool all = true;
   for (uint64_t p = first; p < end; ++p)
     all &= was[p - first].state() != PageState::kEvicted && was[p - first].state() != PageState::kInFrame;
-  for (uint64_t p = first; p < end && !all; ++p) put_back(state, region, p, was[p - first]);
+  for (uint64_t p = first; p < end && !all; ++p) release_page(state, region, PageIndex(p), was[p - first]);
   return all ? 0 : -EAGAIN;
 }
 
@@ -93,7 +94,7 @@ int hand_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t 
       if (rc == 0)
         forget_held(state, region, p, was[p - first]);
       else
-        put_back(state, region, p, was[p - first]);
+        release_page(state, region, PageIndex(p), was[p - first]);
     }
     if (rc == 0) table_retire(state, region, first, end);
     return rc;
@@ -144,7 +145,7 @@ class HeldPages {
       if (gone)
         forget_held(state, region_, p, was);
       else
-        put_back(state, region_, p, was);
+        release_page(state, region_, PageIndex(p), was);
     }
     table_retire(state, region_, first_, end_);
   }

@@ -24,6 +24,7 @@
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/state/descriptors.h"
+#include "pager/state/install.h"
 #include "pager/state/state.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
@@ -144,10 +145,8 @@ struct Run {
 
 bool charged_on_touch(const Region& region) { return (region.flags & kRegionChargeOnTouch) != 0; }
 
-bool is_there(PageWord word) { return word.state() == PageState::kResident || word.state() == PageState::kPoisoned; }
-
-void put_back_words(PagerState& state, Region& region, uint64_t first, const PageWord* words, unsigned count) {
-  for (unsigned i = 0; i < count; ++i) put_back(state, region, first + i, words[i]);
+void release_words(PagerState& state, Region& region, uint64_t first, const PageWord* words, unsigned count) {
+  for (unsigned i = 0; i < count; ++i) release_page(state, region, PageIndex(first + i), words[i]);
 }
 
 // Both in the order of addresses, the order of all code that takes several. 0, or -ENOMEM: none is taken.
@@ -160,8 +159,8 @@ int take_run(PagerState& state, Run& run) {
   int rc = take(target_first);
   if (rc < 0) return rc;
   rc = take(!target_first);
-  if (rc < 0 && target_first) put_back_words(state, run.to, run.target, run.there, run.count);
-  if (rc < 0 && !target_first) put_back_words(state, run.from, run.source, run.was, run.count);
+  if (rc < 0 && target_first) release_words(state, run.to, run.target, run.there, run.count);
+  if (rc < 0 && !target_first) release_words(state, run.from, run.source, run.was, run.count);
   return rc;
 }
 
@@ -172,7 +171,7 @@ int drop_there(PagerState& state, Region& region, uint64_t first, const PageWord
   bool dropped[kRunPages] = {};
   unsigned n = 0;
   for (unsigned i = 0; i < count; ++i)
-    if (is_there(words[i])) pages[n++] = {region.address_of(PageIndex(first + i)), bytes};
+    if (is_present(words[i])) pages[n++] = {region.address_of(PageIndex(first + i)), bytes};
   if (n == 0 || sys::drop_pages(pages, n, dropped) == n) return 0;
   for (unsigned i = 0; i < n; ++i)
     if (int rc = dropped[i] ? 0 : sys::advise(pages[i].iov_base, bytes, MADV_DONTNEED_LOCKED); rc < 0) return rc;
@@ -196,32 +195,28 @@ int clear_target(PagerState& state, Run& run, const Move& how) {
 
 // Writes to it wait. (By halves where the kernel has several maps.)
 void hold_writes(PagerState& state, char* at, size_t bytes) {
-  int rc;
-  while ((rc = sys::uffd_protect(state.uffd, at, bytes, true)) == -EAGAIN) sys::yield_cpu();
-  if (rc == 0 || bytes <= state.page_size) return;
+  if (protect_pages(state, at, bytes, true) == 0 || bytes <= state.page_size) return;
   const size_t half = round_up(bytes / 2, state.page_size);
   hold_writes(state, at, half);
   hold_writes(state, at + half, bytes - half);
 }
 
 void copy_pages(PagerState& state, const Run& run, unsigned first, unsigned end, Unreadable& unreadable) {
-  const size_t page = state.page_size;
   unsigned most = unreadable.opened() ? 1 : end - first;
   for (unsigned i = first; i < end;) {
     const unsigned n = most < end - i ? most : end - i;
     const char* content = unreadable.opened() ? unreadable.read(run.source_at(i)) : run.source_at(i);
-    const int64_t rc = install_pages(state, run.target_at(i), content, n * page);
-    if (rc > 0)
-      i += static_cast<unsigned>(static_cast<size_t>(rc) / page);
-    else if (rc == -EAGAIN || rc == -ENOMEM)
+    const Install copy = install(state, run.target_at(i), content, n);
+    if (copy.outcome == Installed::kDone)
+      i += copy.pages;
+    else if (copy.error == -ENOMEM)
       sys::yield_cpu();
-    else if (rc == -ENOENT && n > 1)
-      most = 1;  // the kernel has several maps there
-    else if (rc == -EFAULT && !unreadable.opened() && unreadable.open())
+    else if (copy.outcome == Installed::kBorder)
+      most = 1;
+    else if (copy.error == -EFAULT && !unreadable.opened() && unreadable.open())
       most = 1;  // a raw mprotect
     else
-      fatal("move: page %p could not be copied (%s)", static_cast<void*>(run.source_at(i)),
-            errno_name(static_cast<int>(rc)));
+      fatal("move: page %p could not be copied (%s)", static_cast<void*>(run.source_at(i)), errno_name(copy.error));
   }
 }
 
@@ -307,8 +302,8 @@ void move_word(PagerState& state, Run& run, unsigned i) {
     state.pinned_pages.fetch_add(1 - page_set_pinned(run.to.table.at(d)));
     state.pinned_pages.fetch_sub(page_clear_pinned(run.from.table.at(s)));
   }
-  put_back(state, run.to, d, moved);
-  put_back(state, run.from, s, was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false));
+  release_page(state, run.to, PageIndex(d), moved);
+  release_page(state, run.from, PageIndex(s), was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false));
 }
 
 int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadable) {
@@ -317,8 +312,8 @@ int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadabl
   MutatorScope scope(state);
   if (int rc = take_run(state, run); rc < 0) return rc;
   if (int rc = clear_target(state, run, how); rc < 0) {
-    put_back_words(state, run.to, run.target, run.there, run.count);
-    put_back_words(state, run.from, run.source, run.was, run.count);
+    release_words(state, run.to, run.target, run.there, run.count);
+    release_words(state, run.from, run.source, run.was, run.count);
     return rc;
   }
   carry_over(state, run, how, unreadable);

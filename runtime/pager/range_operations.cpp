@@ -17,6 +17,7 @@
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/state/descriptors.h"
+#include "pager/state/install.h"
 #include "pager/state/state.h"
 #include "pager/table/table_promise.h"
 #include "sys/arena.h"
@@ -162,7 +163,7 @@ int begin_page(Resolver& r, Region& region, PageIndex page, Want want, const Dem
       *begun = r.start_read(region, page, seen, demand);
       return 0;
     case PageState::kBusy:
-      *begun = Resolver::wait_for_owner(region, page, seen);
+      *begun = {set_waiter(region, page, seen) ? Outcome::kBusy : Outcome::kChanged};
       return 0;
     case PageState::kResident:
       return 0;
@@ -307,16 +308,7 @@ void drop_content(PagerState& state, PageWord was) {
   }
 }
 
-void put_back(PagerState& state, Region& region, uint64_t page, PageWord next) {
-  if (page_unlock(region.table.at(page), next))
-    wake_waiters(state, region.address_of(PageIndex(page)), state.page_size);
-}
-
 namespace {
-
-bool present_state(PageWord word) {
-  return word.state() == PageState::kResident || word.state() == PageState::kPoisoned;
-}
 
 int drop_advice(Discard what) { return what == Discard::kContents ? MADV_DONTNEED : MADV_DONTNEED_LOCKED; }
 
@@ -336,7 +328,7 @@ int drop_present(PagerState& state, Region& region, uint64_t first, uint64_t end
   };
   for (uint64_t p = first; p < end;) {
     uint64_t from = p;
-    while (p < end && present_state(was[p - first])) ++p;
+    while (p < end && is_present(was[p - first])) ++p;
     if (p == from) {
       ++p;
       continue;
@@ -350,7 +342,7 @@ int drop_present(PagerState& state, Region& region, uint64_t first, uint64_t end
   // A raw system call has locked some pages, or the range is sealed: page by page.
   int rc = 0;
   for (uint64_t p = first; p < end; ++p) {
-    if (!present_state(was[p - first])) continue;
+    if (!is_present(was[p - first])) continue;
     void* address = region.address_of(PageIndex(p));
     int one = sys::advise(address, state.page_size, drop_advice(what));
     stays[p - first] = one < 0 && one != -ENOMEM;  // -ENOMEM: not mapped any more
@@ -369,7 +361,7 @@ int discard_piece(PagerState& state, Region& region, uint64_t first, uint64_t en
   for (uint64_t p = first; p < end; ++p) {
     PageWord w = was[p - first] = seize(region, p);
     if (what != Discard::kContents || !pinned_by_program(region, p)) continue;
-    if (seized(w)) put_back(state, region, p, w);
+    if (seized(w)) release_page(state, region, PageIndex(p), w);
     end = p;
     rc = -EINVAL;
   }
@@ -380,7 +372,7 @@ int discard_piece(PagerState& state, Region& region, uint64_t first, uint64_t en
     if (what == Discard::kMapping && w.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(region.table.at(p)));
     if (!seized(w)) continue;
     if (stays[p - first]) {
-      put_back(state, region, p, w);
+      release_page(state, region, PageIndex(p), w);
       continue;
     }
     if (w.state() == PageState::kResident) {
@@ -389,7 +381,8 @@ int discard_piece(PagerState& state, Region& region, uint64_t first, uint64_t en
     }
     drop_content(state, w);
     uncharge_touched(state, region, w);
-    put_back(state, region, p, w.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false));
+    release_page(state, region, PageIndex(p),
+                 w.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false));
   }
   table_retire(state, region, first, end);
   state.account.give(resident);

@@ -15,6 +15,7 @@
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/state/descriptors.h"
+#include "pager/state/install.h"
 #include "pager/table/table_promise.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
@@ -272,7 +273,7 @@ void split_huge(PagerState& state, Region& region, uint64_t chunk) {
       continue;
     }
     (void)sys::advise(region.address_of(PageIndex(from)), (p - from) << state.page_shift, MADV_POPULATE_WRITE);
-    for (uint64_t done = from; done < p; ++done) put_back(state, region, done, was[done - from]);
+    for (uint64_t done = from; done < p; ++done) release_page(state, region, PageIndex(done), was[done - from]);
   }
   // Advice for a part of a huge page splits it: to its end but for one page.
   (void)sys::advise(region.address_of(PageIndex(first)), (end - first - 1) << state.page_shift, MADV_COLD);

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "pager/evict/evictor.h"
+#include "pager/state/install.h"
 #include "pager/state/state.h"
 #include "sys/fatal.h"
 #include "sys/log.h"
@@ -88,8 +89,7 @@ bool Evictor::decide(Victim& victim) {
                         .with_slot(kNoSlot)
                         .with_heat(0)
                         .with_charged(false);
-    if (page_unlock(word, next))
-      (void)sys::uffd_wake(state_.uffd, victim.region->address_of(victim.page), state_.page_size);
+    release_page(state_, *victim.region, victim.page, next);
     return false;
   }
   uint64_t hash = page_hash(content);
@@ -115,8 +115,7 @@ bool Evictor::decide(Victim& victim) {
     frame.state.store(FrameState::kWriting, std::memory_order_release);
     dirty_[dirty_count_++] = victim.frame;
   }
-  if (page_unlock(word, next))
-    (void)sys::uffd_wake(state_.uffd, victim.region->address_of(victim.page), state_.page_size);
+  release_page(state_, *victim.region, victim.page, next);
   return true;
 }
 
@@ -125,17 +124,15 @@ bool Evictor::install_for_waiter(Victim& victim, PageWord was) {
   if (!state_.account.take(1, 0)) return false;
   void* address = victim.region->address_of(victim.page);
   uint16_t epoch = exclusive_epoch(state_);
-  int64_t rc = install_pages(state_, address, frames_.memory(victim.frame), state_.page_size);
-  if (rc != static_cast<int64_t>(state_.page_size)) {
+  if (install(state_, address, frames_.memory(victim.frame), 1).outcome != Installed::kDone) {
     state_.account.give(1);
     return false;
   }
   count_resident(state_, *victim.region, victim.page, 1);
   counters().second_chances.add();
   frames_.put_free(victim.frame);
-  PageWord next = resident_word(was, was.slot(), was.lun(), kHeatSecondChance, epoch);
-  if (page_unlock(victim.region->table.at(victim.page.value), next))
-    (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
+  release_page(state_, *victim.region, victim.page,
+               resident_word(was, was.slot(), was.lun(), kHeatSecondChance, epoch));
   return true;
 }
 
@@ -316,17 +313,15 @@ void Evictor::rewrite_failed(bool must) {
     LUNAR_CHECK(region != nullptr, "a frame's page is in no region");
     const PageIndex page = region->page_of(frame.address.load(std::memory_order_relaxed));
     uint16_t epoch = exclusive_epoch(state_);
-    int64_t rc = install_pages(state_, region->address_of(page), frames_.memory(ids[i]), state_.page_size);
-    if (rc != static_cast<int64_t>(state_.page_size)) {
+    if (install(state_, region->address_of(page), frames_.memory(ids[i]), 1).outcome != Installed::kDone) {
       state_.account.give(1);
-      if (page_unlock(word, seen)) (void)sys::uffd_wake(state_.uffd, region->address_of(page), state_.page_size);
+      release_page(state_, *region, page, seen);
       failed_[failed_count_++] = ids[i];
       continue;
     }
     count_resident(state_, *region, page, 1);
     count_evicted(-1);
-    if (page_unlock(word, resident_word(seen, kNoSlot, state_.own_lun, kHeatHot, epoch)))
-      (void)sys::uffd_wake(state_.uffd, region->address_of(page), state_.page_size);
+    release_page(state_, *region, page, resident_word(seen, kNoSlot, state_.own_lun, kHeatHot, epoch));
     drop_frame(ids[i]);
   }
 }

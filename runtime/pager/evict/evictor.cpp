@@ -14,6 +14,7 @@
 #include "pager/activation/activation.h"
 #include "pager/evict/pins.h"
 #include "pager/fault/resolver.h"
+#include "pager/state/install.h"
 #include "pager/state/state.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
@@ -384,9 +385,7 @@ void Evictor::close_gaps() {
 
 // The page stays resident; wakes the threads that met it busy.
 void Evictor::keep(Victim& victim, unsigned heat) {
-  PageWord next = victim.word.with_heat(heat);
-  if (page_unlock(victim.region->table.at(victim.page.value), next))
-    (void)sys::uffd_wake(state_.uffd, victim.region->address_of(victim.page), state_.page_size);
+  release_page(state_, *victim.region, victim.page, victim.word.with_heat(heat));
   victim.region = nullptr;
 }
 
@@ -450,12 +449,7 @@ void Evictor::capture(const unsigned* which, unsigned count) {
 
 // Protects the page against writes, or lifts that.
 bool Evictor::protect(const Victim& victim, bool on) const {
-  int rc;
-  while ((rc = sys::uffd_protect(state_.uffd, victim.region->address_of(victim.page), state_.page_size, on)) ==
-             -EAGAIN &&
-         !on)
-    sys::yield_cpu();
-  return rc == 0;
+  return protect_pages(state_, victim.region->address_of(victim.page), state_.page_size, on) == 0;
 }
 
 // Copies what may not be read, or not be made exclusive, to its frames. A thread that makes a page writable in between

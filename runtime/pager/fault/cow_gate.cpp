@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "pager/fault/handler.h"
+#include "pager/state/install.h"
 #include "pager/state/state.h"
 #include "sys/mem.h"
 #include "sys/uffd.h"
@@ -18,22 +18,12 @@ constexpr uint64_t kCloseChunks = 128;  // at most in one call: the address spac
 constexpr unsigned kLiftMax = 64;       // pages lifted at once
 constexpr int64_t kLiftShare = 256;     // one more page for each so many free ones
 
-int protect(PagerState& state, void* address, size_t bytes) {
-  int rc;
-  while ((rc = sys::uffd_protect(state.uffd, address, bytes, true)) == -EAGAIN) wait_out_stall();
-  return rc;
-}
-
 // Lifts the protection and wakes the waiters. False: the place is no longer ours.
-bool lift(PagerState& state, void* address, uint64_t bytes) {
-  int64_t rc;
-  while ((rc = sys::uffd_protect(state.uffd, address, bytes, false)) == -EAGAIN) wait_out_stall();
-  return rc == 0;
-}
+bool lift(PagerState& state, void* address, uint64_t bytes) { return protect_pages(state, address, bytes, false) == 0; }
 
 // Halves a range that crosses memory which is not ours (a file mapped in its middle).
 void close_pages(PagerState& state, char* from, uint64_t bytes) {
-  if (protect(state, from, bytes) == 0 || bytes <= state.page_size) return;
+  if (protect_pages(state, from, bytes, true) == 0 || bytes <= state.page_size) return;
   uint64_t half = round_up(bytes / 2, state.page_size);
   close_pages(state, from, half);
   close_pages(state, from + half, bytes - half);
@@ -49,11 +39,6 @@ void close_but_kept(PagerState& state, char* from, uint64_t bytes, const void* c
     if (until != from) close_pages(state, from, static_cast<uint64_t>(until - from));
     from += static_cast<uint64_t>(until - from) + state.page_size;
   }
-}
-
-void unlock_page(PagerState& state, Region& region, uint64_t page, PageWord word) {
-  if (page_unlock(region.table.at(page), word))
-    (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(page)), state.page_size);
 }
 
 // How many of them a related process maps too.
@@ -97,7 +82,7 @@ Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, b
   for (;;) {
     was[0] = region.table.peek(page.value);
     if (was[0].state() == PageState::kBusy) {
-      if (Resolver::wait_for_owner(region, page, was[0]).outcome == Outcome::kBusy) return Lift::kBusy;
+      if (set_waiter(region, page, was[0])) return Lift::kBusy;
       continue;
     }
     if (was[0].state() != PageState::kResident) return Lift::kNotThere;
@@ -121,7 +106,7 @@ Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, b
     if (room || count == 1) break;
     while (count > 1) {
       --count;
-      unlock_page(state, region, page.value + count, was[count]);
+      release_page(state, region, PageIndex(page.value + count), was[count]);
     }
   }
   // The protection goes before the words do: the next eviction of the page finds its true state.
@@ -131,7 +116,7 @@ Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, b
     for (unsigned i = 1; i < count; ++i)
       (void)lift(state, region.address_of(PageIndex(page.value + i)), state.page_size);
   }
-  for (unsigned i = 0; i < count; ++i) unlock_page(state, region, page.value + i, was[i]);
+  for (unsigned i = 0; i < count; ++i) release_page(state, region, PageIndex(page.value + i), was[i]);
   return !room ? Lift::kNoRoom : lifted ? Lift::kLifted : Lift::kNotThere;
 }
 

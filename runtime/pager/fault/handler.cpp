@@ -10,6 +10,7 @@
 #include "pager/evict/evictor.h"
 #include "pager/fault/cow_gate.h"
 #include "pager/fault/map_events.h"
+#include "pager/state/install.h"
 #include "pager/state/program_end.h"
 #include "pager/state/state.h"
 #include "sys/arena.h"
@@ -34,8 +35,6 @@ constexpr unsigned kPassMax = 16;              // faults that may then pass the 
 constexpr uint64_t kStuckNs = 10000000000;     // nothing parked could be answered for so long: a word in the log
 constexpr int64_t kPinnedMuch = 8;             // this part of the budget pinned is worth a word
 constexpr uint64_t kTagMessages = 0, kTagBell = 1, kTagProgram = 2;
-
-thread_local Handler* t_handler __attribute__((tls_model("initial-exec"))) = nullptr;
 
 bool is_service_thread(const PagerState& state, int tid) {
   if (tid == 0) return false;
@@ -75,7 +74,7 @@ void Handler::run_thread(void* self) { static_cast<Handler*>(self)->run(); }
 
 void Handler::run() {
   state_.handler_tids[index_].store(sys::thread_id(), std::memory_order_relaxed);
-  t_handler = this;
+  set_stall_reader([](void* self) { static_cast<Handler*>(self)->stalled(); }, this);
   if (!resolver_.attach_own()) fatal("handler: no command ring to the LUN");
   pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
   const int bell = sys::make_eventfd();
@@ -183,8 +182,6 @@ void Handler::stalled() {
   }
   if (n <= 0) sys::yield_cpu();
 }
-
-void wait_out_stall() { t_handler != nullptr ? t_handler->stalled() : sys::yield_cpu(); }
 
 // Answers each message of the inbox once; those that it cannot answer are put back. Returns how many were new.
 unsigned Handler::answer_inbox() {
@@ -331,7 +328,7 @@ void Handler::answer_missing(Region& region, PageIndex page, const sys::UffdMess
         break;
       case PageState::kBusy:
         look_ahead(false);
-        begun = Resolver::wait_for_owner(region, page, seen);
+        begun = {set_waiter(region, page, seen) ? Outcome::kBusy : Outcome::kChanged};
         break;
       case PageState::kResident:
         return check_resident(region, page);
@@ -362,8 +359,8 @@ bool Handler::check_guard(Region& region, PageIndex page, PageWord was) {
   sys::PageFacts facts{};
   const bool known = pagemap_ >= 0 && sys::page_facts(pagemap_, &address, 1, &facts) == 0;
   const bool marked = known && facts.present;
-  if (page_unlock(region.table.at(page.value), marked ? was : was.with_state(PageState::kEmpty)) || marked)
-    (void)sys::uffd_wake(state_.uffd, region.address_of(page), state_.page_size);
+  release_page(state_, region, page, marked ? was : was.with_state(PageState::kEmpty),
+               marked ? Wake::kAll : Wake::kWaiters);
   return marked;
 }
 
@@ -389,13 +386,9 @@ void Handler::read_ahead(Region& region, PageIndex page, const Ahead& ahead, uns
 // region in its place, which is no event: what it added is zeros.
 void Handler::answer_outside(const sys::UffdMessage& message) {
   void* address = reinterpret_cast<void*>(message.address);
-  int64_t rc;
-  do {
-    rc = message.write_protected ? sys::uffd_protect(state_.uffd, address, state_.page_size, false)
-                                 : install_pages(state_, address, zero_run(), state_.page_size);
-    if (rc == -EAGAIN) stalled();
-  } while (rc == -EAGAIN);
-  if (rc < 0) (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
+  const bool answered = message.write_protected ? protect_pages(state_, address, state_.page_size, false) == 0
+                                                : install(state_, address, zero_run(), 1).outcome == Installed::kDone;
+  if (!answered) (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
 
 // A write to a page that a fork has left shared. While a fork goes on, nothing is let through that would then be shared
@@ -434,7 +427,7 @@ void Handler::mark_lost(Region& region, PageIndex page, PageWord seen) {
     // -EEXIST: it is marked, and this was a late message. -ENOENT: another map is there.
     if (rc < 0 && rc != -EEXIST && rc != -EAGAIN && rc != -ENOENT)
       fatal("page %p was lost to a read error, and cannot be made to say so (%s)", address, errno_name(rc));
-    (void)page_unlock(region.table.at(page.value), seen);
+    release_page(state_, region, page, seen);
   }
   (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
@@ -453,16 +446,8 @@ bool Handler::may_pass_budget(const sys::UffdMessage& message) {
 
 // The evictor itself met a missing page (the program discarded it by a raw system call): zeros, whatever the word says.
 void Handler::answer_evictor(const sys::UffdMessage& message) {
-  alignas(64) static const char zeros[65536] = {};
-  void* address = reinterpret_cast<void*>(message.address);
-  if (message.write_protected) {  // it is making the page exclusive
-    state_.account.unshare_always(1);
-    if (sys::uffd_protect(state_.uffd, address, state_.page_size, false) < 0)
-      (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
-    return;
-  }
-  if (install_pages(state_, address, zeros, state_.page_size) < 0)
-    (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
+  if (message.write_protected) state_.account.unshare_always(1);  // it is making the page exclusive
+  answer_outside(message);
 }
 
 // A message for a page that is marked resident: late (another message of it was answered), or the program dropped the
@@ -473,14 +458,13 @@ void Handler::check_resident(Region& region, PageIndex page) {
   void* address = region.address_of(page);
   const PageWord seen = region.table.peek(page.value);
   if (seen.state() == PageState::kResident && region.table.lock(page.value, seen)) {
-    AtomicPageWord& word = region.table.at(page.value);
-    const int64_t rc = install_pages(state_, address, zero_run(), state_.page_size);
-    if (rc > 0 && test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
-    // If there were none, it stays charged, and resident: with zeros, of which its slot is no copy.
-    const Slot slot = rc > 0 ? kNoSlot : seen.slot();
+    const bool dropped = install(state_, address, zero_run(), 1).outcome == Installed::kDone;
+    if (dropped && test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
+    // It stays charged, and resident: with zeros, of which its slot is no copy.
+    const Slot slot = dropped ? kNoSlot : seen.slot();
     // As not known to be exclusive: fork takes marks away that are too old, and skips a page in our hands.
-    (void)page_unlock(word, seen.with_slot(slot).with_epoch(kEpochUnknown));
-    if (rc > 0) slot_release(state_, seen.lun(), seen.slot());
+    release_page(state_, region, page, seen.with_slot(slot).with_epoch(kEpochUnknown));
+    if (dropped) slot_release(state_, seen.lun(), seen.slot());
   }
   (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }

@@ -100,8 +100,4 @@ struct Handler {
   std::atomic<uint64_t> round_{0};     // odd: it has looked something up and may still hold it
 };
 
-// Called after EAGAIN from an operation on pages: a handler reads messages, because an unread event may be the cause;
-// other threads yield.
-void wait_out_stall();
-
 }  // namespace lunar

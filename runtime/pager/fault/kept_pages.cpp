@@ -16,6 +16,7 @@
 #include <atomic>
 
 #include "pager/pager.h"
+#include "pager/state/install.h"
 #include "pager/state/state.h"
 #include "sys/log.h"
 #include "sys/memory_constants.h"
@@ -304,8 +305,7 @@ void kept_pages_gate_closed() { g_kept.gate_closes.store(false); }
 // Counted as copied: there is no asking for room later. (An earlier fork may have closed the gate over them.)
 void kept_pages_open(PagerState& state) {
   for (unsigned i = 0; i < g_left_open_count; ++i) {
-    while (sys::uffd_protect(state.uffd, const_cast<void*>(g_left_open[i]), state.page_size, false) == -EAGAIN)
-      sys::yield_cpu();
+    (void)protect_pages(state, const_cast<void*>(g_left_open[i]), state.page_size, false);
     state.account.unshare_always(1);
   }
 }

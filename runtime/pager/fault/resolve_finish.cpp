@@ -8,7 +8,6 @@
 #include "base/test_switches.h"
 #include "pager/evict/evictor.h"
 #include "pager/fault/cow_gate.h"
-#include "pager/fault/handler.h"
 #include "pager/fault/resolver.h"
 #include "pager/state/descriptors.h"
 #include "pager/state/state.h"
@@ -52,7 +51,7 @@ void Resolver::finish(unsigned op_index, int64_t result) {
     }
     unsigned n = 1;
     while (i + n < op.count && !(bad >> (i + n) & 1)) ++n;
-    install(op, i, n);
+    install_read(op, i, n);
     i += n;
   }
   state_.watched.ends(since, true);
@@ -117,12 +116,12 @@ void Resolver::give_back(ReadOp& op, unsigned index, PageState next_state) {
   if (next_state != PageState::kEvicted) count_evicted(-1);
   // refused: at its next fault, by a handler
   if (next_state == PageState::kPoisoned) (void)sys::uffd_poison(state_.uffd, address, state_.page_size);
-  AtomicPageWord& word = op.region->table.at(page.value);
-  bool waiter = page_unlock(word, word.load(std::memory_order_relaxed).with_state(next_state));
-  if (waiter || op.fault || next_state == PageState::kPoisoned) wake_waiters(state_, address, state_.page_size);
+  const PageWord busy = op.region->table.at(page.value).load(std::memory_order_relaxed);
+  release_page(state_, *op.region, page, busy.with_state(next_state),
+               op.fault || next_state == PageState::kPoisoned ? Wake::kAll : Wake::kWaiters);
 }
 
-void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
+void Resolver::install_read(ReadOp& op, unsigned from, unsigned count) {
   unsigned step = count;
   for (unsigned done = 0; done < count;) {
     unsigned at = from + done;
@@ -130,44 +129,47 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
     void* address = op.region->address_of(PageIndex(op.first + at));
     uint16_t epoch = exclusive_epoch(state_);
     const bool guarded = fork_guards(state_);
-    int64_t rc =
-        install_pages(state_, address, window_ + (op.window + at) * state_.page_size, step * state_.page_size, guarded);
-    if (rc == -ENOENT && step > 1) {  // the run crosses a protection boundary (mprotect): a copy may not
-      step = 1;
-      continue;
-    }
-    if (rc > 0) {
-      if (test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
-      unsigned filled = static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size);
-      for (unsigned i = 0; i < filled; ++i) unlock_installed(op, at + i, false, epoch);
-      if (guarded) fork_guard_lift(state_, address, filled * state_.page_size);
-      count_evicted(-static_cast<int64_t>(filled));
-      done += filled;
-    } else if (rc == -EAGAIN || rc == -ENOMEM) {
-      wait_out_stall();
-    } else if (rc == -EEXIST) {
-      unlock_installed(op, at, true, shared_epoch());
-      count_evicted(-1);
-      ++done;
-    } else {
-      give_back(op, at, PageState::kEvicted);
-      ++done;
+    const Install run = install(state_, address, window_ + (op.window + at) * state_.page_size, step, guarded);
+    switch (run.outcome) {
+      case Installed::kBorder:
+        step = 1;
+        break;
+      case Installed::kDone:
+        if (test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
+        for (unsigned i = 0; i < run.pages; ++i) unlock_installed(op, at + i, false, epoch);
+        if (guarded) fork_guard_lift(state_, address, run.pages * state_.page_size);
+        count_evicted(-static_cast<int64_t>(run.pages));
+        done += run.pages;
+        break;
+      case Installed::kThere:
+        unlock_installed(op, at, true, shared_epoch());
+        count_evicted(-1);
+        ++done;
+        break;
+      case Installed::kGone:
+      case Installed::kRefused:
+        if (run.error == -ENOMEM) {
+          wait_out_stall();
+          break;
+        }
+        give_back(op, at, PageState::kEvicted);
+        ++done;
+        break;
     }
   }
 }
 
 void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there, uint16_t epoch) {
   PageIndex page(op.first + index);
-  AtomicPageWord& word = op.region->table.at(page.value);
   count_resident(state_, *op.region, page, 1);
-  PageWord busy = word.load(std::memory_order_relaxed);
+  const PageWord busy = op.region->table.at(page.value).load(std::memory_order_relaxed);
   // where other content is already (inherited by fork), the slot is no copy of it
   const Slot slot = already_there ? kNoSlot : busy.slot();
   unsigned heat = op.fault && index != 0 ? kHeatReadAhead : op.heat;
   if (heat == kHeatFault) heat = refault_heat(busy, state_.eviction_time.load(std::memory_order_relaxed), !op.fault);
-  bool waiter = page_unlock(word, resident_word(busy, slot, op.lun, heat, epoch));
+  release_page(state_, *op.region, page, resident_word(busy, slot, op.lun, heat, epoch),
+               already_there ? Wake::kAll : Wake::kWaiters);
   if (already_there) slot_release(state_, op.lun, busy.slot());
-  if (waiter || already_there) wake_waiters(state_, op.region->address_of(page), state_.page_size);
 }
 
 }  // namespace lunar

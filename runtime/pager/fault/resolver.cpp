@@ -8,7 +8,6 @@
 #include "base/test_switches.h"
 #include "pager/evict/evictor.h"
 #include "pager/fault/cow_gate.h"
-#include "pager/fault/handler.h"
 #include "pager/pager.h"
 #include "pager/state/state.h"
 #include "pager/table/table_promise.h"
@@ -37,10 +36,6 @@ class OutSince {
   std::atomic<uint64_t> since_{0}, last_{0};
 };
 constinit OutSince g_space_out, g_tables_out;
-
-// The error of a copy into a place that is another map's, or none: region_map_over or region_destroy was faster. Any
-// other error (no memory just now, a descriptor that the program has closed) says nothing about the page.
-bool is_gone(int64_t rc) { return rc == -ENOENT || rc == -EFAULT || rc == -ESRCH; }
 
 }  // namespace
 
@@ -173,33 +168,22 @@ void Resolver::window_give(unsigned first, unsigned pages) {
   window_used_[first / 64] &= ~mask;
 }
 
-Begun Resolver::wait_for_owner(Region& region, PageIndex page, PageWord seen) {
-  AtomicPageWord* word = region.table.find(page.value);
-  if (word == nullptr) return {Outcome::kChanged};
-  if (seen.waiter() || word->compare_exchange_strong(seen, seen.with_waiter(), std::memory_order_acq_rel))
-    return {Outcome::kBusy};
-  return {Outcome::kChanged};
-}
-
 // The page's content is still in a frame: copy it back.
 Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const Demand& demand) {
   Reservation room(state_.account);
   if (!room.take(1, demand.keep_free)) return {Outcome::kNoRoom};
   if (!region.table.lock(page.value, seen)) return {Outcome::kChanged};
-  AtomicPageWord& word = region.table.at(page.value);
   FramePool& frames = state_.frames;
   uint32_t id = seen.index();
   void* address = region.address_of(page);
   uint16_t epoch = exclusive_epoch(state_);
   const ReleasingScope releasing(releases_);
   const bool guarded = fork_guards(state_);
-  int64_t rc;
-  while ((rc = install_pages(state_, address, frames.memory(id), state_.page_size, guarded)) == -EAGAIN)
-    wait_out_stall();
+  const Installed outcome = install(state_, address, frames.memory(id), 1, guarded).outcome;
   if (test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
-  bool there = rc == -EEXIST;
-  if (rc != static_cast<int64_t>(state_.page_size) && !there) {
-    if (page_unlock(word, seen) || is_gone(rc)) wake_waiters(state_, address, state_.page_size);
+  const bool there = outcome == Installed::kThere;
+  if (outcome != Installed::kDone && !there) {
+    release_page(state_, region, page, seen, outcome == Installed::kGone ? Wake::kAll : Wake::kWaiters);
     return {Outcome::kNoRoom};
   }
   room.keep(1);
@@ -212,9 +196,8 @@ Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const 
   // what is there already may differ from the slot
   const PageWord next =
       resident_word(seen, there ? kNoSlot : slot, lun, kHeatSecondChance, there ? shared_epoch() : epoch);
-  const bool waiter = page_unlock(word, next);
+  release_page(state_, region, page, next, there ? Wake::kAll : Wake::kWaiters);
   if (there) slot_release(state_, lun, slot);
-  if (waiter || there) wake_waiters(state_, address, state_.page_size);
   if (guarded) fork_guard_lift(state_, address, state_.page_size);
   return {Outcome::kResident, 1};
 }
@@ -268,22 +251,22 @@ unsigned Resolver::lock_empty(Region& region, PageIndex page, const Demand& dema
   return run;
 }
 
-// A locked page becomes empty again. Whether a thread waits for it.
-bool Resolver::leave_empty(Region& region, PageIndex page) {
-  AtomicPageWord& word = region.table.at(page.value);
+// A locked page becomes empty again.
+void Resolver::leave_empty(Region& region, PageIndex page, Wake wake) {
   if ((region.flags & kRegionChargeOnTouch) != 0) space_uncharge(state_, 1);
-  return page_unlock(word, word.load(std::memory_order_relaxed).with_state(PageState::kEmpty));
+  const PageWord busy = region.table.at(page.value).load(std::memory_order_relaxed);
+  release_page(state_, region, page, busy.with_state(PageState::kEmpty), wake);
 }
 
-// A locked page has been filled; `epoch` as of before. Whether a thread waits for it: the copy has woken those that met
-// it missing, but one may have met it write-protected since (a fork goes on).
-bool Resolver::settle_filled(Region& region, PageIndex page, uint16_t epoch) {
-  AtomicPageWord& word = region.table.at(page.value);
+// A locked page has been filled; `epoch` as of before. The copy has woken those that met it missing, but one may have
+// met it write-protected since (a fork goes on).
+void Resolver::settle_filled(Region& region, PageIndex page, uint16_t epoch, Wake wake) {
   const bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;
   count_resident(state_, region, page, 1);
   if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);
-  const PageWord busy = word.load(std::memory_order_relaxed);
-  return page_unlock(word, resident_word(busy, kNoSlot, state_.own_lun, kHeatFault, epoch).with_charged(on_touch));
+  const PageWord busy = region.table.at(page.value).load(std::memory_order_relaxed);
+  release_page(state_, region, page,
+               resident_word(busy, kNoSlot, state_.own_lun, kHeatFault, epoch).with_charged(on_touch), wake);
 }
 
 // Fills locked pages with zeros and releases them. Returns how many; the others are empty again.
@@ -291,35 +274,24 @@ unsigned Resolver::fill_locked(Region& region, PageIndex page, unsigned locked, 
   if (test_switches.reach_delay_us != 0) sys::sleep_ns(test_switches.reach_delay_us * 1000);
   for (unsigned done = 0; done < locked;) {
     const PageIndex at(page.value + done);
-    char* address = region.address_of(at);
-    uint16_t epoch = exclusive_epoch(state_);
-    int64_t rc = install_pages(state_, address, zero_run(), (locked - done) * state_.page_size);
-    if (rc == -EAGAIN) {
-      wait_out_stall();
-      continue;
-    }
-    bool refused = rc < 0 && rc != -EEXIST && !is_gone(rc);
-    // the run crosses a protection boundary (mprotect): only the first page is asked for
-    if (refused || (rc == -ENOENT && locked - done > 1)) {
-      for (; locked > done + (refused ? 0 : 1); --locked) {
-        const PageIndex last(page.value + locked - 1);
-        if (leave_empty(region, last)) wake_waiters(state_, region.address_of(last), state_.page_size);
-      }
+    const uint16_t epoch = exclusive_epoch(state_);
+    const Install run = install(state_, region.address_of(at), zero_run(), locked - done);
+    if (run.outcome == Installed::kRefused || run.outcome == Installed::kBorder) {
+      const unsigned kept = run.outcome == Installed::kBorder ? done + 1 : done;  // only the first page is asked for
+      for (; locked > kept; --locked) leave_empty(region, PageIndex(page.value + locked - 1), Wake::kWaiters);
       continue;
     }
     if (test_switches.release_delay_us != 0) sys::sleep_ns(test_switches.release_delay_us * 1000);
-    const unsigned filled = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size) : 1;
-    if (rc < 0 && rc != -EEXIST) {  // gone
-      (void)leave_empty(region, at);
+    const bool there = run.outcome == Installed::kThere;
+    const unsigned filled = run.outcome == Installed::kDone ? run.pages : 1;
+    if (run.outcome == Installed::kGone) {
+      leave_empty(region, at, Wake::kAll);
     } else {
-      for (unsigned i = 0; i < filled; ++i) {
-        const PageIndex there(at.value + i);
-        if (settle_filled(region, there, rc == -EEXIST ? shared_epoch() : epoch))
-          wake_waiters(state_, region.address_of(there), state_.page_size);
-      }
+      for (unsigned i = 0; i < filled; ++i)
+        settle_filled(region, PageIndex(at.value + i), there ? shared_epoch() : epoch,
+                      there ? Wake::kAll : Wake::kWaiters);
       room.keep(filled);
     }
-    if (rc < 0) wake_waiters(state_, address, state_.page_size);
     done += filled;
   }
   counters().zero_fills.add(locked);

@@ -20,6 +20,7 @@
 
 #include "pager/account/account.h"
 #include "pager/page/region.h"
+#include "pager/state/install.h"
 #include "superpipe/device.h"
 
 namespace lunar {
@@ -88,8 +89,6 @@ class Resolver {
   Begun from_frame(Region& region, PageIndex page, PageWord seen, const Demand& demand);
   // kEvicted: with the pages behind it whose slots are consecutive. Submitted by the next progress().
   Begun start_read(Region& region, PageIndex page, PageWord seen, const Demand& demand);
-  // kBusy: its owner will wake the waiters.
-  static Begun wait_for_owner(Region& region, PageIndex page, PageWord seen);
 
   // Submits the reads begun, takes finished ones and installs them. wait: for at least one response (or the timeout).
   // Returns the number of responses handled.
@@ -135,11 +134,11 @@ class Resolver {
   unsigned lock_run(Region& region, PageIndex page, PageWord first, unsigned run);
   unsigned lock_empty(Region& region, PageIndex page, const Demand& demand, unsigned run);
   unsigned fill_locked(Region& region, PageIndex page, unsigned locked, Reservation& room);
-  bool leave_empty(Region& region, PageIndex page);
-  bool settle_filled(Region& region, PageIndex page, uint16_t epoch);
+  void leave_empty(Region& region, PageIndex page, Wake wake);
+  void settle_filled(Region& region, PageIndex page, uint16_t epoch, Wake wake);
   void finish(unsigned op_index, int64_t result);
   void finish_failed(unsigned op_index, uint64_t bad, int error);
-  void install(ReadOp& op, unsigned from, unsigned count);
+  void install_read(ReadOp& op, unsigned from, unsigned count);
   void unlock_installed(ReadOp& op, unsigned index, bool already_there, uint16_t epoch);
   void give_back(ReadOp& op, unsigned index, PageState state);
   void release_op(unsigned op_index);

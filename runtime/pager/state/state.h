@@ -282,13 +282,6 @@ inline uint16_t exclusive_epoch(const PagerState& state) {
 }
 inline uint16_t shared_epoch() { return kEpochUnknown; }
 
-// UFFDIO_COPY into a region, after the caller has looked it up. -EAGAIN: an event is unread (map_events.h); try again.
-inline int64_t install_pages(PagerState& state, void* address, const void* content, size_t bytes,
-                             bool protect = false) {
-  return sys::uffd_copy(state.uffd, address, content, bytes,
-                        protect || state.gate_closing.load(std::memory_order_seq_cst));
-}
-
 // The word of a page that was installed. heat: see the policy in evictor.h.
 inline PageWord resident_word(PageWord from, Slot slot, unsigned lun, unsigned heat, uint16_t epoch) {
   return from.with_state(PageState::kResident).with_slot(slot).with_lun(lun).with_heat(heat).with_epoch(epoch);

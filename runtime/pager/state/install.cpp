@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pager/state/install.h"
+
+#include <errno.h>
+
+#include "pager/state/state.h"
+#include "sys/thread.h"
+#include "sys/uffd.h"
+
+namespace lunar {
+namespace {
+
+struct StallReader {
+  void (*read)(void* self) = nullptr;
+  void* self = nullptr;
+};
+constinit thread_local StallReader t_stall_reader __attribute__((tls_model("initial-exec")));
+
+Installed outcome_of(int error, unsigned pages) {
+  switch (error) {
+    case -EEXIST:
+      return Installed::kThere;
+    case -ENOENT:
+      return pages > 1 ? Installed::kBorder : Installed::kGone;
+    case -EFAULT:
+    case -ESRCH:
+      return Installed::kGone;
+    default:
+      return Installed::kRefused;
+  }
+}
+
+}  // namespace
+
+void set_stall_reader(void (*read)(void* self), void* self) { t_stall_reader = {read, self}; }
+
+void wait_out_stall() {
+  const StallReader reader = t_stall_reader;
+  reader.read != nullptr ? reader.read(reader.self) : sys::yield_cpu();
+}
+
+Install install(PagerState& state, void* address, const void* content, unsigned pages, bool protect) {
+  for (;;) {
+    const int64_t rc = sys::uffd_copy(state.uffd, address, content, pages * state.page_size,
+                                      protect || state.gate_closing.load(std::memory_order_seq_cst));
+    if (rc > 0) return {Installed::kDone, static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size), 0};
+    const int error = static_cast<int>(rc);
+    if (error != -EAGAIN) return {outcome_of(error, pages), 0, error};
+    wait_out_stall();
+  }
+}
+
+int protect_pages(PagerState& state, void* address, size_t bytes, bool on) {
+  int rc;
+  while ((rc = sys::uffd_protect(state.uffd, address, bytes, on)) == -EAGAIN) wait_out_stall();
+  return rc;
+}
+
+bool set_waiter(Region& region, PageIndex page, PageWord seen) {
+  AtomicPageWord* word = region.table.find(page.value);
+  if (word == nullptr) return false;
+  return seen.waiter() || word->compare_exchange_strong(seen, seen.with_waiter(), std::memory_order_acq_rel);
+}
+
+void release_page(PagerState& state, Region& region, PageIndex page, PageWord next, Wake wake) {
+  if (page_unlock(region.table.at(page.value), next) || wake == Wake::kAll)
+    wake_waiters(state, region.address_of(page), state.page_size);
+}
+
+}  // namespace lunar
