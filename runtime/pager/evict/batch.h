@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// A batch of pages on their way out of DRAM. Evictor's thread only.
+#pragma once
+#include <sys/uio.h>
+
+#include <cstdint>
+
+#include "pager/page/page_word.h"
+#include "pager/page/region.h"
+
+namespace lunar {
+
+struct PagerState;
+
+constexpr unsigned kBatchPages = 64;
+
+struct Victim {
+  Region* region = nullptr;  // null: it is no longer in the batch
+  PageIndex page{};
+  PageWord word{};  // before busy
+  uint32_t frame = UINT32_MAX;
+  bool dropped = false;
+  bool maybe_shared = false;     // another process may share the page: dropping it frees nothing
+  bool stuck = false;            // this page itself could not be taken (locked, pinned)
+  bool unwritable = false;       // not known to be exclusive, and cannot be made so while it is not writable
+  bool guard = false;            // a guard page that the program made by a raw call
+  bool protected_by_us = false;  // write-protected by the evictor, and copied
+
+  char* address() const { return region->address_of(page); }
+};
+
+struct Batch {
+  Victim victims[kBatchPages];
+  unsigned count = 0;
+
+  Victim* begin() { return victims; }
+  Victim* end() { return victims + count; }
+  void close_gaps();  // those without a region
+};
+
+// The page stays resident, and leaves the batch.
+void keep(PagerState& state, Victim& victim, unsigned heat);
+
+}  // namespace lunar

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pager/evict/take.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "base/test_switches.h"
+#include "pager/activation/activation.h"
+#include "pager/evict/pins.h"
+#include "pager/state/install.h"
+#include "pager/state/state.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
+#include "sys/file.h"
+#include "sys/kernel.h"
+#include "sys/memory_constants.h"
+
+namespace lunar {
+
+int Taker::open(uint32_t frame_count) {
+  size_t pipe_bytes = kBatchPages * state_.page_size;
+  if (pipe_bytes > 1024 * 1024) pipe_bytes = 1024 * 1024;
+  const int rc = sys::make_pipe(pipe_, pipe_bytes);
+  if (rc < 0) return rc;
+  // A pipe of an unprivileged user may be smaller than asked (pipe-user-pages-soft).
+  limit_ = static_cast<unsigned>(static_cast<size_t>(rc) / state_.page_size);
+  if (limit_ > kBatchPages) limit_ = kBatchPages;
+  if (limit_ > frame_count / 2) limit_ = frame_count / 2;
+  if (limit_ == 0) return -ENOSPC;
+  staging_ = static_cast<char*>(map_private(kBatchPages * state_.page_size, ForkPolicy::kDontFork));
+  if (staging_ == nullptr) return -ENOMEM;
+  (void)sys::advise(staging_, kBatchPages * state_.page_size, MADV_NOHUGEPAGE);
+  pagemap_ = memory_ = -1;
+  return 0;
+}
+
+int Taker::start() { return sys::uffd_register(state_.uffd, staging_, kBatchPages * state_.page_size); }
+
+void Taker::attach() {
+  pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
+  // only of use with pages held still
+  memory_ = state_.write_protect ? sys::open_unreadable_memory() : -EOPNOTSUPP;
+}
+
+void Taker::close_descriptors() const {
+  sys::close_file(pipe_[0]);
+  sys::close_file(pipe_[1]);
+}
+
+unsigned Taker::take(Batch& batch) {
+  forbid_merging();
+  const bool by_move = pins_possible(state_) || splice_refused_ || state_.account.someone_writes_elsewhere();
+  split_huge_pages(batch);
+  make_exclusive(batch, by_move);
+  for (Victim& victim : batch) LUNAR_CHECK(frames_.take_free(&victim.frame), "frames");
+  if (batch.count == 0) return 0;
+  return by_move ? move(batch) : gather(batch);
+}
+
+void Taker::split_huge_pages(Batch& batch) {
+  for (const Victim& victim : batch) {
+    const uint64_t chunk = victim.page.value / kChunkPages;
+    if (victim.region->chunk_large[chunk].load(std::memory_order_relaxed) != 0)
+      split_huge(state_, *victim.region, chunk);
+  }
+}
+
+bool Taker::look(const Batch& batch, const Picks& picks, sys::PageFacts* facts) const {
+  const void* pages[kBatchPages];
+  for (unsigned i = 0; i < picks.count; ++i) pages[i] = batch.victims[picks.at[i]].address();
+  return pagemap_ >= 0 && sys::page_facts(pagemap_, pages, picks.count, facts) == 0;
+}
+
+// ---- exclusive ------------------------------------------------------------------------------------------------------
+
+// Equal pages that the kernel merges (KSM) become copy-on-write behind our back, between any two of our calls: so
+// tiered ranges are excluded from merging. New ones are from the start (region_create, whatever the process has
+// inherited); prctl(PR_SET_MEMORY_MERGE) includes all memory again, so each batch checks it first. Excluding a range
+// also makes its merged pages exclusive again.
+void Taker::forbid_merging() {
+  const bool seen = sys::memory_merging();
+  for (uint32_t i = 0; seen && !merging_seen_ && i < state_.regions.count.load(std::memory_order_acquire); ++i) {
+    Region* region = state_.regions.sorted[i].load(std::memory_order_acquire);
+    if (region != nullptr) (void)sys::advise(region->base, region->pages << state_.page_shift, MADV_UNMERGEABLE);
+  }
+  merging_seen_ = seen;
+}
+
+// Pages not known to be exclusive. Those behind the copy-on-write gate stay as they are: nothing can write them before
+// the drop, as lifting the protection needs the page's word. (UFFDIO_MOVE takes none that is shared: then they are
+// copied first. A batch comes and goes at once.)
+Taker::Picks Taker::to_make_exclusive(Batch& batch, bool by_move) const {
+  const auto epoch = static_cast<uint16_t>(state_.fork_epoch.load(std::memory_order_acquire));
+  Picks stale, left;
+  for (unsigned i = 0; i < batch.count; ++i)
+    if (!still_exclusive(batch.victims[i].word.epoch(), epoch)) stale.add(i);
+  sys::PageFacts facts[kBatchPages];
+  if (stale.count == 0 || by_move || !state_.gate_used.load(std::memory_order_acquire) || !look(batch, stale, facts))
+    return stale;
+  for (unsigned i = 0; i < stale.count; ++i) {
+    if (facts[i].write_protected)
+      batch.victims[stale.at[i]].maybe_shared = !facts[i].exclusive;
+    else
+      left.add(stale.at[i]);
+  }
+  return left;
+}
+
+void Taker::make_exclusive(Batch& batch, bool by_move) {
+  if (test_switches.no_cow_remedy) return;
+  const Picks stale = to_make_exclusive(batch, by_move);
+  iovec pages[kBatchPages];
+  for (unsigned i = 0; i < stale.count; ++i) pages[i] = {batch.victims[stale.at[i]].address(), state_.page_size};
+  unsigned failed = 0;
+  for (unsigned done = 0; done < stale.count; ++done) {
+    const int64_t rc = sys::advise_vector(pages + done, stale.count - done, MADV_POPULATE_WRITE);
+    if (rc > 0) done += static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size);
+    if (done >= stale.count) break;
+    // This one could not be populated. Not writable (EFAULT, EINVAL) just now: its mapping is taken. Anything else:
+    // leave the page alone.
+    const int one = sys::advise(pages[done].iov_base, state_.page_size, MADV_POPULATE_WRITE);
+    if (one == -EFAULT || one == -EINVAL) {
+      batch.victims[stale.at[done]].unwritable = true;
+    } else if (one < 0) {
+      keep(state_, batch.victims[stale.at[done]], kHeatHot);
+      ++failed;
+    }
+  }
+  counters().made_exclusive.add(stale.count - failed);
+  if (failed != 0) batch.close_gaps();
+}
+
+// ---- gather, drop, capture ------------------------------------------------------------------------------------------
+
+unsigned Taker::gather(Batch& batch) {
+  Picks spliced, unreadable;
+  put_in_pipe(batch, &spliced, &unreadable);
+  Picks going = spliced;
+  copy_unreadable(batch, unreadable, &going);
+  iovec pages[kBatchPages];
+  bool gone[kBatchPages] = {};
+  for (unsigned i = 0; i < going.count; ++i) pages[i] = {batch.victims[going.at[i]].address(), state_.page_size};
+  if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
+  const unsigned dropped = sys::drop_pages(pages, going.count, gone);
+  if (dropped == 0 && going.count != 0)
+    fatal_if_refused(sys::advise(staging_, state_.page_size, MADV_DONTNEED), "madvise");
+  capture(batch, spliced);
+  for (unsigned i = 0; i < going.count; ++i) {
+    Victim& victim = batch.victims[going.at[i]];
+    victim.dropped = gone[i];
+    victim.stuck = !gone[i];
+    if (i >= spliced.count && gone[i]) counters().evicted_unreadable.add(1);
+    if (victim.protected_by_us && !gone[i]) protect(victim, false);
+    if (!gone[i]) victim.guard = false;
+  }
+  return dropped;
+}
+
+// References to the pages, to the pipe. What is in neither list afterwards stays.
+void Taker::put_in_pipe(const Batch& batch, Picks* spliced, Picks* unreadable) {
+  iovec pages[kBatchPages];
+  for (unsigned i = 0; i < batch.count; ++i) pages[i] = {batch.victims[i].address(), state_.page_size};
+  for (unsigned next = 0; next < batch.count;) {
+    unsigned stop = next;
+    while (stop < batch.count && !batch.victims[stop].unwritable) ++stop;
+    const int64_t rc = stop == next ? -EFAULT : sys::splice_pages(pipe_[1], pages + next, stop - next);
+    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size) : 0; n > 0; --n)
+      spliced->add(next++);
+    if (rc == -EFAULT)
+      unreadable->add(next++);
+    else if (is_refusal(static_cast<int>(rc)))
+      splice_refused_ = true;  // by UFFDIO_MOVE from now on
+    if (rc <= 0 && rc != -EFAULT) break;
+  }
+}
+
+// The content of every gathered page leaves the pipe, dropped or not.
+void Taker::capture(const Batch& batch, const Picks& spliced) {
+  const size_t page = state_.page_size;
+  iovec into[kBatchPages];
+  for (unsigned i = 0; i < spliced.count; ++i) into[i] = {frames_.memory(batch.victims[spliced.at[i]].frame), page};
+  const auto all = static_cast<int64_t>(spliced.count * page);
+  for (int64_t taken = 0; taken < all;) {
+    unsigned first = static_cast<unsigned>(static_cast<uint64_t>(taken) / page);
+    size_t inside = static_cast<uint64_t>(taken) % page;
+    iovec saved = into[first];
+    into[first] = {static_cast<char*>(saved.iov_base) + inside, saved.iov_len - inside};
+    int64_t rc = sys::readv_some(pipe_[0], into + first, static_cast<int>(spliced.count - first));
+    into[first] = saved;
+    if (rc <= 0)
+      fatal("evictor: the pipe gave %ld of %ld gathered bytes (%ld); evicted pages would be lost", taken, all, rc);
+    taken += rc;
+  }
+}
+
+// Protects the page against writes, or lifts that.
+bool Taker::protect(const Victim& victim, bool on) const {
+  return protect_pages(state_, victim.address(), state_.page_size, on) == 0;
+}
+
+// Copies what may not be read, or not be made exclusive, to its frames. A thread that makes a page writable in between
+// meets the protection, and waits until the page is dropped or kept. Those that may be dropped are added to `going`.
+void Taker::copy_unreadable(Batch& batch, const Picks& unreadable, Picks* going) {
+  sys::PageFacts before[kBatchPages], after[kBatchPages];
+  for (unsigned i = 0; i < unreadable.count; ++i) batch.victims[unreadable.at[i]].stuck = true;
+  if (unreadable.count == 0 || memory_ < 0 || !look(batch, unreadable, before)) return;  // they stay in DRAM
+  bool read[kBatchPages];
+  for (unsigned i = 0; i < unreadable.count; ++i) {
+    Victim& victim = batch.victims[unreadable.at[i]];
+    // it may be behind the copy-on-write gate
+    victim.protected_by_us = !before[i].write_protected && protect(victim, true);
+    read[i] = sys::read_memory(memory_, victim.address(), frames_.memory(victim.frame), state_.page_size) == 0;
+  }
+  const bool seen = look(batch, unreadable, after);
+  for (unsigned i = 0; i < unreadable.count; ++i) {
+    Victim& victim = batch.victims[unreadable.at[i]];
+    if (seen && (!read[i] || after[i].write_protected)) {
+      if (!read[i]) __builtin_memset(frames_.memory(victim.frame), 0, state_.page_size);
+      // a guard marker that the program set by a raw call (MADV_GUARD_INSTALL); else it has dropped the page
+      victim.guard = !read[i] && after[i].present;
+      if (victim.guard) victim.region->has_guards.store(true, std::memory_order_release);
+      going->add(unreadable.at[i]);
+    } else if (victim.protected_by_us) {
+      protect(victim, false);
+    }
+  }
+}
+
+// ---- or by UFFDIO_MOVE ----------------------------------------------------------------------------------------------
+
+unsigned Taker::move(Batch& batch) {
+  unsigned dropped = 0;
+  char* at = staging_;
+  for (Victim& victim : batch) {
+    const int64_t rc = sys::uffd_move(state_.uffd, at, victim.address(), state_.page_size);
+    victim.dropped = rc == static_cast<int64_t>(state_.page_size);
+    victim.stuck = !victim.dropped;
+    if (rc == -EBUSY) counters().kept_pinned.add();
+    if (!victim.dropped) continue;
+    __builtin_memcpy(frames_.memory(victim.frame), at, state_.page_size);
+    at += state_.page_size;
+    ++dropped;
+  }
+  if (dropped != 0) fatal_if_refused(sys::advise(staging_, dropped * state_.page_size, MADV_DONTNEED), "madvise");
+  return dropped;
+}
+
+}  // namespace lunar

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Takes the pages of a batch out of the program's memory, into frames; nothing maps them any more then, and their
+// content is final.
+//
+//   exclusive  pages that may be copy-on-write since a fork are made exclusive (one vectored MADV_POPULATE_WRITE)
+//   gather     vmsplice: the pipe holds references to the physical pages. Those that may not be read (PROT_NONE, a
+//              protection key), and those that may not be written and could not be made exclusive, are write-protected
+//              by userfaultfd and copied (/proc/self/mem)
+//   drop       one vectored MADV_DONTNEED
+//   capture    the pipe is read into frames
+//
+// If pages may be pinned for device I/O (pins.h), or another process may write to them, the last three are UFFDIO_MOVE
+// into a staging area; EBUSY keeps the page. Evictor's thread only. No allocation after open().
+#pragma once
+#include "pager/evict/batch.h"
+#include "pager/page/frames.h"
+#include "sys/mem.h"
+
+namespace lunar {
+
+class Taker {
+ public:
+  Taker(PagerState& state, FramePool& frames) : state_(state), frames_(frames) {}
+  [[nodiscard]] int open(uint32_t frame_count);  // 0 or -errno
+  [[nodiscard]] int start();                     // before the thread. 0 or -errno
+  void attach();                                 // by the thread
+  void add_descriptors(int* out, unsigned* count) const {
+    out[(*count)++] = pipe_[0];
+    out[(*count)++] = pipe_[1];
+  }
+  void close_descriptors() const;            // of the pipe, in the program's table
+  unsigned limit() const { return limit_; }  // pages of a batch
+
+  // Victims that are `dropped` have their content in their frames; what cannot leave has left the batch or is not
+  // dropped. Returns how many are. pre: there is a free frame for each.
+  unsigned take(Batch& batch);
+
+ private:
+  struct Picks {  // some of the batch
+    unsigned at[kBatchPages];
+    unsigned count = 0;
+    void add(unsigned i) { at[count++] = i; }
+  };
+
+  void forbid_merging();
+  void split_huge_pages(Batch& batch);
+  void make_exclusive(Batch& batch, bool by_move);
+  Picks to_make_exclusive(Batch& batch, bool by_move) const;
+  bool look(const Batch& batch, const Picks& picks, sys::PageFacts* facts) const;
+  unsigned gather(Batch& batch);
+  void put_in_pipe(const Batch& batch, Picks* spliced, Picks* unreadable);
+  void copy_unreadable(Batch& batch, const Picks& unreadable, Picks* going);
+  void capture(const Batch& batch, const Picks& spliced);
+  unsigned move(Batch& batch);
+  bool protect(const Victim& victim, bool on) const;
+
+  PagerState& state_;
+  FramePool& frames_;
+  int pipe_[2] = {-1, -1};
+  int pagemap_ = -1, memory_ = -1;  // /proc/self, in the service threads' table
+  unsigned limit_ = kBatchPages;
+  char* staging_ = nullptr;
+  bool splice_refused_ = false;  // vmsplice is not allowed (any more)
+  bool merging_seen_ = false;
+};
+
+}  // namespace lunar
