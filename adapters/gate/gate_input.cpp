@@ -239,6 +239,7 @@ bool look_again(Connection* c, bool anew) {
   if (anew || c->since_ns == 0) {
     c->since_ns = sys::now_ns();
     c->until_ns = c->since_ns + kLookupHolds * g.options.hold_ms_max * 1000000;
+    c->deadline_ns = UINT64_MAX;  // of a later wait: its time begins when the fetchers are woken
   }
   c->waited = false;
   c->cursor = g.cursor;

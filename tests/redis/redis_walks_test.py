@@ -53,6 +53,20 @@ def test_hot(servers):
     assert client.ask("DEL", *["s"] * 500) == 1
 
 
+def test_behind_a_full_look(servers):
+    """A cold command behind those that took all of one look is held as any other."""
+    turns = 10
+    client = servers.tiered(lun="sim:512m,latency_us=5000").client
+    fill_others(client)
+    fields = [word for n in range(1000) for word in (f"f{n}", "v")]
+    figures = Figures(client, "gate_held", "gate_timeouts")
+    for turn in range(turns):
+        client.pipeline([("HSET", key, *fields) for key in ("h1", "h2")])
+        assert client.pipeline([("DEL", "h1"), ("DEL", "h2"), ("GET", f"other:{turn}")]) == [1, 1, value(turn, 4000)]
+    held, late = figures.grown()
+    assert held >= turns and late == 0, "a cold key stopped all clients"
+
+
 def member(n):
     return f"member:{n:06}"
 
