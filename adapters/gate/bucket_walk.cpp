@@ -159,7 +159,7 @@ bool bucket_there(KeyLookup& lookup, const char* slot, Holds holds, const Databa
     table_members(lookup, reinterpret_cast<const BucketView*>(slot), holds, at_value);
   else
     members(lookup, reinterpret_cast<EntryView* const*>(slot), holds, at_value);
-  return lookup.complete;
+  return lookup.misses == 0;
 }
 
 unsigned collections_of(const ServerLayout& layout, const char* slot, Holds holds, Collection* out, unsigned count,

@@ -47,16 +47,17 @@ struct Connection {
   int fd = -1;
   Hold state = Hold::kPartial;
   bool parked = false, taken_out = false;  // masked in epoll; removed from it, because the other side has hung up
-  bool late = false, waited = false;       // waited: it waited for its user's turn the last time
+  bool late = false;                       // its wait was too long
   bool link = false;                       // to the server's master: replica_link.h
   unsigned rounds = 0;
-  LookupCursor cursor;                     // of the first command, between its rounds
-  uint64_t hold = 0;                       // number of its last hold: a request of an earlier hold does not end it
-  uint64_t since_ns = 0, deadline_ns = 0;  // of the first command's hold
-  uint64_t until_ns = 0;                   // deadline of a long lookup; 0: its time has not begun
-  uint64_t seen = 0;                       // round of epoll_wait that has it in its result
-  uint64_t lookup_bytes = 0;               // bytes that its long lookup has asked for
-  char* data = nullptr;                    // bytes [begin, end) of `capacity`; `small`, or a mapping
+  LookupCursor cursor;        // of the first command, between its rounds
+  uint64_t hold = 0;          // number of its last hold: a request of an earlier hold does not end it
+  uint64_t since_ns = 0;      // when the first command's hold began; 0: there is none
+  uint64_t deadline_ns = 0;   // of its state; UINT64_MAX: its time begins when the fetchers are woken
+  uint64_t until_ns = 0;      // deadline of a long lookup; 0: likewise
+  uint64_t seen = 0;          // round of epoll_wait that has it in its result
+  uint64_t lookup_bytes = 0;  // bytes that its long lookup has asked for
+  char* data = nullptr;       // bytes [begin, end) of `capacity`; `small`, or a mapping
   size_t begin = 0, end = 0, capacity = 0;
   Quota *quota = nullptr, *of_user = nullptr;  // that the capacity is counted in
   ConnectionList* list = nullptr;              // the list that it is in: of its state, or of a share's waiting clients

@@ -209,7 +209,7 @@ void look_at(Batch& batch) {
     (void)lookup.look_up(database->expires, one.slice());
     const auto* object = static_cast<const ObjectView*>(lookup.look_up(database->keys, one.slice()));
     if (object != nullptr && lookup.have(object, sizeof *object)) look_up_freed(lookup, *object, false);
-    if (object == nullptr && lookup.complete) batch.candidate[i--] = batch.candidate[--batch.count];  // gone
+    if (object == nullptr && lookup.misses == 0) batch.candidate[i--] = batch.candidate[--batch.count];  // gone
   }
   batch.state = Batch::State::kReady;
   if (missing.count == 0 || batch.rounds++ >= kRoundsOfBatch || !ahead_fetch(&batch.fetch)) return;

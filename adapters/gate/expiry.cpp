@@ -79,7 +79,7 @@ bool is_in(NonresidentRanges* missing, const DatabaseView& database, const Expir
   (void)lookup.look_up(database.expires, key);
   const auto* object = static_cast<const ObjectView*>(lookup.look_up(database.keys, key));
   if (object != nullptr && lookup.have(object, sizeof *object)) look_up_freed(lookup, *object, false);
-  return lookup.complete;
+  return lookup.misses == 0;
 }
 
 // Expires what is due in a bucket and in. An expiry changes the chain, and may end a rehash: then the bucket is looked
@@ -192,7 +192,7 @@ bool something_due() {
       sampled += n;
       cursor = table.after(cursor);
     }
-    if (!lookup.complete) return true;
+    if (lookup.misses != 0) return true;
   }
   return false;
 }

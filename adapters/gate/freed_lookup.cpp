@@ -9,7 +9,6 @@
 
 #include "collection_probe.h"
 #include "gate_inside.h"
-#include "pager/pager.h"
 
 namespace lunar::redis {
 namespace {
@@ -48,15 +47,8 @@ Wants depending(const Command& command) {
 // As have(), for small pieces of which many lie in one page: that is asked for once.
 bool have_part(KeyLookup& lookup, const void* address, size_t bytes) {
   if (lookup.resident(address, bytes)) return true;
-  lookup.complete = false;
-  const uint64_t page = page_bytes(), first = reinterpret_cast<uintptr_t>(address) / page,
-                 last = (reinterpret_cast<uintptr_t>(address) + bytes - 1) / page;
-  for (unsigned i = lookup.missing->count; i > 0; --i) {
-    const lunar_range& range = lookup.missing->range[i - 1];
-    const auto at = reinterpret_cast<uintptr_t>(range.address);
-    if (at / page <= first && last <= (at + range.bytes - 1) / page) return false;
-  }
-  lookup.missing->add(address, bytes);
+  ++lookup.misses;
+  lookup.missing->add_new(address, bytes, kRangesMax);
   return false;
 }
 

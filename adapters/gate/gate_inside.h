@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two halves of the gate share: input (gate_input.cpp: the result of a read) and events (gate.cpp: hooks,
-// waiting, time).
+// What the parts of the gate share: the result of a read (gate_input.cpp, input_look.h); hooks, waiting, time
+// (gate.cpp).
 // Threading: as gate.h.
 #pragma once
 #include <sys/types.h>
@@ -60,8 +60,7 @@ struct Gate {
   Shares shares;
   RehashAhead rehash;
   GateWork work;
-  Command command;      // the one being looked up (too large for a stack)
-  LookupCursor cursor;  // of the first cold command of the input being looked at
+  Command command;  // the one being looked up (too large for a stack)
   pthread_t main_thread{};
   uint64_t longest_hold_ns = 0;
   uint64_t longest_stall_ns = 0, read_ns_before = 0;  // of the main thread, before it last waited for events
@@ -87,6 +86,8 @@ struct Gate {
   int (*tls_descriptor)(const void*) = nullptr;
 
   bool watching() const { return state.load(std::memory_order_relaxed) == GateState::kWatching; }
+  // Before anything was evicted, reads go past the gate: nothing may be kept.
+  bool holding() const { return watching() && counters().evictions.get() != 0; }
 };
 Gate& gate();
 
@@ -98,9 +99,13 @@ void gate_take_what_is_done();
 // read(), or SSL_read(), of the main thread, and of the server's other threads.
 ssize_t gate_input(Source from, void* buffer, size_t bytes);
 ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes);
+// Their result when the client is to wait: the gate's own EAGAIN.
+ssize_t gate_defer();
 // Maximum bytes in progress for a user, and that a client may request at once.
 uint64_t user_bytes_max();
 uint64_t client_bytes_max();
+// Maximum bytes that the values of one command may take, in all its rounds.
+uint64_t lookup_bytes_max();
 // Maximum bytes that long lookups may have requested together, for commands that have not run.
 uint64_t lookups_bytes_max();
 // Called when the server's data are known but its keys were not checked yet: while a client's input is read they may be

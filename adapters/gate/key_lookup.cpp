@@ -2,414 +2,104 @@
 // See key_lookup.h.
 #include "key_lookup.h"
 
-#include <cstring>
-#include <utility>
-
-#include "collection_probe.h"
 #include "freed_lookup.h"
-#include "key_slot.h"
 #include "lookup_steps.h"
-#include "pager/page_view.h"
 #include "pager/pager.h"
 #include "value_lookup.h"
 
 namespace lunar::redis {
-void KeyLookup::note_use(PageView page) {
-  for (unsigned i = 0; i < used_count; ++i)
-    if (used[i] == page) return;
-  if (used_count < kUsedMax) used[used_count++] = page;
-  page.note_use();
-}
-
-void KeyLookup::count_uses() {
-  for (unsigned i = 0; i < used_count; ++i) used[i].note_another_use();
-}
-
-// Whether touching the bytes needs no I/O. Pages outside regions count as resident, as do those never written.
-bool KeyLookup::resident(const void* address, size_t bytes) {
-  const PageSpan pages = PageSpan::of(address, bytes);
-  for (uint64_t i = 0; i < pages.count; ++i) {
-    const PageView page = pages.at(i);
-    if (page.cold()) return false;
-    if (page.resident()) note_use(page);
-  }
-  return true;
-}
-
-bool KeyLookup::have(const void* address, size_t bytes) {
-  if (seen != nullptr) {
-    const uintptr_t page = reinterpret_cast<uintptr_t>(address) / page_bytes();
-    if (page == (reinterpret_cast<uintptr_t>(address) + bytes - 1) / page_bytes()) {
-      uintptr_t& slot = seen->slot(page);
-      if (slot >> 1 == page) {
-        complete &= (slot & 1) != 0;
-        return (slot & 1) != 0;
-      }
-      slot = page << 1 | (resident(address, bytes) ? 1 : 0);
-      if ((slot & 1) != 0) return true;
-      complete = false;
-      missing->add(address, bytes);
-      return false;
-    }
-  }
-  if (resident(address, bytes)) return true;
-  if (skipped != nullptr && skipped->has(page_view(address))) return false;
-  complete = false;
-  if (skipped == nullptr)
-    missing->add(address, bytes);
-  else
-    missing->add_new(address, bytes);
-  return false;
-}
-
-bool KeyLookup::have_text(const char* text) {
-  if (!have(text - 1, 1)) return false;
-  const unsigned header = sds_header(static_cast<uint8_t>(text[-1]));
-  if (header == 0 || !have(text - header, header)) return false;
-  uint64_t length = sds_length(text);
-  return have(text - header, header + (length < kValueBytesMax ? length : kValueBytesMax) + 1);
-}
-
 namespace {
 
-// Redis 8.0's strings for names of fields: two bits of type, whether an expiry lies before them, a length.
-constexpr uint8_t kFieldHeader[4] = {1, 3, 3, 9};
-constexpr unsigned kFieldExpires = 4, kFieldExpiryBytes = 18;
+// The lookup of one command, key after key.
+struct CommandLookup {
+  const DatabaseView& database;
+  const CommandKeys& keys;
+  const Command& command;
+  const LookupCursor* cursor;  // nullptr: behind a cold command
+  KeyLookup& lookup;
+  ValueLookup& whole;
+  bool wholly = false;                 // values are looked up as a whole,
+  uint64_t elements_max = UINT64_MAX;  // if they have no more
+  unsigned nth = 0;                    // the next key
 
-// pre: its header can be read.
-uint64_t field_length(const char* field) {
-  const auto info = static_cast<uint8_t>(field[-1]);
-  uint64_t length = 0;
-  switch (info & 3) {
-    case 0:
-      return info >> 3;
-    case 1:
-      return static_cast<uint8_t>(field[-2]);
-    case 2:
-      memcpy(&length, field - 3, 2);
-      return length;
-    default:
-      memcpy(&length, field - 9, 8);
-      return length;
+  // nullptr: there is none, or it is missing.
+  const ObjectView* object_of(unsigned argument) {
+    const auto* object = static_cast<const ObjectView*>(lookup.look_up(database.keys, command.argument[argument]));
+    return object != nullptr && lookup.have(object, sizeof *object) ? object : nullptr;
   }
-}
+
+  // Where sets are compared, the smallest bounds which others are looked up as a whole. False: it is not known yet.
+  bool bound_elements() {
+    if (keys.reach != Reach::kSmallest && keys.reach != Reach::kLikeFirst) return true;
+    unsigned n = 0, sources = 0;
+    for_each_key(keys, command, [&](unsigned argument) {
+      if (wants_of_key(keys, command, n++) != Wants::kValue || lookup.missing->full()) return;
+      if (sources++ != 0 && keys.reach == Reach::kLikeFirst) return;
+      uint64_t count = 0;
+      if (const ObjectView* object = object_of(argument); object != nullptr) (void)whole.elements(*object, &count);
+      if (count < elements_max) elements_max = count;
+    });
+    if (elements_max < UINT64_MAX / ValueLookup::kMuchLarger) elements_max *= ValueLookup::kMuchLarger;
+    return lookup.misses == 0 && !lookup.missing->full();
+  }
+
+  void key(unsigned argument) {
+    const unsigned n = nth++, misses = lookup.misses;
+    if (lookup.missing->full()) {
+      ++lookup.misses;
+      return;
+    }
+    (void)lookup.look_up(database.expires, command.argument[argument]);
+    const ObjectView* object = object_of(argument);
+    const bool known = lookup.misses == misses;
+    const Wants wants = wants_of_key(keys, command, n);
+    if (object != nullptr && wants == Wants::kValue) return value(*object, argument, n);
+    if ((object == nullptr || wants == Wants::kObject || freed(*object, wants, n)) && known) whole.pass(n);
+  }
+
+  // Whether all is there that freeing the value reads. Keys that were found so are not gone through again; all of one
+  // at least each look.
+  bool freed(const ObjectView& object, Wants wants, unsigned n) {
+    if (cursor != nullptr && n < cursor->key) return true;
+    const unsigned misses = lookup.misses;
+    if (cursor != nullptr && lookup.missing->units == 0)
+      ++lookup.misses;
+    else
+      look_up_freed(lookup, object, wants == Wants::kFreedLater);
+    return lookup.misses == misses;
+  }
+
+  void value(const ObjectView& object, unsigned argument, unsigned n) {
+    const bool as_a_whole = wholly && (n == 0 || keys.reach != Reach::kFirst);
+    if (as_a_whole && whole.passed(n)) return;
+    if (!as_a_whole || !whole.turn_of(n)) return lookup.value_of(object, command, keys);
+    uint64_t count = 0;
+    if (elements_max == UINT64_MAX || (whole.elements(object, &count) && count <= elements_max))
+      return whole.value(object, command, keys, argument, n);
+    lookup.value_of(object, command, keys);
+    if (lookup.misses == 0) whole.pass(n);
+  }
+};
+
+uint64_t page_of(uintptr_t address) { return address / page_bytes(); }
 
 }  // namespace
-
-bool KeyLookup::have_field(const char* field) {
-  if (!have(field - 1, 1)) return false;
-  const auto info = static_cast<uint8_t>(field[-1]);
-  const unsigned header = kFieldHeader[info & 3], before = (info & kFieldExpires) != 0 ? kFieldExpiryBytes : 0;
-  if (!have(field - header - before, header + before)) return false;
-  const uint64_t length = field_length(field);
-  return have(field, (length < kValueBytesMax ? length : kValueBytesMax) + 1);
-}
-
-bool KeyLookup::value_is_apart(const char* field) {
-  const auto flag = static_cast<uint8_t>(field[-1]);
-  return (flag & 7) != 0 && (flag & 8) != 0;
-}
-
-bool KeyLookup::have_field_value(const char* field) {
-  constexpr unsigned kHeader = 3;  // of a value behind its field
-  if (!value_is_apart(field)) {
-    const char* value = field + sds_length(field) + 1 + kHeader;
-    return have(value - kHeader, kHeader) && have_text(value);
-  }
-  const char* at = field - sds_header(static_cast<uint8_t>(field[-1])) - sizeof(char*);
-  if (!have(at, sizeof(char*))) return false;
-  const char* value;
-  memcpy(&value, at, sizeof value);
-  return value == nullptr || have_text(value);
-}
-
-bool KeyLookup::chain(EntryView* entry, Slice key, bool fields, EntryView** found) {
-  for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n) {
-    const Marked marked{reinterpret_cast<uintptr_t>(entry)};
-    const bool no_value = marked.is_without_value();
-    auto* at = reinterpret_cast<EntryView*>(marked.address());
-    if (!marked.is_key() && !have(at, no_value ? 16 : sizeof *at)) return false;
-    const char* its_key = marked.is_key() ? reinterpret_cast<const char*>(at) : at->key;
-    if (!(fields ? have_field(its_key) : have_text(its_key))) return false;
-    if ((fields ? field_length(its_key) : sds_length(its_key)) == key.bytes &&
-        memcmp(its_key, key.data, key.bytes) == 0) {
-      *found = marked.is_key() || no_value ? nullptr : at;
-      return true;
-    }
-    entry = marked.is_key() ? nullptr : no_value ? static_cast<EntryView*>(at->value) : at->next;
-  }
-  return true;
-}
-
-EntryView* KeyLookup::find(DictView* dict, Slice key, bool fields) {
-  if (dict == nullptr || !have(dict, sizeof *dict) || unsettled(dict->rehash_index) ||
-      dict->used[0] + dict->used[1] == 0)
-    return nullptr;
-  const uint64_t hash = layout.hash(key);
-  EntryView* found = nullptr;
-  for (int t = 0; t < 2 && found == nullptr && dict->table[t] != nullptr; ++t) {
-    EntryView** slot = dict->table[t] + (hash & ((uint64_t{1} << dict->exponent[t]) - 1));
-    if (!have(slot, sizeof *slot) || !chain(*slot, key, fields, &found)) return nullptr;
-  }
-  return found;
-}
-
-const char* KeyLookup::key_inside(const ObjectView* object) {
-  if (!have(object, sizeof *object) || !object->has_key()) return nullptr;
-  const uint8_t* header = key_header(object);
-  if (!have(header, 1)) return nullptr;
-  const char* key = reinterpret_cast<const char*>(header) + 1 + *header;
-  return have_text(key) ? key : nullptr;
-}
-
-namespace {
-
-const char* key_of_entry(KeyLookup& lookup, const void* entry, Entries entries) {
-  if (entries == Entries::kObjects) return lookup.key_inside(static_cast<const ObjectView*>(entry));
-  const char* key = static_cast<const char*>(entry);
-  if (entries == Entries::kNodes) {
-    const auto* node = static_cast<const SkiplistNodeView*>(entry);
-    if (!lookup.have(node, sizeof *node)) return nullptr;
-    key = node->member;
-  }
-  return lookup.have_text(key) ? key : nullptr;
-}
-
-}  // namespace
-
-void KeyLookup::chain_end(const BucketView* bucket) {
-  for (unsigned n = 0; bucket != nullptr && n < kChainMax && have(bucket, sizeof *bucket); ++n) bucket = bucket->next();
-}
-
-const void* KeyLookup::find(TableView* table, Slice key, Entries entries) {
-  if (!have(table, sizeof *table) || unsettled(table->rehash_index)) return nullptr;
-  const uint64_t hash = layout.hash(key);
-  for (int t = 0; t < 2; ++t) {
-    if (table->used[t] == 0) continue;
-    const uint64_t index = hash & ((uint64_t{1} << table->exponent[t]) - 1);
-    if (t == 0 && table->rehash_index >= 0 && index < static_cast<uint64_t>(table->rehash_index)) continue;
-    const BucketView* bucket = table->table[t] + index;
-    for (unsigned n = 0; bucket != nullptr && n < kChainMax; ++n) {
-      if (!have(bucket, sizeof *bucket)) return nullptr;
-      for (unsigned i = 0; i < bucket->places(); ++i) {
-        if (!bucket->holds(i) || bucket->hashes[i] != hash >> 56) continue;
-        const void* entry = bucket->entries[i];
-        const char* its_key = key_of_entry(*this, entry, entries);
-        if (its_key == nullptr) return nullptr;
-        if (sds_length(its_key) != key.bytes || memcmp(its_key, key.data, key.bytes) != 0) continue;
-        if (removes) chain_end(bucket);
-        return entry;
-      }
-      bucket = bucket->next();
-    }
-  }
-  return nullptr;
-}
-
-const void* KeyLookup::look_up(const void* store, Slice key) {
-  const unsigned slot = layout.has_slots() ? key_slot(key) : 0;
-  if (layout.keyspace() == Keyspace::kTables) {
-    const auto* tables = static_cast<const TableStoreView*>(store);
-    if (!have(tables, sizeof *tables) || !have(tables->tables + slot, sizeof(void*)) || tables->tables[slot] == nullptr)
-      return nullptr;
-    return find(tables->tables[slot], key, Entries::kObjects);
-  }
-  auto* dict = static_cast<DictView*>(const_cast<void*>(store));
-  if (layout.keyspace() == Keyspace::kDicts) {
-    const auto* dicts = static_cast<const DictStoreView*>(store);
-    if (!have(dicts, sizeof *dicts) || dicts->dicts == nullptr || !have(dicts->dicts + slot, sizeof(void*)))
-      return nullptr;
-    dict = dicts->dicts[slot];
-  }
-  const EntryView* entry = find(dict, key);
-  return entry == nullptr ? nullptr : entry->value;
-}
-
-// Each search in a dictionary that is being rehashed moves a bucket first, and reads the keys in it.
-void KeyLookup::moved_by(DictView* dict, unsigned searches, bool fields) {
-  if (dict->rehash_index < 0 || dict->paused != 0 || dict->table[0] == nullptr || dict->table[1] == nullptr) return;
-  const uint64_t size = uint64_t{1} << dict->exponent[0], mask = (uint64_t{1} << dict->exponent[1]) - 1;
-  auto at = static_cast<uint64_t>(dict->rehash_index);
-  for (; searches != 0 && at < size && !missing->full(); --searches, ++at) {
-    for (unsigned empty = 0; empty < kEmptyBucketsMax && at < size; ++empty, ++at)
-      if (!have(dict->table[0] + at, sizeof(void*)) || dict->table[0][at] != nullptr) break;
-    if (at >= size || !have(dict->table[0] + at, sizeof(void*))) return;
-    EntryView* found = nullptr;
-    (void)chain(dict->table[0][at], Slice{"", 0}, fields, &found);
-    (void)have(dict->table[1] + (at & mask), sizeof(void*));
-    (void)have(dict->table[1] + ((at + size) & mask), sizeof(void*));
-  }
-}
-
-// A table that grows is moved by the hashes of its keys; one that shrinks by the numbers of its buckets.
-void KeyLookup::moved_bucket(const TableView& table, uint64_t b, Entries entries) {
-  const uint64_t size = uint64_t{1} << table.exponent[0], room = uint64_t{1} << table.exponent[1];
-  const BucketView* bucket = table.table[0] + b;
-  bool empty = true;
-  for (unsigned n = 0; bucket != nullptr && n < kChainMax && have(bucket, sizeof *bucket); ++n) {
-    for (unsigned i = 0; i < bucket->places(); ++i) {
-      if (!bucket->holds(i)) continue;
-      empty = false;
-      if (room > size) (void)key_of_entry(*this, bucket->entries[i], entries);
-    }
-    bucket = bucket->next();
-  }
-  for (uint64_t to = b & (room - 1); to < room && !empty; to += size) chain_end(table.table[1] + to);
-}
-
-void KeyLookup::moved_by(const TableView& table, unsigned searches, Entries entries) {
-  if (table.rehash_index < 0 || table.paused != 0) return;
-  const auto first = static_cast<uint64_t>(table.rehash_index);
-  const uint64_t size = uint64_t{1} << table.exponent[0];
-  for (uint64_t b = first; b < first + searches && b < size && !missing->full(); ++b) moved_bucket(table, b, entries);
-}
-
-// Members that a command names.
-void KeyLookup::members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type) {
-  const bool tables = layout.keyspace() == Keyspace::kTables;
-  if (keys.member == 0 || (!tables && !have(members, sizeof(DictView)))) return;
-  const bool fields = type == kHash && has_fields();
-  const Entries entries = type == kSortedSet ? Entries::kNodes : Entries::kTexts;
-  unsigned searches = 0;
-  for (unsigned i = first_member(keys, command); i < command.kept && !missing->full();
-       i += static_cast<unsigned>(keys.member_step)) {
-    ++searches;
-    if (tables) {
-      const void* entry = find(static_cast<TableView*>(members), command.argument[i], entries);
-      if (entry != nullptr && type == kHash) (void)have_field_value(static_cast<const char*>(entry));
-      continue;
-    }
-    const EntryView* entry = find(static_cast<DictView*>(members), command.argument[i], fields);
-    if (entry == nullptr || entry->value == nullptr) continue;
-    if (type == kHash) (void)have_text(static_cast<const char*>(entry->value));
-    if (type == kSortedSet) (void)have(entry->value, sizeof(double));  // in the skip list's node
-  }
-  if (!tables)
-    moved_by(static_cast<DictView*>(members), searches, fields);
-  else if (have(members, sizeof(TableView)))
-    moved_by(*static_cast<const TableView*>(members), searches, entries);
-}
-
-void KeyLookup::list_end(QuicklistNodeView* node) {
-  if (node == nullptr || !have(node, sizeof *node)) return;
-  (void)have(node->entry, node->bytes == 0 ? 1 : node->bytes < kValueBytesMax ? node->bytes : kValueBytesMax);
-}
-
-bool KeyLookup::compact(const ObjectView& object) {
-  const char* at = object.pointer;
-  switch (object.encoding()) {
-    case kRaw:  // of a module's types, too: what they point to is not known
-    case kEmbedded:
-      if (object.type() == kString) (void)have_text(at);
-      return true;
-    case kListpack:
-    case kZiplist: {
-      uint32_t bytes;
-      if (!have(at, sizeof bytes)) return true;
-      memcpy(&bytes, at, sizeof bytes);
-      (void)have(at, bytes == 0 ? 1 : bytes < kValueBytesMax ? bytes : kValueBytesMax);
-      return true;
-    }
-    case kIntset: {
-      uint32_t header[2];
-      if (!have(at, sizeof header)) return true;
-      memcpy(header, at, sizeof header);
-      const uint64_t bytes = sizeof header + uint64_t{header[0]} * header[1];
-      (void)have(at, bytes < kValueBytesMax ? bytes : kValueBytesMax);
-      return true;
-    }
-    default:
-      return false;
-  }
-}
-
-void KeyLookup::value_of(const ObjectView* object, const Command& command, const CommandKeys& keys) {
-  const char* at = object->pointer;
-  if (at == nullptr || compact(*object) || !collection_known(layout.keyspace(), *object)) return;
-  switch (object->encoding()) {
-    case kHashTable: {
-      if (have(at, sizeof(DictView))) members_of(const_cast<char*>(at), command, keys, object->type());
-      break;
-    }
-    case kSkiplist: {
-      const auto* zset = reinterpret_cast<const ZsetView*>(at);
-      if (!have(zset, sizeof *zset) || !have(zset->skiplist, kSkiplistBytes)) return;
-      members_of(zset->members, command, keys, kSortedSet);
-      break;
-    }
-    case kQuicklist: {
-      const auto* list = reinterpret_cast<const QuicklistView*>(at);
-      if (!have(list, 40)) return;
-      list_end(list->head);
-      if (list->tail != list->head) list_end(list->tail);
-      break;
-    }
-    case kStream:
-      (void)have(at, kStreamBytes);
-      break;
-    default:
-      break;
-  }
-}
 
 void NonresidentRanges::add(const void* address, size_t bytes) {
   if (full()) return;
   range[count++] = {address, bytes};
-  const uint64_t page = page_bytes(), first = reinterpret_cast<uintptr_t>(address) / page;
-  this->bytes += ((reinterpret_cast<uintptr_t>(address) + bytes - 1) / page - first + 1) * page;
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  this->bytes += (page_of(begin + bytes - 1) - page_of(begin) + 1) * page_bytes();
 }
 
-void NonresidentRanges::add_new(const void* address, size_t bytes) {
-  constexpr unsigned kLast = 8;
-  const uint64_t page = page_bytes(), first = reinterpret_cast<uintptr_t>(address) / page;
-  if (first == (reinterpret_cast<uintptr_t>(address) + bytes - 1) / page) {
-    for (unsigned i = count > kLast ? count - kLast : 0; i < count; ++i) {
-      const auto at = reinterpret_cast<uintptr_t>(range[i].address);
-      if (first >= at / page && first <= (at + range[i].bytes - 1) / page) return;
-    }
+void NonresidentRanges::add_new(const void* address, size_t bytes, unsigned among) {
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  for (unsigned i = count > among ? count - among : 0; i < count; ++i) {
+    const auto at = reinterpret_cast<uintptr_t>(range[i].address);
+    if (page_of(at) <= page_of(begin) && page_of(begin + bytes - 1) <= page_of(at + range[i].bytes - 1)) return;
   }
   add(address, bytes);
 }
-
-namespace {
-
-// What freeing the value of key `nth` reads is there. Keys that were found so are not gone through again; all of one at
-// least each look.
-bool freed_by(KeyLookup& lookup, const ObjectView& object, Wants wants, const LookupCursor* cursor, unsigned nth) {
-  if (cursor != nullptr && nth < cursor->key) return true;
-  const bool before = lookup.complete, enough = cursor != nullptr && lookup.missing->units == 0;
-  lookup.complete = !enough;
-  if (!enough) look_up_freed(lookup, object, wants == Wants::kFreedLater);
-  const bool all = lookup.complete;
-  lookup.complete &= before;
-  return all;
-}
-
-// Elements that a value may have to be read as a whole: UINT64_MAX, unless others of the command's keys bound it.
-// False: not known yet.
-bool largest_whole(KeyLookup& lookup, ValueLookup& whole, const DatabaseView& database, const CommandKeys& keys,
-                   const Command& command, uint64_t* out) {
-  *out = UINT64_MAX;
-  if (keys.reach != Reach::kSmallest && keys.reach != Reach::kLikeFirst) return true;
-  unsigned nth = 0, sources = 0;
-  bool known = true;
-  for_each_key(keys, command, [&](unsigned argument) {
-    if (wants_of_key(keys, command, nth++) != Wants::kValue || (sources++ != 0 && keys.reach == Reach::kLikeFirst) ||
-        lookup.missing->full())
-      return;
-    const bool before = std::exchange(lookup.complete, true);
-    const auto* object = static_cast<const ObjectView*>(lookup.look_up(database.keys, command.argument[argument]));
-    uint64_t count = 0;
-    if (object != nullptr && lookup.have(object, sizeof *object)) (void)whole.elements(*object, &count);
-    known &= lookup.complete;
-    lookup.complete &= before;
-    if (count < *out) *out = count;
-  });
-  *out *= *out < UINT64_MAX / ValueLookup::kMuchLarger ? ValueLookup::kMuchLarger : 1;
-  return known && !lookup.missing->full();
-}
-
-}  // namespace
 
 bool look_up_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys,
                      const Command& command, bool first_look, LookupCursor* cursor, NonresidentRanges* missing) {
@@ -417,48 +107,15 @@ bool look_up_command(const ServerLayout& layout, const DatabaseView& database, c
   LookupCursor nowhere;
   PagesSeen seen;
   ValueLookup whole(lookup, cursor == nullptr ? &nowhere : cursor);
-  const bool parts = cursor != nullptr && keys.reach != Reach::kTop;
-  const bool tables = layout.keyspace() == Keyspace::kTables;
-  if (parts) lookup.seen = &seen;
-  unsigned nth = 0;
-  Wants wanted = Wants::kObject;  // of the key before
-  uint64_t largest = UINT64_MAX;
-  const bool sized = !parts || largest_whole(lookup, whole, database, keys, command, &largest);
-  for_each_key(keys, command, [&](unsigned argument) {
-    const unsigned n = nth++;
-    if (missing->full()) {
-      lookup.complete = false;
-      return;
-    }
-    const bool before = lookup.complete;
-    lookup.complete = true;
-    const Wants wants = wants_of_key(keys, command, n);
-    if (tables && (n == 0 || wants != wanted)) lookup.removes = takes_out(keys, wants);
-    wanted = wants;
-    const Slice key = command.argument[argument];
-    (void)lookup.look_up(database.expires, key);
-    const auto* object = static_cast<const ObjectView*>(lookup.look_up(database.keys, key));
-    const bool there = object != nullptr && lookup.have(object, sizeof *object), known = lookup.complete;
-    lookup.complete &= before;
-    if (!there || wants != Wants::kValue) {
-      const bool freed = !there || wants == Wants::kObject || freed_by(lookup, *object, wants, cursor, n);
-      if (known && freed) whole.pass(n);
-      return;
-    }
-    uint64_t count = 0;
-    if (parts && sized && largest != UINT64_MAX && whole.turn_of(n) &&
-        (!whole.elements(*object, &count) || count > largest)) {
-      lookup.value_of(object, command, keys);
-      if (lookup.complete) whole.pass(n);
-      return;
-    }
-    if (!sized || !parts || (n != 0 && keys.reach == Reach::kFirst) || !(whole.passed(n) || whole.turn_of(n)))
-      lookup.value_of(object, command, keys);
-    else if (whole.turn_of(n))
-      whole.value(*object, command, keys, argument, n);
-  });
-  if (lookup.complete && first_look) lookup.count_uses();
-  return lookup.complete;
+  CommandLookup all{database, keys, command, cursor, lookup, whole};
+  lookup.removes = layout.keyspace() == Keyspace::kTables && takes_out(keys, wants_of_key(keys, command, 0));
+  if (cursor != nullptr && keys.reach != Reach::kTop) {
+    lookup.seen = &seen;
+    all.wholly = all.bound_elements();
+  }
+  for_each_key(keys, command, [&](unsigned argument) { all.key(argument); });
+  if (lookup.misses == 0 && first_look) lookup.count_uses();
+  return lookup.misses == 0;
 }
 
 }  // namespace lunar::redis

@@ -30,8 +30,9 @@ struct NonresidentRanges {
   lunar_range range[kRangesMax];
   bool full() const { return count == kRangesMax || bytes >= bytes_max; }
   void add(const void* address, size_t bytes);
-  void add_new(const void* address, size_t bytes);            // unless it is in one of the last ranges
-  void clear() { count = 0, bytes = 0, units = UINT32_MAX; }  // for the next look
+  void add_new(const void* address, size_t bytes, unsigned among);  // unless it is in one of so many last ranges
+  void forget() { count = 0, bytes = 0; }
+  void clear() { forget(), units = UINT32_MAX; }  // for the next look
   void work(unsigned n) { units = units > n ? units - n : 0; }
 };
 

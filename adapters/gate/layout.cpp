@@ -439,7 +439,7 @@ Arguments ServerLayout::arguments_taken(const ClientView& client, const Progress
     if (object->type() != 0 || object->encoding() == 1) return Arguments::kUnknown;
     if (lookup.have_text(object->pointer)) out->argument[i] = {object->pointer, sds_length(object->pointer)};
   }
-  return lookup.complete ? Arguments::kThere : Arguments::kCold;
+  return lookup.misses == 0 ? Arguments::kThere : Arguments::kCold;
 }
 
 int ServerLayout::database_of(const ClientView& client) const {

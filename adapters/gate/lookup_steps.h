@@ -88,8 +88,8 @@ struct PagesSeen {
 struct KeyLookup {
   const ServerLayout& layout;
   NonresidentRanges* missing;
-  bool complete = true;
-  const SkippedPages* skipped = nullptr;  // what is in them is not missing, though it cannot be read now
+  unsigned misses = 0;                    // times that a step lacked something; 0: all of it is resident
+  const SkippedPages* skipped = nullptr;  // what is in them is no miss, though it cannot be read now
   // skips tables that are being rehashed: a search of another thread may be moving entries
   bool settled_only = false;
   PagesSeen* seen = nullptr;  // value_lookup.h
@@ -106,17 +106,19 @@ struct KeyLookup {
   void note_use(PageView page);
   void count_uses();
 
-  // Whether the bytes can be read now; if not, they are recorded.
+  // Whether the bytes can be read now; if not, they are a miss.
   bool have(const void* address, size_t bytes);
+  bool have_most(const char* at, uint64_t bytes);  // the first kValueBytesMax of them
   bool have_text(const char* text);
   // Redis 8.0: the name of a field, with the expiry before it.
   bool have_field(const char* field);
   // Valkey: the value of a field whose name can be read.
   bool have_field_value(const char* field);
   static bool value_is_apart(const char* field);  // pre: the byte before it can be read
-  // Follows a chain of entries to `key`. True: all of it that a search reads is resident.
+  // Follows a chain of entries, or of buckets, to `key`. True: all of it that a search reads is resident.
   bool chain(EntryView* entry, Slice key, bool fields, EntryView** found);
-  // nullptr: there is none, or it is not known yet (then complete is false). fields: its keys are names of fields
+  bool chain(const BucketView* bucket, Slice key, uint8_t hash, Entries entries, const void** found);
+  // nullptr: there is none, or it is not known yet (then it is a miss). fields: its keys are names of fields
   // (Redis 8.0).
   EntryView* find(DictView* dict, Slice key, bool fields = false);
   void chain_end(const BucketView* bucket);
@@ -128,15 +130,23 @@ struct KeyLookup {
   const char* key_inside(const ObjectView* object);
   // What `store` (keys or expiries of a database) has for `key`: of keys an object. nullptr likewise.
   const void* look_up(const void* store, Slice key);
+  // The size of a listpack or set of integers. False: its header is missing.
+  bool packed_bytes(const ObjectView& object, uint64_t* out);
   // All of a value that is one string, listpack or set of integers. False: it is something else.
   bool compact(const ObjectView& object);
-  void value_of(const ObjectView* object, const Command& command, const CommandKeys& keys);
-  void moved_by(DictView* dict, unsigned searches, bool fields);
-  void moved_by(const TableView& table, unsigned searches, Entries entries);
+  // The top level of a value, and the members that the command names.
+  void value_of(const ObjectView& object, const Command& command, const CommandKeys& keys);
   // What the server reads to move bucket b of a table to another size.
   void moved_bucket(const TableView& table, uint64_t b, Entries entries);
-  void members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type);
   void list_end(QuicklistNodeView* node);
+
+ private:
+  bool miss(const void* address, size_t bytes);
+  void moved_by(DictView* dict, unsigned searches, bool fields);
+  void moved_by(const TableView& table, unsigned searches, Entries entries);
+  void member(DictView* members, Slice name, unsigned type, bool fields);
+  void member(TableView* members, Slice name, unsigned type, Entries entries);
+  void members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type);
 };
 
 }  // namespace lunar::redis

@@ -31,7 +31,7 @@ bool MovingTable::dict_bucket_ready(KeyLookup& lookup, uint64_t b, bool* empty) 
   const uint64_t size = uint64_t{1} << exponent(0), mask = (uint64_t{1} << exponent(1)) - 1;
   if (!lookup.have(dict_->table[0] + b, sizeof(void*))) return *empty = false;
   const EntryView* entry = dict_->table[0][b];
-  if (entry == nullptr) return lookup.complete;
+  if (entry == nullptr) return lookup.misses == 0;
   *empty = false;
   (void)lookup.have(dict_->table[1] + (b & mask), sizeof(void*));
   (void)lookup.have(dict_->table[1] + ((b + size) & mask), sizeof(void*));
@@ -39,12 +39,12 @@ bool MovingTable::dict_bucket_ready(KeyLookup& lookup, uint64_t b, bool* empty) 
     (void)lookup.have_text(entry->key);
     entry = entry->next;
   }
-  return lookup.complete;
+  return lookup.misses == 0;
 }
 
 bool MovingTable::table_bucket_ready(KeyLookup& lookup, uint64_t b) const {
   lookup.moved_bucket(*table_, b, Entries::kObjects);
-  return lookup.complete;
+  return lookup.misses == 0;
 }
 
 }  // namespace lunar::redis

@@ -110,8 +110,8 @@ void RehashAhead::pause_again(const ServerLayout& layout) {
   }
 }
 
-// How many of the next buckets can be moved without a fault; of a dict, those that are not empty. lookup->complete:
-// nothing in the window is missing.
+// How many of the next buckets can be moved without a fault; of a dict, those that are not empty. What the
+// window lacks is counted in lookup->misses.
 unsigned RehashAhead::ready(KeyLookup* lookup, MovingTable table) {
   const uint64_t size = uint64_t{1} << table.exponent(0);
   const auto first = static_cast<uint64_t>(table.index());
@@ -181,7 +181,7 @@ bool RehashAhead::look_at(const ServerLayout& layout, int database, void* store,
   not_before_ns_ = 0;
   lookup.seen = &seen;
   const unsigned buckets = ready(&lookup, table);
-  move(table, buckets, lookup.complete);
+  move(table, buckets, lookup.misses == 0);
   Request* request = missing.count != 0 ? fetcher->spare() : nullptr;
   if (request == nullptr) return true;
   request->fd = -1;

@@ -236,11 +236,7 @@ void skip_what_was_taken(const Connection& c) {
 ssize_t link_input(Connection* c, void* buffer, size_t bytes) {
   Gate& g = gate();
   Link& l = g_link;
-  if (c->state == Hold::kHeld) {
-    g.deferred = true;
-    errno = EAGAIN;
-    return -1;
-  }
+  if (c->state == Hold::kHeld) return gate_defer();
   skip_what_was_taken(*c);
   move_to_front(c);
   if (!g.watching()) {  // all that is here goes on

@@ -151,7 +151,7 @@ void SaveAhead::group(Span* spans, unsigned count, const DatabaseView* database)
         if (span->is_done(i)) continue;
         bool at_value = false;
         const unsigned before = missing.count;
-        KeyLookup lookup{*layout, &missing, true, &lead.skipped(), true};
+        KeyLookup lookup{*layout, &missing, 0, &lead.skipped(), true};
         if (bucket_there(lookup, span->first + i * bucket_bytes(span->holds), span->holds, database, &at_value)) {
           span->done[i / 64] |= uint64_t{1} << (i % 64);
           continue;
@@ -174,7 +174,7 @@ void SaveAhead::list(const QuicklistView* list) {
     bool marked = false;
     QuicklistNodeView* next = node;
     for (unsigned round = 0; round < kRoundsMax && !stopped(); ++round) {
-      KeyLookup lookup{*layout, &missing, true, &lead.skipped(), true};
+      KeyLookup lookup{*layout, &missing, 0, &lead.skipped(), true};
       QuicklistNodeView* at = node;
       for (unsigned n = 0; at != nullptr && n < kNodesGroup && lookup.have(at, sizeof *at); ++n, at = at->next) {
         const unsigned before = missing.count;
@@ -185,7 +185,7 @@ void SaveAhead::list(const QuicklistView* list) {
         }
       }
       fetch();
-      if (!lookup.complete) continue;
+      if (lookup.misses != 0) continue;
       next = at;
       break;
     }

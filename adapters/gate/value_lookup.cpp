@@ -70,7 +70,7 @@ bool ValueLookup::bytes(const char* at, uint64_t bytes) {
   for (uint64_t i = 0; i < pages.count; ++i) {
     if ((number + i) % 8 == 0) (void)work(1);
     if (enough() && run == 0) {
-      lookup_.complete = false;
+      ++lookup_.misses;
       return false;
     }
     const PageView one = pages.at(i);
@@ -79,7 +79,8 @@ bool ValueLookup::bytes(const char* at, uint64_t bytes) {
       end_run(i);
       continue;
     }
-    all = lookup_.complete = false;
+    all = false;
+    ++lookup_.misses;
     if (++run * page >= kRunBytesMax || missing_.bytes + run * page >= missing_.bytes_max || missing_.units == 0)
       end_run(i + 1);
   }
@@ -298,17 +299,10 @@ bool ValueLookup::part(const ObjectView& object, const Command& command, const C
     case kEmbedded:
       return text(at);
     case kListpack:
-    case kZiplist: {
-      uint32_t size;
-      if (!lookup_.have(at, sizeof size)) return false;
-      memcpy(&size, at, sizeof size);
-      return bytes(at, size);
-    }
+    case kZiplist:
     case kIntset: {
-      uint32_t header[2];
-      if (!lookup_.have(at, sizeof header)) return false;
-      memcpy(header, at, sizeof header);
-      return bytes(at, sizeof header + uint64_t{header[0]} * header[1]);
+      uint64_t size;
+      return lookup_.packed_bytes(object, &size) && bytes(at, size);
     }
     case kHashTable: {
       const bool tables = lookup_.layout.keyspace() == Keyspace::kTables;
@@ -374,9 +368,9 @@ bool ValueLookup::elements(const ObjectView& object, uint64_t* out) {
 
 void ValueLookup::value(const ObjectView& object, const Command& command, const CommandKeys& keys, unsigned argument,
                         unsigned nth) {
-  const unsigned asked = missing_.count;
+  const unsigned asked = missing_.count, misses = lookup_.misses;
   const uint64_t at = cursor_.at;
-  const bool complete = lookup_.complete, fresh = missing_.units == kLookUnits;
+  const bool fresh = missing_.units == kLookUnits;
   const bool all = object.pointer == nullptr || !collection_known(lookup_.layout.keyspace(), object) ||
                    part(object, command, keys, argument);
   cursor_.bytes += missing_.bytes - bytes_before_;
@@ -385,10 +379,10 @@ void ValueLookup::value(const ObjectView& object, const Command& command, const 
   if (all || (fresh && missing_.count == asked && !missing_.full() && cursor_.at == at)) {
     cursor_.key = nth + 1;
     cursor_.at = 0;
-    if (missing_.count == asked) lookup_.complete = complete;
+    if (missing_.count == asked) lookup_.misses = misses;
     return;
   }
-  lookup_.complete = false;
+  ++lookup_.misses;
 }
 
 }  // namespace lunar::redis
