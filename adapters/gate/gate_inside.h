@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of the gate share: the result of a read (gate_input.cpp, input_look.h); hooks, waiting, time
-// (gate.cpp).
+// What the parts of the gate share: hooks (gate.cpp), the result of a read (gate_input.cpp, input_look.h), and waiting
+// (gate_wait.cpp).
 // Threading: as gate.h.
 #pragma once
 #include <sys/types.h>
@@ -95,6 +95,10 @@ Gate& gate();
 bool gate_start_fetching();
 // Gives requests that the fetcher has completed back to the code that made them.
 void gate_take_what_is_done();
+
+// epoll_wait() of the main thread, and of a module's thread that has the server's lock.
+int gate_wait(int epoll, epoll_event* events, int max, int timeout_ms);
+int gate_wait_elsewhere(int epoll, epoll_event* events, int max, int timeout_ms);
 
 // read(), or SSL_read(), of the main thread, and of the server's other threads.
 ssize_t gate_input(Source from, void* buffer, size_t bytes);
