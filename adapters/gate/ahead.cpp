@@ -2,13 +2,12 @@
 // See ahead.h.
 #include "ahead.h"
 
-#include <dlfcn.h>
 #include <sys/epoll.h>
 
-#include "base/host_guard.h"
 #include "eviction.h"
 #include "expiry.h"
 #include "gate_inside.h"
+#include "server_fields.h"
 #include "sys/file.h"
 #include "sys/log.h"
 
@@ -72,16 +71,10 @@ void ahead_start() {
   if (a.fd >= 0) return;
   using Handler = void (*)(void*, int, void*, int);
   int (*create)(void*, int, int, Handler, void*) = nullptr;
-  {
-    HostGuard guard;
-    create = reinterpret_cast<decltype(create)>(dlsym(RTLD_DEFAULT, "aeCreateFileEvent"));
-    a.blocked = static_cast<const int*>(dlsym(RTLD_DEFAULT, "ProcessingEventsWhileBlocked"));
-    a.modules = reinterpret_cast<size_t (*)()>(dlsym(RTLD_DEFAULT, "moduleCount"));
-    a.try_lock = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "moduleTryAcquireGIL"));
-    a.unlock = reinterpret_cast<void (*)()>(dlsym(RTLD_DEFAULT, "moduleReleaseGIL"));
-  }
-  if (create == nullptr || a.blocked == nullptr) return;
-  if (a.modules == nullptr || a.try_lock == nullptr || a.unlock == nullptr) return;
+  if (!find_export("aeCreateFileEvent", &create) || !find_export("ProcessingEventsWhileBlocked", &a.blocked) ||
+      !find_export("moduleCount", &a.modules) || !find_export("moduleTryAcquireGIL", &a.try_lock) ||
+      !find_export("moduleReleaseGIL", &a.unlock))
+    return;
   const bool expires = expiry_start(), evicts = eviction_start();
   if (!expires && !evicts) return;
   const int fd = sys::make_eventfd();

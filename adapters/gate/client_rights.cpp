@@ -2,13 +2,13 @@
 // See client_rights.h.
 #include "client_rights.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 
 #include <cstring>
 
 #include "base/format.h"
 #include "base/host_guard.h"
+#include "server_fields.h"
 #include "sys/mem.h"
 
 namespace lunar::redis {
@@ -51,18 +51,10 @@ constinit bool g_offset_known = false;  // a client's user was found where it is
 constinit ModuleText* g_arguments[kArgumentsKept];
 
 template <class F>
-bool symbol(const char* name, F* out, ErrorText* why) {
-  *out = reinterpret_cast<F>(dlsym(RTLD_DEFAULT, name));
-  if (*out != nullptr) return true;
-  (void)why->set(-ENOENT, "the server does not export %s", name);
-  return false;
-}
-
-template <class F>
 bool module_call(bool valkey, const char* name, F* out, ErrorText* why) {
   char full[64];
   format_to(full, sizeof(full), "%s_%s", valkey ? "VM" : "RM", name);
-  return symbol(full, out, why);
+  return find_export(full, out, why);
 }
 
 const UserView* user_of(ModuleUser* handle) { return *reinterpret_cast<const UserView* const*>(handle); }
@@ -131,8 +123,9 @@ Rights::~Rights() {
 bool rights_find_symbols(bool valkey, ErrorText* why) {
   HostGuard guard;
   Server& s = g_server;
-  return symbol("authRequired", &s.auth_required, why) && symbol("DefaultUser", &s.default_user, why) &&
-         symbol("ACLGetUserByName", &s.user_by_name, why) && module_call(valkey, "CreateString", &s.make_text, why) &&
+  return find_export("authRequired", &s.auth_required, why) && find_export("DefaultUser", &s.default_user, why) &&
+         find_export("ACLGetUserByName", &s.user_by_name, why) &&
+         module_call(valkey, "CreateString", &s.make_text, why) &&
          module_call(valkey, "FreeString", &s.free_text, why) &&
          module_call(valkey, "GetModuleUserFromUserName", &s.get_user, why) &&
          module_call(valkey, "CreateModuleUser", &s.make_user, why) &&

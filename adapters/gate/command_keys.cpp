@@ -7,30 +7,18 @@
 namespace lunar::redis {
 namespace {
 
+constexpr int8_t small(int number) { return static_cast<int8_t>(number); }
 constexpr CommandKeys range(const char* name, int first, int last, int step, Wants wants, int member = 0,
                             int member_step = 0) {
-  return {name,
-          KeyForm::kRange,
-          static_cast<int8_t>(first),
-          static_cast<int8_t>(last),
-          static_cast<int8_t>(step),
-          wants,
-          static_cast<int8_t>(member),
-          static_cast<int8_t>(member_step)};
+  return {name, KeyForm::kRange, small(first), small(last), small(step), wants, small(member), small(member_step)};
 }
 constexpr CommandKeys one(const char* name, Wants wants, int member = 0, int member_step = 0) {
   return range(name, 1, 1, 1, wants, member, member_step);
 }
 constexpr CommandKeys all(const char* name, Wants wants) { return range(name, 1, -1, 1, wants); }
 constexpr CommandKeys counted(const char* name, int first, int extra = 0) {
-  return {name,
-          KeyForm::kCounted,
-          static_cast<int8_t>(first),
-          static_cast<int8_t>(extra),
-          1,
-          extra != 0 ? Wants::kStores : Wants::kValue,
-          0,
-          0};
+  const Wants wants = extra != 0 ? Wants::kStores : Wants::kValue;
+  return {name, KeyForm::kCounted, small(first), small(extra), 1, wants, 0, 0};
 }
 constexpr CommandKeys special(const char* name, KeyForm form, int8_t first, int8_t words_from = 0) {
   return {name, form, first, words_from, 1, Wants::kValue, 0, 0};

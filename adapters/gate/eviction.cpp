@@ -2,8 +2,6 @@
 // See eviction.h.
 #include "eviction.h"
 
-#include <dlfcn.h>
-
 #include <cstring>
 #include <utility>
 
@@ -239,9 +237,9 @@ bool find_pool() {
   static bool looked = false;
   if (std::exchange(looked, true)) return false;
   HostGuard guard;
-  const auto make = reinterpret_cast<char* (*)(const void*, size_t)>(dlsym(RTLD_DEFAULT, "sdsnewlen"));
+  char* (*make)(const void*, size_t);
   e.server.pool = reinterpret_cast<PoolEntry**>(program_pointer(is_pool));
-  if (make == nullptr || e.server.pool == nullptr) return false;
+  if (!find_export("sdsnewlen", &make) || e.server.pool == nullptr) return false;
   for (PoolEntry& entry : e.own)
     if (entry.cached = make(nullptr, kCachedBytes); entry.cached == nullptr) return false;
   return e.usable = true;
@@ -326,15 +324,11 @@ bool eviction_start() {
   const Keyspace keyspace = gate().layout.keyspace();
   const bool dict = keyspace == Keyspace::kDict;
   Server& server = g_eviction.server;
-  HostGuard guard;
-  auto find = [](const char* name, auto* out) {
-    return (*out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(dlsym(RTLD_DEFAULT, name))) != nullptr;
-  };
-  if (!find("getMaxmemoryState", &server.memory_state) || !find("sdsfree", &server.free_text) ||
-      !find("performEvictions", &server.evict) || !find_table_functions(keyspace) ||
-      !(dict ? find("evictionPoolPopulate", &server.populate_dict)
-             : find("evictionPoolPopulate", &server.populate_store)) ||
-      dlsym(RTLD_DEFAULT, dict ? "propagatePendingCommands" : "postExecutionUnitOperations") == nullptr)
+  if (!find_export("getMaxmemoryState", &server.memory_state) || !find_export("sdsfree", &server.free_text) ||
+      !find_export("performEvictions", &server.evict) || !find_table_functions(keyspace) ||
+      !(dict ? find_export("evictionPoolPopulate", &server.populate_dict)
+             : find_export("evictionPoolPopulate", &server.populate_store)) ||
+      server_export(dict ? "propagatePendingCommands" : "postExecutionUnitOperations") == nullptr)
     return false;
   server.most = static_cast<uint64_t*>(server_setting("maxmemory"));
   server.samples = static_cast<int*>(server_setting("maxmemory-samples"));

@@ -2,11 +2,9 @@
 // See expiry.h.
 #include "expiry.h"
 
-#include <dlfcn.h>
 #include <time.h>
 
 #include "ahead.h"
-#include "base/host_guard.h"
 #include "freed_lookup.h"
 #include "gate_inside.h"
 #include "server_fields.h"
@@ -254,17 +252,11 @@ bool expiry_start() {
   const Keyspace keyspace = g.layout.keyspace();
   const bool dict = keyspace == Keyspace::kDict;
   if (!dict && g.layout.has_slots()) return false;  // a table of expiries for each slot
-  {
-    HostGuard guard;
-    auto find = [](const char* name, auto* out) {
-      return (*out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(dlsym(RTLD_DEFAULT, name))) != nullptr;
-    };
-    if (!find("activeExpireCycleTryExpire", &server.try_expire) ||
-        !find(dict ? "propagatePendingCommands" : "postExecutionUnitOperations", &server.propagate) ||
-        !find(dict ? "checkClientPauseTimeoutAndReturnIfPaused" : "isPausedActionsWithUpdate", &server.paused) ||
-        !find(keyspace == Keyspace::kTables ? "iAmPrimary" : "iAmMaster", &server.is_master))
-      return false;
-  }
+  if (!find_export("activeExpireCycleTryExpire", &server.try_expire) ||
+      !find_export(dict ? "propagatePendingCommands" : "postExecutionUnitOperations", &server.propagate) ||
+      !find_export(dict ? "checkClientPauseTimeoutAndReturnIfPaused" : "isPausedActionsWithUpdate", &server.paused) ||
+      !find_export(keyspace == Keyspace::kTables ? "iAmPrimary" : "iAmMaster", &server.is_master))
+    return false;
   auto* effort = static_cast<int*>(server_setting("active-expire-effort"));
   if (effort == nullptr || *effort < 1 || *effort > 10 || (effort[-1] != 0 && effort[-1] != 1)) return false;
   if (keyspace == Keyspace::kTables) {

@@ -2,11 +2,8 @@
 // See rehash_ahead.h.
 #include "rehash_ahead.h"
 
-#include <dlfcn.h>
-
 #include <initializer_list>
 
-#include "base/host_guard.h"
 #include "lookup_steps.h"
 #include "pager/pager.h"
 #include "server_fields.h"
@@ -25,13 +22,10 @@ constexpr uint64_t kPatienceNs = 2'000'000'000;
 }  // namespace
 
 void RehashAhead::start(const ServerLayout& layout) {
-  HostGuard guard;
   if (layout.has_slots()) return;
-  if (layout.keyspace() == Keyspace::kTables)
-    mover_.table = reinterpret_cast<decltype(mover_.table)>(dlsym(RTLD_DEFAULT, "hashtableRehashMicroseconds"));
-  else
-    mover_.dict = reinterpret_cast<decltype(mover_.dict)>(dlsym(RTLD_DEFAULT, "dictRehash"));
-  if (mover_.dict == nullptr && mover_.table == nullptr) return;
+  if (!(layout.keyspace() == Keyspace::kTables ? find_export("hashtableRehashMicroseconds", &mover_.table)
+                                               : find_export("dictRehash", &mover_.dict)))
+    return;
   if (layout.keyspace() != Keyspace::kDict) {
     cron_moves_ = static_cast<int*>(server_setting("activerehashing"));
     if (cron_moves_ == nullptr) return;

@@ -62,9 +62,14 @@ bool is_text(uintptr_t at, const char* name) {
 
 }  // namespace
 
+void* server_export(const char* name) {
+  HostGuard guard;
+  return dlsym(RTLD_DEFAULT, name);
+}
+
 void* server_setting(const char* name) {
   HostGuard guard;
-  const auto server = reinterpret_cast<uintptr_t>(dlsym(RTLD_DEFAULT, "server"));
+  const auto server = reinterpret_cast<uintptr_t>(server_export("server"));
   Dl_info ignored;
   const ElfW(Sym)* symbol = nullptr;
   if (server == 0 ||

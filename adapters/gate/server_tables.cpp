@@ -2,12 +2,8 @@
 // See server_tables.h.
 #include "server_tables.h"
 
-#include <dlfcn.h>
-
-#include <type_traits>
-
-#include "base/host_guard.h"
 #include "gate_inside.h"
+#include "server_fields.h"
 
 namespace lunar::redis {
 namespace {
@@ -63,19 +59,15 @@ unsigned chain_of(KeyLookup& lookup, const TableView& table, int t, uint64_t cur
 
 bool find_table_functions(Keyspace keyspace) {
   Functions& f = g_functions;
-  HostGuard guard;
-  auto find = [](const char* name, auto* out) {
-    return (*out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(dlsym(RTLD_DEFAULT, name))) != nullptr;
-  };
   switch (keyspace) {
     case Keyspace::kDict:
-      return find("dictGetRandomKey", &f.of_dict);
+      return find_export("dictGetRandomKey", &f.of_dict);
     case Keyspace::kDicts:
-      return find("kvstoreDictGetRandomKey", &f.of_dicts) && find("kvstoreGetFairRandomDictIndex", &f.random_index) &&
-             find("kvstoreSize", &f.size);
+      return find_export("kvstoreDictGetRandomKey", &f.of_dicts) &&
+             find_export("kvstoreGetFairRandomDictIndex", &f.random_index) && find_export("kvstoreSize", &f.size);
     default:
-      return find("kvstoreHashtableRandomEntry", &f.of_tables) &&
-             find("kvstoreGetFairRandomHashtableIndex", &f.random_index) && find("kvstoreSize", &f.size);
+      return find_export("kvstoreHashtableRandomEntry", &f.of_tables) &&
+             find_export("kvstoreGetFairRandomHashtableIndex", &f.random_index) && find_export("kvstoreSize", &f.size);
   }
 }
 
