@@ -274,6 +274,13 @@ void keep_io_priority() {
   int level = (getpriority(PRIO_PROCESS, 0) + 20) / 5;  // as the kernel derives it from the nice value
   syscall(SYS_ioprio_set, kOneThread, 0, kBestEffort << kClassShift | level);
 }
+
+uint64_t ns_of(clockid_t clock) {
+  timespec t{};
+  clock_gettime(clock, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
+}
+
 }  // namespace
 
 bool idle_policy_can_be_left() {
@@ -358,17 +365,9 @@ int cpu_of_thread(int tid) {
   return cpu;
 }
 
-uint64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
-}
+uint64_t now_ns() { return ns_of(CLOCK_MONOTONIC); }
 
-uint64_t thread_cpu_ns() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
-}
+uint64_t thread_cpu_ns() { return ns_of(CLOCK_THREAD_CPUTIME_ID); }
 
 void cpu_relax() {
 #if defined(__x86_64__) || defined(__i386__)
