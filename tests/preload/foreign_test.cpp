@@ -43,6 +43,16 @@ void push_out() {
   CHECK(munmap(p, 40 * kMiB) == 0);
 }
 
+// `bytes` of the map, from 2 MiB on, become a file's; all of it is filled and pushed out.
+int put_file_inside(char* map, size_t bytes, unsigned long seed) {
+  fill(map, kBytes, seed);
+  const int fd = memory_file(bytes);
+  put(map + 2 * kMiB, bytes, fd);
+  fill(map + 2 * kMiB, bytes, seed + 2);
+  push_out();
+  return fd;
+}
+
 // Mirrored ring buffers: a memory file twice over a reservation, again and again.
 void mirrors() {
   std::set<char*> places;
@@ -94,11 +104,7 @@ void plain_over(int kind) {
 
 void halves() {
   char* p = map_tiered(kBytes);
-  fill(p, kBytes, 11);
-  const int fd = memory_file(4 * kMiB);
-  put(p + 2 * kMiB, 4 * kMiB, fd);
-  fill(p + 2 * kMiB, 4 * kMiB, 13);
-  push_out();
+  const int fd = put_file_inside(p, 4 * kMiB, 11);
   CHECK(munmap(p + 3 * kMiB, kMiB) == 0 && faults(p + 3 * kMiB));
   put_plain(p + 4 * kMiB, kMiB);
   CHECK(all_zero(p + 4 * kMiB, kMiB) && holds(p + 2 * kMiB, kMiB, 13) && holds(p + 5 * kMiB, kMiB, 13, 3 * kWords));
@@ -140,11 +146,7 @@ void refused() {
 void moved() {
   for (int round = 0; round < 3; ++round) {
     char* p = map_tiered(kBytes);
-    fill(p, kBytes, 21);
-    const int fd = memory_file(2 * kMiB);
-    put(p + 2 * kMiB, 2 * kMiB, fd);
-    fill(p + 2 * kMiB, 2 * kMiB, 23);
-    push_out();
+    const int fd = put_file_inside(p, 2 * kMiB, 21);
     auto* away = static_cast<char*>(mremap(p + 2 * kMiB, 2 * kMiB, 4 * kMiB, MREMAP_MAYMOVE));
     CHECK(away != MAP_FAILED && away != p + 2 * kMiB && holds(away, 2 * kMiB, 23) && faults(p + 2 * kMiB));
     put_plain(p + 2 * kMiB, 2 * kMiB);
