@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The runner and the devices of the block library's tests: see cblk_test.h.
 #include "cblk_test.h"
+#include "tests/support/refused_calls.h"
 #include "tests/support/seed.h"
 
 #include <dirent.h>
 #include <signal.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#include <linux/filter.h>
 #include <linux/fs.h>
 #include <linux/loop.h>
-#include <linux/seccomp.h>
 
 #include <atomic>
-#include <cstddef>
 
 #ifdef __SANITIZE_THREAD__
 // Forked children of a program with threads start threads of their own here.
@@ -299,15 +296,7 @@ bool rings_refused() { return refused; }
 
 void refuse_rings() {
   refused = true;
-  sock_filter code[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<unsigned>(offsetof(seccomp_data, nr))),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program = {sizeof code / sizeof *code, code};
-  REQUIRE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-  REQUIRE(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0);
+  REQUIRE(refuse_calls({SYS_io_uring_setup}, true));
 }
 
 void in_child(void (*what)(void*), void* argument) {

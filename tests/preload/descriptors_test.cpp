@@ -2,9 +2,6 @@
 // What a program does to the numbers of Lunar's descriptors. Files of its own that it puts there stay as they are, and
 // memory is served as before.
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -15,7 +12,7 @@
 
 #include "preload_test.h"
 #include "raw_call.h"
-#include "seccomp_filter.h"
+#include "tests/support/refused_calls.h"
 #include "tier_stats.h"
 
 namespace {
@@ -290,19 +287,9 @@ void keep_own_userfaultfd() {
   keep_own(kUserfaultfd, fd);
 }
 
-void refuse_process_madvise() {
-  sock_filter filter[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_madvise, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  install_filter(filter);
-}
-
 // A child has all descriptors that its parent had.
 void keep_many() {
-  refuse_process_madvise();
+  CHECK(refuse_calls({SYS_process_madvise}));
   char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   const int fd = own_file();

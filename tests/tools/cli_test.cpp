@@ -2,19 +2,16 @@
 // The `lunar` command from outside: every refusal is one line, exits as documented and touches nothing; what is started
 // keeps its pid, arguments, exit code and signals. LUNAR_BIN names another binary to test.
 // Threading: one thread; starts processes.
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <cstdlib>
 
 #include "runtime/include/lunar/lunar.h"
 #include "spawn.h"
+#include "tests/support/refused_calls.h"
 
 using namespace lunar::test;
 
@@ -435,16 +432,7 @@ TEST_CASE("control characters of a wrong word do not reach the terminal") {
 TEST_CASE("doctor names all refused system calls, not only the first") {
   const pid_t child = fork();
   if (child == 0) {
-    std::vector<sock_filter> code = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<unsigned>(offsetof(seccomp_data, nr)))};
-    for (const long call : {SYS_vmsplice, SYS_memfd_create, SYS_eventfd2}) {
-      code.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call), 0, 1));
-      code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM));
-    }
-    code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-    sock_fprog program{static_cast<unsigned short>(code.size()), code.data()};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
-      _exit(3);
+    if (!refuse_calls({SYS_vmsplice, SYS_memfd_create, SYS_eventfd2})) _exit(3);
     const Ended doctor = lunar_command({"doctor", "--json"});
     _exit(doctor.code == 1 && doctor.out.find("vmsplice, memfd_create, eventfd2 (") != std::string::npos ? 0 : 1);
   }
