@@ -5,11 +5,12 @@
 
 #include "base/format.h"
 #include "pager/evict/evictor.h"
+#include "pager/evict/pins.h"
 #include "pager/fault/handler.h"
 #include "pager/pager.h"
-#include "pager/state/state.h"
+#include "pager/space/lun_space.h"
+#include "pager/table/leaf_pool.h"
 #include "pager/table/table_promise.h"
-#include "sys/file.h"
 #include "sys/log.h"
 
 namespace lunar {
@@ -53,16 +54,16 @@ void pager_dump(int fd) {
   char line[256];
   size_t n = format_to(line, sizeof line,
                        "pager: %s, generation %u, fork epoch %u, oldest child %u, deferred slots %lu, may pin %d\n",
-                       pager_active() ? "active" : "not active", state.generation, state.fork_epoch.load(),
-                       state.oldest_child.load(), deferred_slot_count(), state.may_pin.load());
+                       pager_active() ? "active" : "not active", state.fork.generation, state.fork.epoch.load(),
+                       state.fork.oldest_child.load(), deferred_slot_count(), pins_noted());
   say(fd, line, n);
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i) dump_region(fd, *state.regions.sorted[i].load());
+  for (const Region& region : state.regions) dump_region(fd, region);
   if (!pager_active()) return;
   n = format_to(line, sizeof line, "page tables: %ld pages, promised %ld\n", table_pages(), promise_pages());
   say(fd, line, n);
   state.account.dump(fd);
   state.evictor->dump(fd);
-  for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->dump(fd);
+  for (unsigned i = 0; i < state.services.handler_count; ++i) state.fault.handlers[i]->dump(fd);
   auto& c = counters();
   n = format_to(
       line, sizeof line,
@@ -106,11 +107,11 @@ void Tally::walk(PagerState& state, Region& region) {
       if (s != PageState::kPoisoned && s != PageState::kGuard)
         check((s == PageState::kResident) == (present[k] != 0), "present, by its state", page, present[k],
               static_cast<int64_t>(s));
-      if ((s == PageState::kResident || s == PageState::kEvicted) && word.has_slot() && word.lun() == state.own_lun)
+      if ((s == PageState::kResident || s == PageState::kEvicted) && word.has_slot() && word.lun() == state.luns.own)
         ++slots;
       if (s == PageState::kInFrame) {
         const Frame& frame = state.frames.at(word.index());
-        if (frame.lun == state.own_lun && frame.slot != kNoSlot) ++slots;
+        if (frame.lun == state.luns.own && frame.slot != kNoSlot) ++slots;
       }
     }
     check(in_chunk == region.chunk_resident[at / kChunkPages].load(), "resident in a chunk", base,
@@ -128,15 +129,15 @@ bool pager_validate() {
   const sys::ScopedSignalBlock signals;
   const TableScope scope;
   Tally tally;
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i) tally.walk(state, *state.regions.sorted[i].load());
+  for (Region& region : state.regions) tally.walk(state, region);
   tally.check(tally.resident == counters().resident.load(), "resident pages", nullptr, counters().resident.load(),
               tally.resident);
   tally.check(tally.evicted == counters().evicted.load(), "evicted pages", nullptr, counters().evicted.load(),
               tally.evicted);
-  if (state.lun_ready.load()) {
-    const SlotAllocator& lun = state.luns[state.own_lun];
+  if (state.luns.ready.load()) {
+    const SlotAllocator& lun = state.luns.slots[state.luns.own];
     tally.check(lun.validate(), "the LUN's bitmap", nullptr, 0, 0);
-    if (state.oldest_child.load() == 0 && deferred_slot_count() == 0)
+    if (state.fork.oldest_child.load() == 0 && deferred_slot_count() == 0)
       tally.check(tally.slots == lun.used_slots(), "slots in use", nullptr, static_cast<int64_t>(lun.used_slots()),
                   static_cast<int64_t>(tally.slots));
   }

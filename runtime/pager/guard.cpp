@@ -5,10 +5,13 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include "pager/fault/kept_pages.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
+#include "pager/space/lun_space.h"
 #include "pager/state/install.h"
 #include "pager/state/state.h"
+#include "pager/table/leaf_pool.h"
 #include "sys/memory_constants.h"
 
 namespace lunar {
@@ -72,14 +75,13 @@ int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end,
 
 void pager_unpin_all() {
   auto& state = pager_state();
-  for (uint32_t i = 0; i < state.regions.count.load(std::memory_order_acquire); ++i) {
-    Region* region = state.regions.sorted[i].load(std::memory_order_acquire);
-    if (region == nullptr || !pager_active()) continue;
-    uint64_t end = region->table_pages.load(std::memory_order_acquire);
+  if (!pager_active()) return;
+  for (Region& region : state.regions) {
+    uint64_t end = region.table_pages.load(std::memory_order_acquire);
     int64_t cleared = 0;
     for (uint64_t p = 0, next; p < end; p = next) {
       next = p + kChunkPages < end ? p + kChunkPages : end;
-      if (region->table.uses(p, next)) cleared += program_pins(state, *region, p, next, false);
+      if (region.table.uses(p, next)) cleared += program_pins(state, region, p, next, false);
     }
     state.pinned_pages.fetch_sub(cleared);
   }
@@ -87,10 +89,8 @@ void pager_unpin_all() {
 
 char* region_boundary(char* address, char* end) {
   auto& state = pager_state();
-  for (uint32_t i = 0; i < state.regions.count.load(std::memory_order_acquire); ++i) {
-    Region* region = state.regions.sorted[i].load(std::memory_order_acquire);
-    if (region == nullptr) continue;
-    char *base = region->base, *limit = base + (region->pages << state.page_shift);
+  for (const Region& region : state.regions) {
+    char *base = region.base, *limit = base + (region.pages << state.page_shift);
     if (base > address && base < end) end = base;
     if (limit > address && limit < end) end = limit;
   }

@@ -6,19 +6,16 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "base/error.h"
-#include "pager/evict/evictor.h"
+#include "pager/activation/activation.h"
 #include "pager/fault/map_events.h"
 #include "pager/fork/wipe.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/state/descriptors.h"
 #include "pager/state/install.h"
-#include "pager/state/state.h"
+#include "pager/table/leaf_pool.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
-#include "sys/mem.h"
-#include "sys/uffd.h"
 
 namespace lunar {
 namespace {
@@ -213,7 +210,7 @@ int take_back_vacated(PagerState& state, char* at, size_t bytes) {
 template <class Plain, class Active>
 int before_or_active(PagerState& state, Plain plain, Active active) {
   if (!pager_active()) {
-    sys::Locked<sys::Mutex> lock(state.activation_lock);
+    sys::Locked<sys::Mutex> lock(state.activation.lock);
     if (!pager_active()) return plain();
   }
   return active();

@@ -18,17 +18,18 @@
 
 #include <initializer_list>
 
-#include "base/error.h"
-#include "pager/evict/evictor.h"
+#include "pager/activation/activation.h"
+#include "pager/fault/bring_in.h"
+#include "pager/fault/kept_pages.h"
 #include "pager/fork/wipe.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
+#include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
 #include "pager/state/install.h"
-#include "pager/state/state.h"
+#include "pager/table/leaf_pool.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
-#include "sys/file.h"
 #include "sys/memory_constants.h"
 
 namespace lunar {
@@ -142,8 +143,6 @@ struct Run {
   char* target_at(unsigned i) const { return to.address_of(PageIndex(target + i)); }
   char* source_at(unsigned i) const { return from.address_of(PageIndex(source + i)); }
 };
-
-bool charged_on_touch(const Region& region) { return (region.flags & kRegionChargeOnTouch) != 0; }
 
 void release_words(PagerState& state, Region& region, uint64_t first, const PageWord* words, unsigned count) {
   for (unsigned i = 0; i < count; ++i) release_page(state, region, PageIndex(first + i), words[i]);
@@ -293,9 +292,9 @@ void move_word(PagerState& state, Run& run, unsigned i) {
   PageWord moved = moved_word(state, run, i);
   if (seized(was)) {
     ++run.contents;
-    if (charged_on_touch(run.from)) run.from.committed_pages.fetch_sub(1, std::memory_order_relaxed);
-    if (charged_on_touch(run.to)) run.to.committed_pages.fetch_add(1, std::memory_order_relaxed);
-    moved = moved.with_charged(charged_on_touch(run.to));
+    if (run.from.on_touch) run.from.committed_pages.fetch_sub(1, std::memory_order_relaxed);
+    if (run.to.on_touch) run.to.committed_pages.fetch_add(1, std::memory_order_relaxed);
+    moved = moved.with_charged(run.to.on_touch);
   }
   // A lock goes along: on the new place before the old one is unlocked, so that no eviction comes between.
   if (pinned_by_program(run.from, s)) {
@@ -323,7 +322,7 @@ int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadabl
 
 // With the space of what is moved to a map of the other kind: one is charged as a whole, the other by page.
 int move_charged(PagerState& state, Run& run, const Move& how, Unreadable& unreadable) {
-  const bool by_page = charged_on_touch(run.to), was_by_page = charged_on_touch(run.from);
+  const bool by_page = run.to.on_touch, was_by_page = run.from.on_touch;
   if (by_page == was_by_page) return move_run(state, run, how, unreadable);
   if (by_page && space_charge(state, run.count, true) < 0) return -ENOMEM;
   const int rc = move_run(state, run, how, unreadable);
@@ -393,7 +392,7 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
   if (rc == 0 && wipe_any()) rc = wipe_move(state, static_cast<char*>(dst), static_cast<char*>(src), bytes);
   if (rc != 0) return rc;
   if (!pager_active()) {
-    sys::Locked<sys::Mutex> lock(state.activation_lock);
+    sys::Locked<sys::Mutex> lock(state.activation.lock);
     if (!pager_active()) {
       rc = reach_guards(state, to, from);
       if (rc == 0) rc = move_plain(static_cast<char*>(dst), static_cast<char*>(src), bytes, how);

@@ -21,6 +21,8 @@
 #include "base/error.h"
 #include "config/options.h"
 #include "lunar/lunar.h"
+#include "pager/fault/keep.h"
+#include "pager/fork/fork.h"
 
 namespace lunar {
 
@@ -174,45 +176,6 @@ int pager_page_state(const void* address);
 // Whether `fd` is a descriptor that the process could not open again with fewer rights or below another root directory:
 // /proc, this process' files there, the LUNs. Any thread, including signal handlers and children of vfork.
 [[nodiscard]] bool pager_keeps_descriptor(int fd);
-
-// fork: called by pthread_atfork handlers that the pager installs at activation. Exposed for adapters that wrap fork().
-// -ENOMEM: the tree has no room for another process, or the LUN cannot reserve what the child may come to need. 0: the
-// room is reserved for the next fork of this thread, which blocks signals from before the check on. If that makes no
-// child, call pager_fork_failed, which returns the room.
-[[nodiscard]] int pager_fork_check();
-void pager_fork_failed();
-// The work of these handlers, for calls that make a child without running them (_Fork; clone without CLONE_VM): around
-// the call, on the calling thread. After a failed call use pager_fork_parent. child_stack: the end of the stack on
-// which the child begins; nullptr: it continues on the caller's.
-void pager_fork_prepare(const void* child_stack);
-void pager_fork_parent();
-void pager_fork_child();
-// As handlers of libc's fork(). In the child it touches open FILEs first, and removes the parent's threads from its
-// lists, so their stacks can be unmapped.
-void pager_fork_prepare_of_libc();
-void pager_fork_child_of_libc();
-// In a child, after fork() itself: ends the child if libc has lost its list of handlers.
-void pager_fork_child_ran();
-// The process that this one was forked from without any of that, if the address was tiered memory; 0: it was not. For a
-// signal handler, also in such a child: takes no lock.
-int pager_parent_past_us(const void* address);
-// Whether this process was forked so from an active one, by a raw system call: it has none of the tiered memory, none
-// of the service threads, and its parent's account, which it must leave alone.
-bool pager_forked_past_us();
-
-// Keeps a range in DRAM until the calling thread has ended: the kernel reads or writes it when the thread ends.
-void pager_keep_for_thread(const void* address, size_t bytes);
-// Likewise, until the exec that the calling thread is about to call, or until pager_exec_failed.
-void pager_keep_for_exec(const void* address, size_t bytes);
-void pager_exec_failed();
-// Keeps a range in DRAM until pager_keep_no_more of the same range: the kernel reads or writes it where it takes no
-// page faults. No more than 512 pages in all: of others nothing is kept.
-void pager_keep_until_told(const void* address, size_t bytes);
-void pager_keep_no_more(const void* address, size_t bytes);
-// Likewise, for a thread that the calling one is about to make; pager_kept_goes_to says which it is, in its own process
-// or in one that shares its memory. child_id <= 0: none was made.
-void pager_keep_for_new_thread(const void* address, size_t bytes);
-void pager_kept_goes_to(const void* address, int child_id, bool a_process);
 
 // From now on devices may write into memory of this process (io_uring registered buffers, O_DIRECT, RDMA): the pager
 // evicts by MOVE. Cannot be undone. Waits for the eviction batch in progress. `sign`: what shows it, for the log.

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What lunar_stats tells: sums over counters, the account and our LUN, none of them stopped meanwhile.
 // Threading: any thread, at any time. Takes no lock.
-#include "pager/account/account.h"
 #include "pager/evict/evictor.h"
+#include "pager/fault/resolver.h"
 #include "pager/pager.h"
-#include "pager/state/state.h"
 
 namespace lunar {
 
@@ -14,8 +13,8 @@ namespace lunar {
 static void lun_space_stats(const PagerState& state, uint64_t committed, lunar_stats* out) {
   const int64_t used = state.account.lun_cap() - state.account.lun_free();
   int64_t free = state.account.lun_free(), forked = used - static_cast<int64_t>(committed);
-  if (state.lun_ready.load()) {
-    const SlotAllocator& lun = state.luns[state.own_lun];
+  if (state.luns.ready.load()) {
+    const SlotAllocator& lun = state.luns.slots[state.luns.own];
     const auto page = static_cast<int64_t>(state.page_size), charged = static_cast<int64_t>(lun.charged_slots()) * page;
     const int64_t own = static_cast<int64_t>(lun.capacity_slots()) * page - charged,
                   held = charged - static_cast<int64_t>(committed);
@@ -24,6 +23,15 @@ static void lun_space_stats(const PagerState& state, uint64_t committed, lunar_s
   }
   out->lun_free_bytes = static_cast<uint64_t>(free > 0 ? free : 0);
   out->lun_forked_bytes = static_cast<uint64_t>(forked > 0 ? forked : 0);
+}
+
+void pager_watch_thread(int thread_id) {
+  pager_state().fault.watched.thread_id.store(thread_id, std::memory_order_relaxed);
+}
+const std::atomic<uint64_t>* pager_watched_reads() { return &pager_state().fault.watched.reads; }
+const std::atomic<uint64_t>* pager_watched_read_ns() { return &pager_state().fault.watched.read_ns; }
+uint64_t pager_take_longest_fault_ns() {
+  return pager_state().fault.watched.longest_ns.exchange(0, std::memory_order_relaxed);
 }
 
 bool pager_tree_says_once() { return pager_state().account.says_once(); }
@@ -37,21 +45,19 @@ void pager_stats(lunar_stats* out) {
   out->page_bytes = state.page_size;
   out->dram_budget_bytes = state.dram_bytes;
   uint64_t committed = 0;
-  for (uint32_t i = 0; i < state.regions.count.load(std::memory_order_acquire); ++i) {
-    Region* region = state.regions.sorted[i].load(std::memory_order_acquire);
-    if (region != nullptr) committed += region->committed_pages.load(std::memory_order_relaxed) << state.page_shift;
-  }
+  for (const Region& region : state.regions)
+    committed += region.committed_pages.load(std::memory_order_relaxed) << state.page_shift;
   out->committed_bytes = committed;
-  out->lun_capacity_bytes = state.lun_bytes;
+  out->lun_capacity_bytes = state.luns.bytes;
   // nothing is charged before activation
-  out->lun_free_bytes = state.lun_bytes > committed ? state.lun_bytes - committed : 0;
+  out->lun_free_bytes = state.luns.bytes > committed ? state.luns.bytes - committed : 0;
   if (pager_active()) {
     out->dram_budget_bytes = static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift;
     out->fixed_bytes = static_cast<uint64_t>(state.account.own_fixed() + state.evictor->low_water())
                        << state.page_shift;
     out->dram_used_bytes = static_cast<uint64_t>(state.account.own_pages()) << state.page_shift;
-    if (state.lun_ready.load()) {
-      uint64_t used = state.luns[state.own_lun].used_slots() << state.page_shift;
+    if (state.luns.ready.load()) {
+      uint64_t used = state.luns.slots[state.luns.own].used_slots() << state.page_shift;
       out->lun_used_bytes = used;
     }
     lun_space_stats(state, committed, out);

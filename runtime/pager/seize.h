@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the range operations that empty, move or mark pages: ranges of pages, and seizing a page.
+// Shared by the range operations that empty, move or mark pages: seizing a page.
 // Threading: the caller's thread, inside a MutatorScope.
 #pragma once
 #include <cstddef>
@@ -11,14 +11,6 @@
 namespace lunar {
 
 struct PagerState;
-
-struct PageRange {
-  Region* region;
-  uint64_t first, end;
-};
-
-// Whole pages touched by the range (outward) or inside it (inward). -EINVAL: not in one region.
-[[nodiscard]] int pages_of(const PagerState& state, const void* address, size_t bytes, bool inward, PageRange* out);
 
 // Waits for the thread that has a page busy; returns the word it leaves.
 PageWord wait_while_busy(const Region& region, uint64_t page);
@@ -40,7 +32,7 @@ PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord w
 void drop_content(PagerState& state, PageWord was);
 
 // Installs or removes guard pages, in one chunk at most, inside a MutatorScope (or before activation, under
-// activation_lock). See pager_guard.
+// activation.lock). See pager_guard.
 [[nodiscard]] int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, bool install);
 
 }  // namespace lunar

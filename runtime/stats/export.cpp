@@ -16,17 +16,31 @@
 namespace lunar {
 namespace {
 
+constexpr uint64_t kPeriodNs = 1000000000, kBusyPeriodNs = 100000000;
+
 struct StatsFile {
   lunar_stats_file_header header;
   lunar_stats stats;
 };
 
 StatsFile* g_file = nullptr;
+void (*g_read)(lunar_stats*) = nullptr;
 uint32_t g_owner = 0;  // the copy of the memory whose counters the file shows (sys/memory_copy.h)
+
+// By the kernel: the file may have become shorter, which would be SIGBUS.
+void write_stats(const lunar_stats& stats) {
+  static uint64_t sequence = 0;
+  const uint64_t now = sys::now_ns(), changing = sequence + 1, changed = sequence += 2;
+  StatsFile& file = *g_file;
+  if (sys::poke(&file.header.sequence, &changing, sizeof changing) < 0) return;
+  (void)sys::poke(&file.stats, &stats, sizeof stats);
+  (void)sys::poke(&file.header.updated_ns, &now, sizeof now);
+  (void)sys::poke(&file.header.sequence, &changed, sizeof changed);
+}
 
 }  // namespace
 
-int stats_file_open(const char* path) {
+int stats_file_open(const char* path, void (*read)(lunar_stats*)) {
   int fd = sys::open_file(path, O_RDWR | O_CREAT, 0644);
   if (fd < 0) return fd;
   StatsFile fresh{};
@@ -42,21 +56,22 @@ int stats_file_open(const char* path) {
   sys::close_file(fd);
   if (rc < 0) return static_cast<int>(rc);
   g_file = static_cast<StatsFile*>(memory);
+  g_read = read;
   g_owner = sys::memory_copy();
   return 0;
 }
 
 bool stats_file_is_open() { return g_file != nullptr && g_owner == sys::memory_copy(); }
 
-// By the kernel: the file may have become shorter, which would be SIGBUS.
-void stats_file_write(const lunar_stats& stats) {
-  static uint64_t sequence = 0;
-  const uint64_t now = sys::now_ns(), changing = sequence + 1, changed = sequence += 2;
-  StatsFile& file = *g_file;
-  if (sys::poke(&file.header.sequence, &changing, sizeof changing) < 0) return;
-  (void)sys::poke(&file.stats, &stats, sizeof stats);
-  (void)sys::poke(&file.header.updated_ns, &now, sizeof now);
-  (void)sys::poke(&file.header.sequence, &changed, sizeof changed);
+void stats_file_run(void*) {
+  for (uint64_t before = 0;;) {
+    lunar_stats stats{};
+    g_read(&stats);
+    write_stats(stats);
+    const uint64_t changes = stats.faults + stats.evictions;
+    sys::sleep_ns(changes == before ? kPeriodNs : kBusyPeriodNs);
+    before = changes;
+  }
 }
 
 }  // namespace lunar

@@ -2,7 +2,7 @@
 // Live counters in a file that other programs map or read: lunar_stats_file_header, then lunar_stats (lunar/lunar.h).
 // A thread of its own writes them once a second, and more often while they change, under a sequence number (odd while
 // it writes). A file system that hangs, or a truncated file, affects nothing else.
-// Threading: stats_file_open at start; stats_file_write on that one thread.
+// Threading: stats_file_open at start.
 #pragma once
 #include <cstddef>
 
@@ -12,9 +12,9 @@ namespace lunar {
 
 static_assert(sizeof(lunar_stats_file_header) == 64 && offsetof(lunar_stats_file_header, sequence) == 16);
 
-// Creates or replaces `path`. 0 or -errno. Not for the fault path.
-[[nodiscard]] int stats_file_open(const char* path);
-bool stats_file_is_open();                        // by this process, not by a parent
-void stats_file_write(const lunar_stats& stats);  // pre: stats_file_is_open(). Blocks while the file system does
+// Creates or replaces `path`. `read` fills what it shows. 0 or -errno. Not for the fault path.
+[[nodiscard]] int stats_file_open(const char* path, void (*read)(lunar_stats*));
+bool stats_file_is_open();   // by this process, not by a parent
+void stats_file_run(void*);  // the thread's loop; never returns. pre: stats_file_is_open()
 
 }  // namespace lunar

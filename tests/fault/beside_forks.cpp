@@ -293,9 +293,9 @@ void commits_beside_the_first_eviction() {
       write_all(2);
       stop.store(true);
       other.join();
-      REQUIRE_THAT(state.lun_ready.load(), "the child has evicted nothing");
+      REQUIRE_THAT(state.luns.ready.load(), "the child has evicted nothing");
       const uint64_t committed = lunar::committed_pages(state);
-      const uint64_t charged = state.luns[state.own_lun].charged_slots();
+      const uint64_t charged = state.luns.slots[state.luns.own].charged_slots();
       REQUIRE_THAT(charged == committed, "%llu pages are committed, %llu slots charged", number(committed),
                    number(charged));
     });

@@ -194,7 +194,7 @@ struct Holdings {
 Holdings holdings(Pages& pages) {
   REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict");
   auto& state = lunar::pager_state();
-  return {state.luns[0].used_slots(), used_dram(), state.luns[0].charged_slots(),
+  return {state.luns.slots[0].used_slots(), used_dram(), state.luns.slots[0].charged_slots(),
           static_cast<uint64_t>(state.account.lun_cap() - state.account.lun_free()), open_descriptors()};
 }
 

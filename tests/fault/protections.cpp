@@ -74,7 +74,7 @@ uint64_t count_under_forks(uint64_t seed, bool off, bool come_round, bool read_o
     });
   for (unsigned round = 0; round < kForks; ++round) {
     REQUIRE_THAT(lunar_touch(base, kBytes / 4) == 0, "touch");
-    if (come_round) lunar::pager_state().fork_epoch.fetch_add(65536 - 2);
+    if (come_round) lunar::pager_state().fork.epoch.fetch_add(65536 - 2);
     pid_t child = fork();
     REQUIRE_THAT(child >= 0, "fork: %s", strerror(errno));
     if (child == 0) {

@@ -214,7 +214,7 @@ int main(int argc, char** argv) {
   const uint64_t seed = tier::run_seed();
   set_up(settings, seed);
 
-  auto& device = static_cast<lunar::SimDevice&>(*lunar::pager_state().devices[0]);
+  auto& device = static_cast<lunar::SimDevice&>(*lunar::pager_state().luns.devices[0]);
   auto& counted = device.counters();
   auto done = [&] { return counted.reads.load() + counted.writes.load(); };
   auto all_kinds = [&] {

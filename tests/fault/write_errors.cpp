@@ -25,11 +25,11 @@ std::atomic<uint64_t> g_progress{0};
 uint64_t page_bytes() { return lunar_page_bytes(); }
 uint64_t pages() { return kMemory / page_bytes(); }
 
-lunar::SimDevice& device() { return static_cast<lunar::SimDevice&>(*lunar::pager_state().devices[0]); }
+lunar::SimDevice& device() { return static_cast<lunar::SimDevice&>(*lunar::pager_state().luns.devices[0]); }
 uint64_t errors() { return device().counters().write_errors.load(); }
 uint64_t retired() {
   const auto& state = lunar::pager_state();
-  return state.luns[state.own_lun].retired_slots();
+  return state.luns.slots[state.luns.own].retired_slots();
 }
 unsigned long long n(uint64_t value) { return value; }
 

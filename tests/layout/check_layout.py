@@ -63,6 +63,8 @@ ROOMS = {
     "superpipe": [{"."}, {"ring"}, {"file", "nvme", "pmem", "capi", "sim"}, {"registry"}],
     "lun": [{"raw_io"}, {"raid"}, {"volume"}, {"."}],
     "kv": [{"."}, {"ark"}],
+    "pager": [{"account", "page"}, {"state"}, {"space", "table"}, {"evict"}, {"fault"}, {"activation"}, {"fork"},
+              {"."}],
     "tools": [{"support", "subcommands"}, {"lun", "kv", "bench"}, {"bench/io"},
               {"bench/fault", "bench/kv", "bench/redis"}, {"bench/bench"},
               {"run", "dev"}, {"doctor"}, {"."}],
@@ -203,7 +205,8 @@ def check_lists(path, text):
         yield f"{path}:{line}: goes over a braced list without <initializer_list>"
 
 
-# Functions of the pager are given its state. Entry points, which are what pager/pager.h declares, fetch it.
+# Functions of the pager are given its state. Entry points, which are what these declare, fetch it.
+INTERFACE = ("pager.h", "fault/keep.h", "fork/fork.h")
 PAGER = os.path.join("runtime", "pager", "")
 STATE = os.path.join(PAGER, "state", "state")  # declares and defines what is fetched
 FUNCTION = re.compile(r"^(?:[\w:<>*&]+ )*[*&]?(?:\w+::)*~?(?P<name>\w+)\(")
@@ -212,8 +215,10 @@ FUNCTION = re.compile(r"^(?:[\w:<>*&]+ )*[*&]?(?:\w+::)*~?(?P<name>\w+)\(")
 def check_state(root, path, text):
     if not path.startswith(PAGER):
         return
-    with open(os.path.join(root, PAGER, "pager.h"), encoding="utf-8") as header:
-        entries = set(re.findall(r"\b(\w+)\(", strip_comments(header.read())))
+    entries = set()
+    for name in INTERFACE:
+        with open(os.path.join(root, PAGER, name), encoding="utf-8") as header:
+            entries |= set(re.findall(r"\b(\w+)\(", strip_comments(header.read())))
     if path.startswith(STATE):
         entries.add("pager_state")
     function = ""

@@ -13,7 +13,6 @@
 #include "pager/account/account_find.h"
 #include "sys/mem.h"
 #include "sys/proc.h"
-#include "sys/thread.h"
 
 namespace lunar {
 namespace {

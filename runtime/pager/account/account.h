@@ -9,18 +9,12 @@
 // Giving back a page that may still be shared lowers `shared` along with `used`, so `used - shared` never falls below
 // what is present.
 //
-// A member's memory is there as long as a byte of the account's file is locked: by an open file description of the
-// member's own (F_OFD_SETLK), which has no descriptor but a mapping. The kernel releases the mapping, and with it the
-// lock, after it has freed the memory, however the process ends or execs. So no process ids are compared, and /proc is
-// not asked: any member sees the lock, in every pid namespace. A parent makes it for its child before the fork. Then
-// another member *reaps* the dead one: it returns what that member had, and hands up its children. A child of a dead
-// member reads what that member could read, so it becomes a child of the dead one's parent, at the dead one's fork
-// epoch.
+// A member lives as long as its byte of the account's file is locked (README.md, "The account"). Then another member
+// *reaps* the dead one: it returns what that member had, and hands up its children. A child of a dead member reads what
+// that member could read, so it becomes a child of the dead one's parent, at the dead one's fork epoch.
 //
-// Robust, process-shared mutexes tell more cheaply, and sooner, that a member lives or is ending: in an active one a
-// service thread holds `alive`, and other members sleep on its futex; before activation the first thread holds
-// `starter`, but it may end before its process does (pthread_exit in main). They alone count for a member that could
-// not make its lock (no /proc to open the file again, no free descriptor).
+// Robust, process-shared mutexes tell sooner. `starter` may end before its process does (pthread_exit in main). They
+// alone count for a member that could not make its lock (no /proc to open the file again, no free descriptor).
 //
 // Plain memory. A member that is not active cannot evict: all its committed memory is charged as if it were resident,
 // and as `fixed`.

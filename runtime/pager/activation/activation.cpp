@@ -10,17 +10,13 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "base/format.h"
-#include "pager/evict/evictor.h"
-#include "pager/pager.h"
-#include "pager/seize.h"
+#include "pager/evict/batch.h"
+#include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
-#include "pager/state/install.h"
+#include "pager/table/leaf_pool.h"
 #include "pager/table/table_promise.h"
 #include "sys/fatal.h"
-#include "sys/file.h"
 #include "sys/log.h"
-#include "sys/memory_constants.h"
 #include "sys/numa.h"
 #include "sys/proc.h"
 
@@ -37,14 +33,12 @@ bool huge_pages_always() {
   return strstr(text, "[always]") != nullptr;
 }
 
-bool charged_on_touch(const Region& region) { return (region.flags & kRegionChargeOnTouch) != 0; }
-
 // The tables that committed memory may take are charged with it. By how many pages the charge changes.
 int64_t charge_change(PagerState& state, const Region& region, Committed change) {
-  const int64_t before = pages_for_units(state.plain_table_units);
-  state.plain_table_units += change.units;
-  if (!charged_on_touch(region)) (void)promise_change(state, change.units);  // it limits nothing yet
-  return change.pages + pages_for_units(state.plain_table_units) - before;
+  const int64_t before = pages_for_units(state.activation.plain_table_units);
+  state.activation.plain_table_units += change.units;
+  if (!region.on_touch) (void)promise_change(state, change.units);  // it limits nothing yet
+  return change.pages + pages_for_units(state.activation.plain_table_units) - before;
 }
 
 int64_t count_plain(PagerState& state, Region& region, uint64_t first, uint64_t end, int sign) {
@@ -53,7 +47,7 @@ int64_t count_plain(PagerState& state, Region& region, uint64_t first, uint64_t 
 
 bool may_stay_plain(PagerState& state, int64_t own, uint64_t committed_bytes) {
   Account& account = state.account;
-  const int64_t pages = own * (1 + state.plain_forks);  // children about to be forked will have the same
+  const int64_t pages = own * (1 + state.activation.plain_forks);  // children about to be forked will have the same
   const int64_t cap = account.cap_pages();
   if (state.options.activate_at != 0)
     return committed_bytes <= state.options.activate_at && account.take_plain(pages, cap - kKeepFreePages);
@@ -92,7 +86,7 @@ void standby_open(PagerState& state, bool child) {
 
 void standby_descriptors(const PagerState& state, int* out, unsigned* count) {
   for (const int fd : {sys::proc_directory(), sys::keep_own_file(sys::OwnFile::kPagemap),
-                       sys::keep_own_file(sys::OwnFile::kMemory), state.lun_directory})
+                       sys::keep_own_file(sys::OwnFile::kMemory), state.luns.directory})
     if (fd >= 0) out[(*count)++] = fd;
 }
 
@@ -105,45 +99,46 @@ int64_t plain_limit(const PagerState& state) {
 
 int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   if (static_cast<int64_t>(end - first) > state.account.cap_pages()) return -EAGAIN;  // not counted chunk by chunk
-  const uint64_t committed = state.committed_before_activation.load() + ((end - first) << state.page_shift);
+  const uint64_t committed = state.activation.committed.load() + ((end - first) << state.page_shift);
   const int64_t pages = count_plain(state, region, first, end, 1);
   if (!may_stay_plain(state, pages, committed)) {
     (void)count_plain(state, region, first, end, -1);
     return -EAGAIN;
   }
-  state.plain_fork_pages += pages * state.plain_forks;
-  if (!charged_on_touch(region)) state.committed_before_activation.store(committed);  // LUN space is promised for that
+  state.activation.plain_fork_pages += pages * state.activation.plain_forks;
+  if (!region.on_touch) state.activation.committed.store(committed);  // LUN space is promised for that
   return 0;
 }
 
 void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  if (!charged_on_touch(region)) state.committed_before_activation.fetch_sub((end - first) << state.page_shift);
+  if (!region.on_touch) state.activation.committed.fetch_sub((end - first) << state.page_shift);
   state.account.give_plain(-count_plain(state, region, first, end, -1));
 }
 
 bool plain_allow_huge(PagerState& state, Region& region) {
-  if (charged_exactly(state, region) && (region.flags & (kRegionStrict | kRegionChargeOnTouch)) == 0) {
+  if (charged_exactly(state, region) && !region.of_maps()) {
     int64_t more = 0;  // of tables nothing: a heap's chunks are promised all of theirs
     for (uint64_t chunk = 0; chunk * kChunkPages < region.table_pages.load(); ++chunk) {
       const int32_t committed = region.chunk_committed[chunk].load(std::memory_order_relaxed);
-      if (committed != 0) more += static_cast<int64_t>(chunk_size(region, chunk)) - committed;
+      if (committed != 0) more += static_cast<int64_t>(region.chunk_size(chunk)) - committed;
     }
-    if (!state.account.take_plain(more * (1 + state.plain_forks), plain_limit(state))) return false;
-    state.plain_fork_pages += more * state.plain_forks;
+    if (!state.account.take_plain(more * (1 + state.activation.plain_forks), plain_limit(state))) return false;
+    state.activation.plain_fork_pages += more * state.activation.plain_forks;
     region.huge.store(true);
   }
   return true;
 }
 
 bool plain_charge_fork(PagerState& state) {
-  const int64_t cap = state.account.cap_pages(), pages = state.account.plain_pages() - state.plain_fork_pages;
+  const int64_t cap = state.account.cap_pages(),
+                pages = state.account.plain_pages() - state.activation.plain_fork_pages;
   const int64_t small = cap / 16 < kSmallPagesMax ? cap / 16 : kSmallPagesMax;
   // An idle plain child cannot evict: a tree of such children may hold a quarter of the budget.
   const int64_t limit = pages <= small || state.options.activate_at != 0 ? cap - kKeepFreePages : cap / 4;
   for (unsigned waited = 0; waited < kSmallWaitMs; ++waited) {
     if (state.account.take_plain(pages, limit)) {
-      ++state.plain_forks;
-      state.plain_fork_pages += pages;
+      ++state.activation.plain_forks;
+      state.activation.plain_fork_pages += pages;
       return true;
     }
     if (pages > small) return false;
@@ -154,41 +149,41 @@ bool plain_charge_fork(PagerState& state) {
 }
 
 void plain_uncharge_fork(PagerState& state) {
-  if (state.plain_forks == 0) return;
-  const int64_t part = state.plain_fork_pages / state.plain_forks--;
-  state.plain_fork_pages -= part;
+  if (state.activation.plain_forks == 0) return;
+  const int64_t part = state.activation.plain_fork_pages / state.activation.plain_forks--;
+  state.activation.plain_fork_pages -= part;
   state.account.give_plain(part);
 }
 
 int plain_reserve_child(PagerState& state, uint64_t* ticket) {
-  const int64_t pages = state.account.plain_pages() - state.plain_fork_pages;
-  const int64_t prepaid = state.plain_forks == 0 ? 0 : state.plain_fork_pages / state.plain_forks;
-  if (state.plain_forks != 0) --state.plain_forks;
-  state.plain_fork_pages -= prepaid;
+  const int64_t pages = state.account.plain_pages() - state.activation.plain_fork_pages;
+  const int64_t prepaid =
+      state.activation.plain_forks == 0 ? 0 : state.activation.plain_fork_pages / state.activation.plain_forks;
+  if (state.activation.plain_forks != 0) --state.activation.plain_forks;
+  state.activation.plain_fork_pages -= prepaid;
   return state.account.reserve_plain_child(pages, prepaid, ticket);
 }
 
 CommitLock::CommitLock(PagerState& state) : state_(state) {
   constexpr int64_t kLookNs = 10000000;
   constexpr uint64_t kMakingThreadsNs = 30000000;
-  while (!(locked_ = state.activation_lock.lock_within(kLookNs))) {
-    const uint64_t since = state.making_threads_ns.load(std::memory_order_acquire);
+  while (!(locked_ = state.activation.lock.lock_within(kLookNs))) {
+    const uint64_t since = state.activation.making_threads_ns.load(std::memory_order_acquire);
     if (since == 0 || sys::now_ns() - since < kMakingThreadsNs) continue;
-    state.activation_passed.store(true);
+    state.activation.passed.store(true);
     return;
   }
 }
 
 CommitLock::~CommitLock() {
-  if (locked_) state_.activation_lock.unlock();
+  if (locked_) state_.activation.lock.unlock();
 }
 
-bool CommitLock::plain() const { return locked_ && !state_.active.load(std::memory_order_acquire); }
+bool CommitLock::plain() const { return locked_ && !state_.is_active(); }
 
 void close_holes(PagerState& state) {
   sys::Locked<sys::Mutex> lock(state.regions.lock);
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
-    const Region& region = *state.regions.sorted[i].load();
+  for (const Region& region : state.regions) {
     (void)for_own(state.foreign, region.base, region.base + (region.pages << state.page_shift),
                   [&](char* at, size_t bytes) {
                     const uint64_t first = region.page_of(at).value;
@@ -211,13 +206,13 @@ int64_t adopt_present(PagerState& state, Region& region) {
   const uint64_t chunks = (region.table_pages.load() + kChunkPages - 1) / kChunkPages;
   for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
     if (region.chunk_committed[chunk].load(std::memory_order_relaxed) == 0 &&
-        !region.table.uses(chunk * kChunkPages, chunk * kChunkPages + chunk_size(region, chunk)))
+        !region.table.uses(chunk * kChunkPages, chunk * kChunkPages + region.chunk_size(chunk)))
       continue;
     // a huge page reaches beyond what is committed
-    const uint64_t at = chunk * kChunkPages, n = chunk_size(region, chunk);
+    const uint64_t at = chunk * kChunkPages, n = region.chunk_size(chunk);
     if (int rc = present_own(state.foreign, region.address_of(PageIndex(at)), n, present); rc < 0) return rc;
     int in_chunk = 0;
-    const bool on_touch = charged_on_touch(region);
+    const bool on_touch = region.on_touch;
     const auto there = static_cast<uint64_t>(std::count_if(present, present + n, [](uint8_t one) { return one != 0; }));
     if (on_touch && there != 0 && space_charge(state, there, true) < 0)
       fatal("activation: there is no LUN space for MAP_NORESERVE memory in use; %s",
@@ -236,7 +231,7 @@ int64_t adopt_present(PagerState& state, Region& region) {
       if (seen.state() != PageState::kEmpty) continue;  // a handler was faster
       // It may be shared by a fork, or the kernel's zero page: the evictor makes it exclusive first.
       const PageWord next =
-          resident_word(seen, kNoSlot, state.own_lun, kHeatFault, shared_epoch()).with_charged(on_touch);
+          resident_word(seen, kNoSlot, state.luns.own, kHeatFault, shared_epoch()).with_charged(on_touch);
       if (word->compare_exchange_strong(seen, next, std::memory_order_acq_rel)) ++in_chunk;
     }
     if (on_touch) {
@@ -251,37 +246,9 @@ int64_t adopt_present(PagerState& state, Region& region) {
   return found;
 }
 
-void split_huge(PagerState& state, Region& region, uint64_t chunk) {
-  const uint64_t first = chunk * kChunkPages, end = first + chunk_size(region, chunk);
-  // A page shared with a relative, or the kernel's huge zero page, cannot be split: first copy it to small pages of our
-  // own. Behind the copy-on-write gate there is no room for copies; such pages count as shared when they are dropped,
-  // and the split is retried.
-  const bool gated = state.gate_used.load(std::memory_order_acquire);
-  if (!gated) region.chunk_large[chunk].store(0, std::memory_order_relaxed);
-  // Seize the pages meanwhile: if the owner discarded a page between the check and the call, the call would populate
-  // it, unknown to the page table.
-  const TableScope scope;
-  for (uint64_t p = first; !gated && p < end;) {
-    PageWord was[kChunkPages];
-    uint64_t from = p;
-    for (; p < end; ++p) {
-      was[p - from] = region.table.peek(p);
-      if (was[p - from].state() != PageState::kResident || !region.table.lock(p, was[p - from])) break;
-    }
-    if (p == from) {
-      ++p;
-      continue;
-    }
-    (void)sys::advise(region.address_of(PageIndex(from)), (p - from) << state.page_shift, MADV_POPULATE_WRITE);
-    for (uint64_t done = from; done < p; ++done) release_page(state, region, PageIndex(done), was[done - from]);
-  }
-  // Advice for a part of a huge page splits it: to its end but for one page.
-  (void)sys::advise(region.address_of(PageIndex(first)), (end - first - 1) << state.page_shift, MADV_COLD);
-}
-
 void activation_failure(PagerState& state, const ErrorText& why) {
-  state.next_activation_ns.store(sys::now_ns() + kRetryNs);
-  if (!state.activation_failed.exchange(true)) log_error("%s", why.text);
+  state.activation.next_ns.store(sys::now_ns() + kRetryNs);
+  if (!state.activation.failed.exchange(true)) log_error("%s", why.text);
 }
 
 // Room for writes in flight and a second chance. More of them would be a longer second chance at the cost of resident

@@ -5,14 +5,7 @@
 //            them. Committed memory is charged to the tree's account, as if all of it were resident
 //   active   the pager's threads run, regions are registered, every page has a state
 //
-// A process becomes active when a commit would raise the tree's use above 7/8 of the budget, less what the process' own
-// frames and windows need (`plain_limit`). Small processes stay plain beyond that, while active ones make room for
-// them.
-//
-// Huge pages. Before activation a touch may populate a whole chunk (a huge page) of which only a part is committed; so
-// a heap region charges whole chunks. Activation adopts present memory page by page. The evictor splits the huge page
-// before it evicts the first page of such a chunk, because dropping a part of it would free nothing.
-//
+// README.md ("Activation") says when a process becomes active, and what happens to huge pages.
 // Threading: as each function says. Nothing here is for the fault path.
 #pragma once
 #include <cstdint>
@@ -22,12 +15,25 @@
 
 namespace lunar {
 
+struct Activation {
+  sys::Mutex lock;
+  std::atomic<uint64_t> making_threads_ns{0};  // since when an activation is starting its threads; 0: none is
+  std::atomic<bool> passed{false};             // something was committed meanwhile (CommitLock)
+  std::atomic<bool> failed{false};             // and the failure was logged
+  std::atomic<uint64_t> next_ns{0};            // not tried again before this
+  // Of plain memory, under the lock.
+  int64_t plain_table_units = 0;  // table_promise.h; charged
+  std::atomic<uint64_t> committed{0};
+  // Forks between their check and their prepare handler, and the charge that there already is for their children.
+  int plain_forks = 0;
+  int64_t plain_fork_pages = 0;
+};
+
 // Opens in advance what activation may not get later, when the process has dropped rights, changed its root directory
 // or installed a seccomp filter: /proc, pagemap, /dev/userfaultfd (or a userfaultfd), and a LUN file if the LUN is a
 // directory. Best effort: the code that needs them later reports failures. Called at start, and in a forked child that
 // is not active (`child`), for the child.
 void standby_open(PagerState& state, bool child);
-void standby_lun(PagerState& state, bool child);
 void keep_own_files();  // those of /proc/self: each process has its own
 // Those descriptors that service threads need too.
 void standby_descriptors(const PagerState& state, int* out, unsigned* count);
@@ -50,7 +56,7 @@ class CommitLock {
   bool locked_ = false;
 };
 
-// The following functions apply while the process is not active. pre: activation_lock is held.
+// The following functions apply while the process is not active. pre: the lock is held.
 // Charges a commit. 0, or -EAGAIN: the process must become active first.
 [[nodiscard]] int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end);
 void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t end);
@@ -67,16 +73,19 @@ void plain_uncharge_fork(PagerState& state);
 // is charged beyond the cap.
 [[nodiscard]] int plain_reserve_child(PagerState& state, uint64_t* ticket);
 
+// Opens and checks the LUN without reserving anything. 0 or -errno with *why.
+[[nodiscard]] int check_lun(PagerState& state, ErrorText* why);
+void standby_lun(PagerState& state, bool child);
+void activation_prepare();  // once, at the start
+// See pager_activate.
+[[nodiscard]] int activate(PagerState& state, ErrorText* why);
+
 // Before activating: reserves again the parts of regions that raw system calls have unmapped; otherwise the kernel
 // would map the pager's own memory there.
 void close_holes(PagerState& state);
 
 // While activating: registers the region, and adopts the pages that are present. Returns their number, or -errno.
 [[nodiscard]] int64_t adopt_present(PagerState& state, Region& region);
-
-// For the evictor: afterwards pages of this chunk can be freed one by one. May fault (on pages that are discarded
-// meanwhile).
-void split_huge(PagerState& state, Region& region, uint64_t chunk);
 
 // Reports a failed activation: one log line per process, and no other attempt for a while.
 void activation_failure(PagerState& state, const ErrorText& why);
@@ -97,5 +106,10 @@ struct OwnNeed {
 // first: the process is alone in its tree. `room`: the part of the cap that is not fixed. A forked child, or a process
 // that is not alone, needs an eighth of what the first one needs.
 OwnNeed own_need(const PagerState& state, bool first, int64_t room);
+
+// Service threads: handlers, evictor and the housekeeping thread, with their DRAM; in a forked child too. 0 or -errno
+// with *why.
+[[nodiscard]] int start_threads(PagerState& state, ErrorText* why);
+[[nodiscard]] int no_room(const PagerState& state, ErrorText* why);  // for them: -ENOMEM
 
 }  // namespace lunar

@@ -2,11 +2,11 @@
 #include "pager/evict/evictor.h"
 
 #include "base/format.h"
+#include "pager/space/lun_space.h"
 #include "pager/state/install.h"
-#include "pager/state/state.h"
+#include "pager/state/requests.h"
+#include "pager/table/leaf_pool.h"
 #include "sys/fatal.h"
-#include "sys/file.h"
-#include "sys/thread.h"
 
 namespace lunar {
 namespace {
@@ -20,8 +20,8 @@ constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;  // between
 }  // namespace
 
 int Evictor::open(uint32_t frame_count) {
-  state_.housekeeping_word.store(kHousekeepingRuns);
-  state_.room_wanted.store(false);
+  state_.services.housekeeping_word.store(kHousekeepingRuns);
+  state_.services.room_wanted.store(false);
   writer_.free_buffers();  // its parent's
   int rc = frames_.open(frame_count, state_.page_size, -1);
   if (rc == 0) rc = taker_.open(frame_count);
@@ -35,7 +35,7 @@ int Evictor::open(uint32_t frame_count) {
   high_water_ = low_water_ + kBatchPages * 2;
   pause_requests_.store(0);
   resting_.store(0);
-  asleep_.store(false);
+  state_.services.evictor_asleep.store(false);
   range_lock_.reset_in_child();
   range_region_.store(nullptr);
   chooser_.reset();
@@ -46,7 +46,8 @@ int Evictor::open(uint32_t frame_count) {
 int Evictor::start() {
   if (int rc = taker_.start(); rc < 0) return rc;
   pthread_t thread;
-  return sys::thread_start({"lunar-evict", run_thread, this, false, false, &state_.housekeeping_word}, &thread);
+  return sys::thread_start({"lunar-evict", run_thread, this, false, false, &state_.services.housekeeping_word},
+                           &thread);
 }
 
 void Evictor::run_thread(void* self) { static_cast<Evictor*>(self)->run(); }
@@ -71,17 +72,12 @@ bool Evictor::should_evict() {
   return now - short_since_ > (account.shared_pages() != 0 ? kRelativesMayEvictNs : kOthersMayEvictNs);
 }
 
-// With run(), all sequentially consistent: what was taken, then whether it sleeps; that it sleeps, then what is taken.
-void Evictor::wake() {
-  if (asleep_.load(std::memory_order_seq_cst)) state_.account.raise_pressure();
-}
-
 void Evictor::wake_if_low() {
-  if (state_.account.free_pages() < static_cast<int64_t>(low_water_)) wake();
+  if (state_.account.free_pages() < static_cast<int64_t>(low_water_)) evictor_wake(state_);
 }
 
 void Evictor::run() {
-  state_.evictor_tid.store(sys::thread_id());
+  state_.services.evictor_tid.store(sys::thread_id());
   taker_.attach();
   bool going = false;
   for (;;) {
@@ -133,16 +129,16 @@ void Evictor::evict_of_range() {
 
 // There is room. Writes that are in flight are waited for, else whatever raises the pressure.
 void Evictor::sleep_or_reap(uint32_t pressure_seen) {
-  asleep_.store(true, std::memory_order_seq_cst);
+  state_.services.evictor_asleep.store(true, std::memory_order_seq_cst);
   if (!should_evict() && range_region_.load() == nullptr && pause_requests_.load() == 0) {
     if (writer_.in_flight() != 0) {
-      asleep_.store(false);
+      state_.services.evictor_asleep.store(false);
       (void)writer_.reap(true);
     } else {
       state_.account.wait_pressure(pressure_seen, short_since_ != 0 || writer_.has_failed() ? 2000000 : -1);
     }
   }
-  asleep_.store(false, std::memory_order_release);
+  state_.services.evictor_asleep.store(false, std::memory_order_release);
 }
 
 void Evictor::pause() {
@@ -235,7 +231,7 @@ bool Evictor::decide(Victim& victim) {
   frame.slots_tried = 0;
   frame.slot_failed = false;
   frame.slot = clean ? was.slot() : kNoSlot;
-  frame.lun = static_cast<uint8_t>(clean ? was.lun() : state_.own_lun);
+  frame.lun = static_cast<uint8_t>(clean ? was.lun() : state_.luns.own);
   frame.state.store(clean ? FrameState::kClean : FrameState::kWriting, std::memory_order_release);
   if (clean) {
     frames_.queue_clean(victim.frame);
@@ -283,9 +279,9 @@ bool Evictor::install_for_waiter(Victim& victim) {
 void Evictor::dump(int fd) const {
   char line[192];
   size_t n = format_to(line, sizeof line, "evictor: %s, frames free %u of %u, writes in flight %u, pause requests %u\n",
-                       asleep_.load()    ? "asleep"
-                       : resting_.load() ? "resting"
-                                         : "at work",
+                       state_.services.evictor_asleep.load() ? "asleep"
+                       : resting_.load()                     ? "resting"
+                                                             : "at work",
                        frames_.free_count(), frames_.count(), writer_.in_flight(), pause_requests_.load());
   (void)sys::write_to_program(fd, line, n);
 }

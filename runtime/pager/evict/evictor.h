@@ -27,9 +27,7 @@ class Evictor {
   void forget_parents() { writer_.forget_parents(); }
   void add_descriptors(int* out, unsigned* count) const { taker_.add_descriptors(out, count); }
   void close_descriptors() const { taker_.close_descriptors(); }
-  void wake();         // DRAM is short: wake up. Cheap when awake
   void wake_if_low();  // below low water
-  bool asleep() const { return asleep_.load(std::memory_order_relaxed); }
   uint32_t low_water() const { return low_water_; }
 
   // A sequential reader has reached `page` (LUNAR_SEQUENTIAL): when DRAM is short, the pages behind it are evicted
@@ -74,7 +72,6 @@ class Evictor {
 
   std::atomic<uint32_t> pause_requests_{0};
   std::atomic<uint32_t> resting_{0};
-  std::atomic<bool> asleep_{false};
 
   sys::Mutex range_lock_;  // one range request at a time
   std::atomic<Region*> range_region_{nullptr};

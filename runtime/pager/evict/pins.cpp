@@ -8,7 +8,6 @@
 
 #include "base/format.h"
 #include "base/test_switches.h"
-#include "pager/state/state.h"
 #include "sys/file.h"
 #include "sys/log.h"
 #include "sys/proc.h"
@@ -17,6 +16,7 @@
 namespace lunar {
 namespace {
 
+constinit std::atomic<bool> g_noted{false};
 char g_seen[96];  // the evictor's
 constexpr unsigned kUnsureMax = 16;
 unsigned g_unsure = 0;  // inconclusive checks in a row
@@ -48,9 +48,9 @@ bool pinned_memory() {
 
 }  // namespace
 
-bool pins_possible(PagerState& state) {
+bool pins_possible() {
   if (test_switches.no_pin_rule) return false;
-  if (state.may_pin.load(std::memory_order_acquire)) return true;
+  if (pins_noted()) return true;
   uint64_t now = sys::now_ns();
   bool found = false;
   if (now >= g_next_status_ns) {
@@ -71,12 +71,14 @@ bool pins_possible(PagerState& state) {
     g_next_scan_ns = now + cost * 100;
     g_full_scan_ns = now + 100000000 + cost * 100;
   }
-  if (found) pins_note(state, g_seen);
+  if (found) pins_note(g_seen);
   return found || g_unsure > 0;
 }
 
-void pins_note(PagerState& state, const char* sign) {
-  if (!state.may_pin.exchange(true))
+bool pins_noted() { return g_noted.load(std::memory_order_acquire); }
+
+void pins_note(const char* sign) {
+  if (!g_noted.exchange(true))
     log_info("this process may pin pages for devices (%s): evicting by UFFDIO_MOVE from now on", sign);
 }
 

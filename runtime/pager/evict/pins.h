@@ -15,9 +15,8 @@
 
 namespace lunar {
 
-struct PagerState;
-
-[[nodiscard]] bool pins_possible(PagerState& state);  // evictor: before each batch
-void pins_note(PagerState& state, const char* sign);  // `sign`: the evidence, for the log; must stay valid
+[[nodiscard]] bool pins_possible();  // evictor: before each batch
+bool pins_noted();
+void pins_note(const char* sign);  // `sign`: the evidence, for the log; must stay valid
 
 }  // namespace lunar

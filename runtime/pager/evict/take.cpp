@@ -5,17 +5,44 @@
 #include <sys/mman.h>
 
 #include "base/test_switches.h"
-#include "pager/activation/activation.h"
 #include "pager/evict/pins.h"
 #include "pager/state/install.h"
 #include "pager/state/state.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
-#include "sys/file.h"
 #include "sys/kernel.h"
 #include "sys/memory_constants.h"
 
 namespace lunar {
+
+// Afterwards pages of this chunk can be freed one by one. May fault (on pages that are discarded meanwhile).
+static void split_huge(PagerState& state, Region& region, uint64_t chunk) {
+  const uint64_t first = chunk * kChunkPages, end = first + region.chunk_size(chunk);
+  // A page shared with a relative, or the kernel's huge zero page, cannot be split: first copy it to small pages of our
+  // own. Behind the copy-on-write gate there is no room for copies; such pages count as shared when they are dropped,
+  // and the split is retried.
+  const bool gated = state.fork.gate_used.load(std::memory_order_acquire);
+  if (!gated) region.chunk_large[chunk].store(0, std::memory_order_relaxed);
+  // Seize the pages meanwhile: if the owner discarded a page between the check and the call, the call would populate
+  // it, unknown to the page table.
+  const TableScope scope;
+  for (uint64_t p = first; !gated && p < end;) {
+    PageWord was[kChunkPages];
+    uint64_t from = p;
+    for (; p < end; ++p) {
+      was[p - from] = region.table.peek(p);
+      if (was[p - from].state() != PageState::kResident || !region.table.lock(p, was[p - from])) break;
+    }
+    if (p == from) {
+      ++p;
+      continue;
+    }
+    (void)sys::advise(region.address_of(PageIndex(from)), (p - from) << state.page_shift, MADV_POPULATE_WRITE);
+    for (uint64_t done = from; done < p; ++done) release_page(state, region, PageIndex(done), was[done - from]);
+  }
+  // Advice for a part of a huge page splits it: to its end but for one page.
+  (void)sys::advise(region.address_of(PageIndex(first)), (end - first - 1) << state.page_shift, MADV_COLD);
+}
 
 int Taker::open(uint32_t frame_count) {
   size_t pipe_bytes = kBatchPages * state_.page_size;
@@ -49,7 +76,7 @@ void Taker::close_descriptors() const {
 
 unsigned Taker::take(Batch& batch) {
   forbid_merging();
-  const bool by_move = pins_possible(state_) || splice_refused_ || state_.account.someone_writes_elsewhere();
+  const bool by_move = pins_possible() || splice_refused_ || state_.account.someone_writes_elsewhere();
   split_huge_pages(batch);
   make_exclusive(batch, by_move);
   for (Victim& victim : batch) LUNAR_CHECK(frames_.take_free(&victim.frame), "frames");
@@ -79,10 +106,9 @@ bool Taker::look(const Batch& batch, const Picks& picks, sys::PageFacts* facts) 
 // also makes its merged pages exclusive again.
 void Taker::forbid_merging() {
   const bool seen = sys::memory_merging();
-  for (uint32_t i = 0; seen && !merging_seen_ && i < state_.regions.count.load(std::memory_order_acquire); ++i) {
-    Region* region = state_.regions.sorted[i].load(std::memory_order_acquire);
-    if (region != nullptr) (void)sys::advise(region->base, region->pages << state_.page_shift, MADV_UNMERGEABLE);
-  }
+  if (seen && !merging_seen_)
+    for (const Region& region : state_.regions)
+      (void)sys::advise(region.base, region.pages << state_.page_shift, MADV_UNMERGEABLE);
   merging_seen_ = seen;
 }
 
@@ -90,12 +116,13 @@ void Taker::forbid_merging() {
 // the drop, as lifting the protection needs the page's word. (UFFDIO_MOVE takes none that is shared: then they are
 // copied first. A batch comes and goes at once.)
 Taker::Picks Taker::to_make_exclusive(Batch& batch, bool by_move) const {
-  const auto epoch = static_cast<uint16_t>(state_.fork_epoch.load(std::memory_order_acquire));
+  const auto epoch = static_cast<uint16_t>(state_.fork.epoch.load(std::memory_order_acquire));
   Picks stale, left;
   for (unsigned i = 0; i < batch.count; ++i)
     if (!still_exclusive(batch.victims[i].word.epoch(), epoch)) stale.add(i);
   sys::PageFacts facts[kBatchPages];
-  if (stale.count == 0 || by_move || !state_.gate_used.load(std::memory_order_acquire) || !look(batch, stale, facts))
+  if (stale.count == 0 || by_move || !state_.fork.gate_used.load(std::memory_order_acquire) ||
+      !look(batch, stale, facts))
     return stale;
   for (unsigned i = 0; i < stale.count; ++i) {
     if (facts[i].write_protected)

@@ -6,8 +6,9 @@
 #include <initializer_list>
 
 #include "base/error.h"
+#include "pager/space/lun_space.h"
 #include "pager/state/install.h"
-#include "pager/state/state.h"
+#include "pager/state/requests.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/log.h"
@@ -20,7 +21,7 @@ constexpr unsigned kSlotsTried = 3;
 }  // namespace
 
 void Writer::forget_parents() {
-  Device* device = state_.devices[state_.parent_lun];
+  Device* device = state_.luns.devices[state_.luns.parent];
   if (context_ != nullptr && device != nullptr) device->detach(context_);
   context_ = nullptr;
 }
@@ -62,7 +63,7 @@ void Writer::attach() {
   ContextOptions options;
   options.depth = kWriteOps;
   options.spin = false;
-  if (rc == 0) rc = state_.devices[state_.own_lun]->attach(options, &context_);
+  if (rc == 0) rc = state_.luns.devices[state_.luns.own]->attach(options, &context_);
   if (rc < 0) {
     context_ = nullptr;
     fatal("evictor: the LUN cannot be opened for writing (%s %s); cold pages have nowhere to go", errno_name(rc),
@@ -73,7 +74,7 @@ void Writer::attach() {
 void Writer::flush() {
   if (dirty_count_ == 0) return;
   attach();
-  SlotAllocator& lun = state_.luns[state_.own_lun];
+  SlotAllocator& lun = state_.luns.slots[state_.luns.own];
   unsigned done = 0;
   while (done < dirty_count_) {
     SlotRun runs[16];
@@ -107,7 +108,7 @@ void Writer::submit_run(const uint32_t* ids, unsigned count, SlotRun run) {
   }
   op.command = {};
   op.command.op = Op::kWrite;
-  op.command.offset = state_.luns[state_.own_lun].offset_of(run.first);
+  op.command.offset = state_.luns.slots[state_.luns.own].offset_of(run.first);
   op.command.iov = op.iov;
   op.command.iov_count = count;
   op.command.tag = index;
@@ -137,7 +138,7 @@ void Writer::finish_write(const Response& response) {
   WriteOp& op = ops_[response.tag];
   int64_t result = response.result;
   // The kernel deferred it and had no thread for it (RLIMIT_NPROC counts io_uring's workers): the slots are fine.
-  if (result == -ECANCELED) result = state_.devices[state_.own_lun]->transfer(op.command);
+  if (result == -ECANCELED) result = state_.luns.devices[state_.luns.own]->transfer(op.command);
   bool ok = result == static_cast<int64_t>(op.count * state_.page_size);
   if (ok) {
     counters().written_bytes.add(op.count * state_.page_size);
@@ -145,7 +146,7 @@ void Writer::finish_write(const Response& response) {
   } else {
     counters().write_errors.add();
     LUNAR_LOG_LIMITED(log_warning, 10, "write of %u pages at slot %u of %s failed (%s); trying again", op.count,
-                      op.first.value, state_.devices[state_.own_lun]->name(),
+                      op.first.value, state_.luns.devices[state_.luns.own]->name(),
                       result < 0 ? errno_name(static_cast<int>(result)) : "short write");
   }
   unsigned count = op.count;
@@ -164,7 +165,7 @@ void Writer::note_failure(Frame& frame) {
     frame.writes_then = writes_done_;
     return;
   }
-  SlotAllocator& lun = state_.luns[state_.own_lun];
+  SlotAllocator& lun = state_.luns.slots[state_.luns.own];
   if (frame.writes_then != writes_done_)
     lun.retire(frame.slot);
   else
@@ -193,7 +194,7 @@ void Writer::finish_frame(uint32_t id, bool ok) {
 // Frees a frame whose content is no longer needed.
 void Writer::drop_frame(uint32_t id) {
   Frame& frame = frames_.at(id);
-  if (frame.slot != kNoSlot) state_.luns[state_.own_lun].release(frame.slot);
+  if (frame.slot != kNoSlot) state_.luns.slots[state_.luns.own].release(frame.slot);
   frame.slot = kNoSlot;
   frames_.put_free(id);
 }
@@ -215,7 +216,7 @@ void Writer::rewrite(uint32_t id, bool must) {
   }
   SlotRun run{frame.slot, 1};
   if (!must && (frame.slot != kNoSlot ||
-                (++frame.slots_tried < kSlotsTried && state_.luns[state_.own_lun].alloc(1, &run, 1) == 1))) {
+                (++frame.slots_tried < kSlotsTried && state_.luns.slots[state_.luns.own].alloc(1, &run, 1) == 1))) {
     submit_run(&id, 1, run);
     return;
   }
@@ -250,7 +251,7 @@ bool Writer::back_to_dram(uint32_t id, bool must) {
   }
   count_resident(state_, *region, page, 1);
   count_evicted(-1);
-  release_page(state_, *region, page, resident_word(seen, kNoSlot, state_.own_lun, kHeatHot, epoch));
+  release_page(state_, *region, page, resident_word(seen, kNoSlot, state_.luns.own, kHeatHot, epoch));
   return true;
 }
 

@@ -6,10 +6,9 @@
 
 #include <algorithm>
 
+#include "pager/fault/kept_pages.h"
 #include "pager/state/install.h"
-#include "pager/state/state.h"
-#include "sys/mem.h"
-#include "sys/uffd.h"
+#include "pager/state/requests.h"
 
 namespace lunar {
 namespace {
@@ -57,10 +56,9 @@ int64_t count_shared(const Region& region, uint64_t first, unsigned count, int p
 void gate_close(PagerState& state) {
   const void* const* kept = nullptr;
   const unsigned kept_count = kept_pages_gate_closes(&kept);
-  for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
-    Region* region = state.regions.sorted[r].load();
-    uint64_t chunks = (region->table_pages.load() + kChunkPages - 1) / kChunkPages;
-    auto used = [&](uint64_t chunk) { return region->chunk_resident[chunk].load(std::memory_order_relaxed) > 0; };
+  for (const Region& region : state.regions) {
+    uint64_t chunks = (region.table_pages.load() + kChunkPages - 1) / kChunkPages;
+    auto used = [&](uint64_t chunk) { return region.chunk_resident[chunk].load(std::memory_order_relaxed) > 0; };
     for (uint64_t chunk = 0; chunk < chunks;) {
       uint64_t end = chunk;
       while (end < chunks && end - chunk < kCloseChunks && used(end)) ++end;
@@ -68,8 +66,8 @@ void gate_close(PagerState& state) {
         ++chunk;
         continue;
       }
-      uint64_t last = end * kChunkPages < region->pages ? end * kChunkPages : region->pages;
-      close_but_kept(state, region->address_of(PageIndex(chunk * kChunkPages)),
+      uint64_t last = end * kChunkPages < region.pages ? end * kChunkPages : region.pages;
+      close_but_kept(state, region.address_of(PageIndex(chunk * kChunkPages)),
                      (last - chunk * kChunkPages) << state.page_shift, kept, kept_count);
       chunk = end;
     }
@@ -121,11 +119,11 @@ Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, b
 }
 
 bool fork_guards(const PagerState& state) {
-  return state.write_protect && state.forking.load(std::memory_order_seq_cst);
+  return state.write_protect && state.fork.forking.load(std::memory_order_seq_cst);
 }
 
 void fork_guard_lift(PagerState& state, void* address, uint64_t bytes) {
-  if (!state.gate_closing.load(std::memory_order_seq_cst) && !lift(state, address, bytes))
+  if (!state.fork.gate_closing.load(std::memory_order_seq_cst) && !lift(state, address, bytes))
     wake_waiters(state, address, bytes);
 }
 

@@ -2,10 +2,8 @@
 #include "pager/fault/follower.h"
 
 #include "base/format.h"
-#include "pager/evict/evictor.h"
 #include "pager/state/state.h"
 #include "sys/numa.h"
-#include "sys/thread.h"
 
 namespace lunar {
 namespace {
@@ -50,7 +48,7 @@ void Follower::messages_came(int thread_id, unsigned load) {
     if (until_look_ != 0) --until_look_;
     if (until_look_ != 0 && !lost_) return;
     // trading places with it would mean waiting for the end of its batches
-    if (!state_.evictor->asleep()) return;
+    if (!state_.services.evictor_asleep.load(std::memory_order_relaxed)) return;
   } else if (not_before_ns_ != 0 && sys::now_ns() < not_before_ns_) {
     return;
   }
@@ -83,7 +81,7 @@ void Follower::stop_following() {
 // fault that it makes room for. The evictor is sent away before it wakes there: afterwards the faulting thread would
 // already have been moved for it.
 void Follower::keep_evictor_off(int cpu) {
-  const int evictor = state_.evictor_tid.load(std::memory_order_relaxed);
+  const int evictor = state_.services.evictor_tid.load(std::memory_order_relaxed);
   if (evictor != 0) (void)sys::set_affinity_but(evictor, cpu);
 }
 

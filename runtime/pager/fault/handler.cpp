@@ -10,16 +10,18 @@
 #include "pager/evict/evictor.h"
 #include "pager/fault/cow_gate.h"
 #include "pager/fault/map_events.h"
+#include "pager/space/lun_space.h"
 #include "pager/state/install.h"
 #include "pager/state/program_end.h"
-#include "pager/state/state.h"
-#include "sys/arena.h"
+#include "pager/state/requests.h"
 #include "sys/fatal.h"
-#include "sys/file.h"
 #include "sys/log.h"
 #include "sys/numa.h"
 
 namespace lunar {
+
+constinit FaultState g_fault_state;
+
 namespace {
 
 constexpr unsigned kMessagesAtOnce = 16;
@@ -38,9 +40,9 @@ constexpr uint64_t kTagMessages = 0, kTagBell = 1, kTagProgram = 2;
 
 bool is_service_thread(const PagerState& state, int tid) {
   if (tid == 0) return false;
-  if (tid == state.housekeeping_tid.load(std::memory_order_relaxed)) return true;
-  for (unsigned i = 0; i < state.handler_count; ++i)
-    if (tid == state.handler_tids[i].load(std::memory_order_relaxed)) return true;
+  if (tid == state.services.housekeeping_tid.load(std::memory_order_relaxed)) return true;
+  for (unsigned i = 0; i < state.services.handler_count; ++i)
+    if (tid == state.services.handler_tids[i].load(std::memory_order_relaxed)) return true;
   return false;
 }
 
@@ -54,8 +56,8 @@ int Handler::open(unsigned index, unsigned window_pages, int node) {
   hot_rounds_ = 0;
   if (const int rc = inbox_.open(); rc < 0) return rc;
   pagemap_ = -1;
-  bell_.store(-1);
-  wants_room_.store(false);
+  bell().descriptor.store(-1);
+  bell().wants_room.store(false);
   watching_ = watching_bell_ = retrying_ = stuck_said_ = false;
   stuck_since_ = 0;
   round_.store(0);
@@ -67,25 +69,25 @@ int Handler::start() {
   char name[16];
   format_to(name, sizeof name, "lunar-fault%u", index_);
   pthread_t thread;
-  return sys::thread_start({name, run_thread, this, false, false, &state_.housekeeping_word}, &thread);
+  return sys::thread_start({name, run_thread, this, false, false, &state_.services.housekeeping_word}, &thread);
 }
 
 void Handler::run_thread(void* self) { static_cast<Handler*>(self)->run(); }
 
 void Handler::run() {
-  state_.handler_tids[index_].store(sys::thread_id(), std::memory_order_relaxed);
+  state_.services.handler_tids[index_].store(sys::thread_id(), std::memory_order_relaxed);
   set_stall_reader([](void* self) { static_cast<Handler*>(self)->stalled(); }, this);
   if (!resolver_.attach_own()) fatal("handler: no command ring to the LUN");
   pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
-  const int bell = sys::make_eventfd();
-  if (bell < 0) fatal("handler: no descriptor to be woken by (%s)", errno_name(bell));
-  bell_.store(bell);  // with ring(): a message that was put before is seen below
+  const int eventfd = sys::make_eventfd();
+  if (eventfd < 0) fatal("handler: no descriptor to be woken by (%s)", errno_name(eventfd));
+  bell().descriptor.store(eventfd);  // with ring(): a message that was put before is seen below
   const bool nodes = sys::numa_nodes() > 1;
   if (nodes) (void)sys::set_affinity_node(node_);
   follower_.start(state_.options.follow && !helper_, nodes ? node_ : -1);
   if (index_ == 0 && resolver_.watch(program_end_descriptor(), kTagProgram) < 0)
     fatal("handler: cannot wait for the program's end");
-  state_.handlers_running.fetch_add(1, std::memory_order_acq_rel);
+  state_.services.handlers_running.fetch_add(1, std::memory_order_acq_rel);
   for (;;) {
     round_.fetch_add(1, std::memory_order_seq_cst);
     unsigned messages = answer_inbox();
@@ -99,7 +101,7 @@ void Handler::run() {
       watching_ = true;
     }
     if (!watching_bell_) {
-      if (resolver_.watch(bell, kTagBell) < 0) fatal("handler: cannot wait for its inbox");
+      if (resolver_.watch(eventfd, kTagBell) < 0) fatal("handler: cannot wait for its inbox");
       watching_bell_ = true;
     }
     int done = resolver_.progress(false, 0);
@@ -117,7 +119,7 @@ void Handler::run() {
     if (came >> kTagMessages & 1) watching_ = false;
     if (came >> kTagBell & 1) {
       watching_bell_ = false;
-      sys::eventfd_clear(bell);
+      sys::eventfd_clear(eventfd);
     }
     if (came >> kTagProgram & 1) housekeeping_wake(state_, kHousekeepingProgram);
   }
@@ -128,10 +130,10 @@ void Handler::call_helpers(unsigned load) {
     hot_rounds_ = hot_rounds_ > 0 ? hot_rounds_ - 1 : 0;
     return;
   }
-  if (++hot_rounds_ < kHotRounds || state_.helpers_resting.load(std::memory_order_relaxed) == 0) return;
+  if (++hot_rounds_ < kHotRounds || state_.fault.helpers_resting.load(std::memory_order_relaxed) == 0) return;
   hot_rounds_ = 0;
-  state_.helpers_called.fetch_add(1, std::memory_order_acq_rel);
-  sys::futex_wake(&state_.helpers_called, 1, false);
+  state_.fault.helpers_called.fetch_add(1, std::memory_order_acq_rel);
+  sys::futex_wake(&state_.fault.helpers_called, 1, false);
 }
 
 // pre: nothing in hand and no watch for messages armed, so that nothing waits for this handler.
@@ -139,13 +141,13 @@ void Handler::rest_when_calm(unsigned load) {
   calm_rounds_ = load <= 1 ? calm_rounds_ + 1 : 0;
   if (calm_rounds_ < kCalmRounds || load != 0 || watching_) return;
   follower_.stop_following();
-  uint32_t seen = state_.helpers_called.load(std::memory_order_acquire);
-  state_.helpers_resting.fetch_add(1, std::memory_order_acq_rel);
+  uint32_t seen = state_.fault.helpers_called.load(std::memory_order_acquire);
+  state_.fault.helpers_resting.fetch_add(1, std::memory_order_acq_rel);
   round_.fetch_add(1, std::memory_order_release);
-  while (state_.helpers_called.load(std::memory_order_acquire) == seen)
-    (void)sys::futex_wait(&state_.helpers_called, seen, -1, false);
+  while (state_.fault.helpers_called.load(std::memory_order_acquire) == seen)
+    (void)sys::futex_wait(&state_.fault.helpers_called, seen, -1, false);
   round_.fetch_add(1, std::memory_order_seq_cst);
-  state_.helpers_resting.fetch_sub(1, std::memory_order_acq_rel);
+  state_.fault.helpers_resting.fetch_sub(1, std::memory_order_acq_rel);
   calm_rounds_ = 0;
 }
 
@@ -250,7 +252,7 @@ int Handler::node_of(int thread_id) {
 Handler& Handler::owner_of(const sys::UffdMessage& message) {
   const int nodes = sys::numa_nodes();
   const int node = nodes == 1 || message.thread_id == 0 ? node_ : node_of(message.thread_id);
-  return node == node_ || node >= nodes ? *this : *state_.handlers[node];
+  return node == node_ || node >= nodes ? *this : *state_.fault.handlers[node];
 }
 
 // False: its inbox is full.
@@ -258,19 +260,18 @@ bool Handler::hand_over(Handler& owner, const sys::UffdMessage& message) {
   if (!owner.inbox_.put(message, false)) return false;
   if (&owner == this) return true;
   counters().forwarded.add();
-  const int bell = owner.bell_.load();
-  if (bell >= 0) sys::eventfd_signal(bell);
+  if (const int eventfd = owner.bell().descriptor.load(); eventfd >= 0) sys::eventfd_signal(eventfd);
   return true;
 }
 
 void Handler::answer(const sys::UffdMessage& message) {
   const TableScope scope;
   void* address = reinterpret_cast<void*>(message.address);
-  if (message.thread_id != 0 && message.thread_id == state_.evictor_tid.load(std::memory_order_relaxed)) {
+  if (message.thread_id != 0 && message.thread_id == state_.services.evictor_tid.load(std::memory_order_relaxed)) {
     answer_evictor(message);
     return;
   }
-  if (!retrying_) state_.watched.begins(message.thread_id, message.address);
+  if (!retrying_) state_.fault.watched.begins(message.thread_id, message.address);
   if (is_service_thread(state_, message.thread_id)) {
     counters().service_faults.add();
     LUNAR_DCHECK(!"a thread of the pager touched tiered memory");
@@ -345,9 +346,9 @@ void Handler::answer_missing(Region& region, PageIndex page, const sys::UffdMess
     }
   }
   if (begun.outcome == Outcome::kNoRoom) return park(message);
-  if (begun.outcome == Outcome::kBusy) state_.watched.is_in_other_hands();
+  if (begun.outcome == Outcome::kBusy) state_.fault.watched.is_in_other_hands();
   if (begun.outcome == Outcome::kResident)
-    state_.watched.ends(state_.watched.take(region.address_of(page), state_.page_size), false);
+    state_.fault.watched.ends(state_.fault.watched.take(region.address_of(page), state_.page_size), false);
   state_.evictor->wake_if_low();
   if (!first_touch && begun.outcome != Outcome::kBusy) read_ahead(region, page, ahead, begun.pages);
 }
@@ -395,9 +396,9 @@ void Handler::answer_outside(const sys::UffdMessage& message) {
 // unprotected, but for the forking thread itself, and for a thread whose lock it may be waiting for.
 void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message) {
   bool force = false;
-  if (state_.forking.load(std::memory_order_seq_cst)) {
-    force = message.thread_id == state_.forking_tid.load(std::memory_order_relaxed) ||
-            sys::now_ns() - state_.forking_since_ns.load() > kForkMaxNs;
+  if (state_.fork.forking.load(std::memory_order_seq_cst)) {
+    force = message.thread_id == state_.fork.thread_id.load(std::memory_order_relaxed) ||
+            sys::now_ns() - state_.fork.since_ns.load() > kForkMaxNs;
     if (!force) {
       park(message);
       return;
@@ -436,10 +437,10 @@ void Handler::mark_lost(Region& region, PageIndex page, PageWord seen) {
 // handler that runs after ours. The forking thread itself touches a few pages; the others may pass a few at a time, so
 // that the thread in question gets on.
 bool Handler::may_pass_budget(const sys::UffdMessage& message) {
-  if (!state_.forking.load(std::memory_order_seq_cst)) return false;
-  if (message.thread_id != 0 && message.thread_id == state_.forking_tid.load(std::memory_order_relaxed)) return true;
+  if (!state_.fork.forking.load(std::memory_order_seq_cst)) return false;
+  if (message.thread_id != 0 && message.thread_id == state_.fork.thread_id.load(std::memory_order_relaxed)) return true;
   const uint64_t now = sys::now_ns();
-  if (now - state_.forking_since_ns.load() < kForkStandsNs) return false;
+  if (now - state_.fork.since_ns.load() < kForkStandsNs) return false;
   if (now - passed_since_ >= static_cast<uint64_t>(kParkedWaitNs)) passed_since_ = now, passed_ = 0;
   return passed_++ < kPassMax;
 }
@@ -473,19 +474,15 @@ void Handler::park(const sys::UffdMessage& message) {
   if (!retrying_) counters().budget_waits.add();
   if (!inbox_.put(message, true))  // it faults again
     (void)sys::uffd_wake(state_.uffd, reinterpret_cast<void*>(message.address), state_.page_size);
-  state_.evictor->wake();
+  evictor_wake(state_);
 }
 
 // Room given back from now on wakes us; one more try covers what was given back before.
 void Handler::wait_for_room() {
-  wants_room_.store(true, std::memory_order_seq_cst);
-  state_.room_wanted.store(true, std::memory_order_seq_cst);
+  bell().wants_room.store(true, std::memory_order_seq_cst);
+  state_.services.room_wanted.store(true, std::memory_order_seq_cst);
   state_.account.want_room();
   (void)answer_inbox();
-}
-
-void Handler::room_came() {
-  if (wants_room_.exchange(false)) sys::eventfd_signal(bell_.load());
 }
 
 void Handler::dump(int fd) const {

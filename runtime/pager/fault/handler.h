@@ -35,11 +35,11 @@ struct Handler {
   void wait_for_round() const;
   // Waits until it has judged the events that it had read before the call. The same.
   void wait_for_reading() const;
-  void stalled();    // called by its own thread, in the middle of an answer
-  void room_came();  // called by service threads: retry parked messages
+  void stalled();  // called by its own thread, in the middle of an answer
   void dump(int fd) const;
 
  private:
+  Bell& bell() const { return state_.services.bells[index_]; }
   int node_of(int thread_id);
   Handler& owner_of(const sys::UffdMessage& message);
   bool hand_over(Handler& owner, const sys::UffdMessage& message);
@@ -80,11 +80,7 @@ struct Handler {
   unsigned index_ = 0;
   bool watching_ = false;
 
-  // An eventfd in the service threads' table: something is in the inbox, or room came and wants_room_. -1: not made
-  // yet; its thread looks into the inbox once it is.
-  std::atomic<int> bell_{-1};
   bool watching_bell_ = false;
-  std::atomic<bool> wants_room_{false};
 
   int node_ = 0;
   struct ThreadNode {

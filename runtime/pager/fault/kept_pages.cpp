@@ -9,15 +9,18 @@
 // either way. Write faults are refused as well: kept pages stay outside the copy-on-write gate (cow_gate.h).
 //
 // Threading: any thread of the program; may fault. Signals are blocked inside: a handler could end the thread.
+#include "pager/fault/kept_pages.h"
+
 #include <errno.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
 
-#include "pager/pager.h"
+#include "pager/fault/keep.h"
 #include "pager/state/install.h"
 #include "pager/state/state.h"
+#include "pager/table/leaf_pool.h"
 #include "sys/log.h"
 #include "sys/memory_constants.h"
 #include "sys/proc.h"
@@ -74,7 +77,7 @@ void unpin_kept(PagerState& state, Kept& gone) {
   Kept* next = nullptr;
   for (Kept& other : g_kept.entries)
     if (gone.pinned && &other != &gone && other.thread_id != 0 && other.page == gone.page) next = &other;
-  Region* region = gone.pinned && next == nullptr ? region_find(gone.page) : nullptr;
+  Region* region = gone.pinned && next == nullptr ? own_region(state, gone.page) : nullptr;
   if (next != nullptr) next->pinned = true;
   if (region != nullptr) state.pinned_pages.fetch_sub(clear_pin(*region, region->page_of(gone.page)));
   gone = {};  // last: in a child that is forked in between no pin is without an entry
@@ -141,8 +144,8 @@ int pin(PagerState& state, Region& region, PageIndex page, int thread_id, For us
 }
 
 // Waits until the page is resident.
-void touch_pinned(const Region& region, PageIndex page) {
-  while (pager_active()) {
+void touch_pinned(const PagerState& state, const Region& region, PageIndex page) {
+  while (state.is_active()) {
     (void)*static_cast<const volatile char*>(region.address_of(page));
     const PageState now = word_of(region, page).state();
     if (now != PageState::kBusy && now != PageState::kInFrame && now != PageState::kEvicted && now != PageState::kEmpty)
@@ -204,7 +207,7 @@ bool pinned_by_program(Region& region, uint64_t page) {
 }
 
 static void keep(PagerState& state, const void* address, size_t bytes, int thread_id, For use) {
-  Region* region = region_find(address);
+  Region* region = own_region(state, address);
   if (region == nullptr || bytes == 0) return;
   sys::ScopedSignalBlock signals;
   const uint64_t first = region->page_of(address).value;
@@ -215,17 +218,17 @@ static void keep(PagerState& state, const void* address, size_t bytes, int threa
     if (state.foreign.overlaps(page, state.page_size)) continue;  // the kernel's, and stays
     int rc;
     while ((rc = pin(state, *region, PageIndex(p), thread_id, use)) == -EAGAIN) {
-      if (pager_active())
-        touch_pinned(*region, PageIndex(p));
+      if (state.is_active())
+        touch_pinned(state, *region, PageIndex(p));
       else if (table_reach(state, *region, p, p + 1, 0) < 0)
         return;
     }
     if (rc < 0) continue;
-    touch_pinned(*region, PageIndex(p));
+    touch_pinned(state, *region, PageIndex(p));
     // In the list first: a fork from now on leaves it open; one that has read the list may close it yet. (What is
     // read-only the kernel will not write to.)
     while (g_kept.gate_closes.load()) sys::yield_cpu();
-    if (pager_active()) (void)sys::advise(page, state.page_size, MADV_POPULATE_WRITE);
+    if (state.is_active()) (void)sys::advise(page, state.page_size, MADV_POPULATE_WRITE);
   }
 }
 
@@ -256,7 +259,7 @@ void pager_keep_until_told(const void* address, size_t bytes) {
 
 void pager_keep_no_more(const void* address, size_t bytes) {
   auto& state = pager_state();
-  const Region* region = region_find(address);
+  const Region* region = own_region(state, address);
   if (region == nullptr || bytes == 0) return;
   sys::ScopedSignalBlock signals;
   sys::Locked<sys::SpinLock> lock(g_kept.lock);
@@ -271,7 +274,7 @@ void pager_keep_no_more(const void* address, size_t bytes) {
 
 void pager_kept_goes_to(const void* address, int child_id, bool a_process) {
   auto& state = pager_state();
-  Region* region = region_find(address);
+  Region* region = own_region(state, address);
   if (region == nullptr) return;
   sys::ScopedSignalBlock signals;
   const void* page = region->address_of(region->page_of(address));

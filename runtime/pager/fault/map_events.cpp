@@ -6,10 +6,7 @@
 
 #include "base/units.h"
 #include "pager/fault/handler.h"
-#include "pager/pager.h"
-#include "pager/state/state.h"
 #include "sys/fatal.h"
-#include "sys/mem.h"
 
 namespace lunar {
 namespace {
@@ -26,7 +23,7 @@ const char* name_of(const sys::UffdMessage& event) {
 
 const char* remedy(const PagerState& state, const void* address) {
   const Region* region = state.regions.find(address);
-  const bool of_maps = region == nullptr || (region->flags & (kRegionStrict | kRegionChargeOnTouch)) != 0;
+  const bool of_maps = region == nullptr || region->of_maps();
   return of_maps ? "call libc's function or syscall(), or keep maps out of the tier (lunar run --no-mmap)"
                  : "give a region back by lunar_region_destroy";
 }
@@ -39,7 +36,7 @@ OwnUnmap::OwnUnmap(PagerState& state, char* begin, size_t bytes) : lock_(g_own_l
 }
 
 OwnUnmap::~OwnUnmap() {
-  for (unsigned i = 0; i < state_.handler_count; ++i) state_.handlers[i]->wait_for_reading();
+  for (unsigned i = 0; i < state_.services.handler_count; ++i) state_.fault.handlers[i]->wait_for_reading();
   g_own_end.store(0);
 }
 

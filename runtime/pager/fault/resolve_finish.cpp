@@ -4,15 +4,13 @@
 // Threading: the resolver's thread.
 #include <errno.h>
 
-#include "base/error.h"
 #include "base/test_switches.h"
-#include "pager/evict/evictor.h"
+#include "pager/evict/choose.h"
 #include "pager/fault/cow_gate.h"
 #include "pager/fault/resolver.h"
+#include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
-#include "pager/state/state.h"
 #include "sys/log.h"
-#include "sys/thread.h"
 
 namespace lunar {
 namespace {
@@ -30,8 +28,8 @@ void Resolver::finish(unsigned op_index, int64_t result) {
   ReadOp& op = ops_[op_index];
   uint64_t bad = 0;
   if (result == -ECANCELED) {  // deferred by the kernel, which then had no thread for it (RLIMIT_NPROC)
-    const Command again{Op::kRead, state_.luns[op.lun].offset_of(op.slot), &op.iov, 1, 0, 0};
-    result = state_.devices[op.lun]->transfer(again);
+    const Command again{Op::kRead, state_.luns.slots[op.lun].offset_of(op.slot), &op.iov, 1, 0, 0};
+    result = state_.luns.devices[op.lun]->transfer(again);
   }
   if (result != static_cast<int64_t>(op.count * state_.page_size)) {
     bad = op.count == 64 ? ~uint64_t{0} : (uint64_t{1} << op.count) - 1;
@@ -41,8 +39,8 @@ void Resolver::finish(unsigned op_index, int64_t result) {
         bad |= uint64_t{1} << i;
   }
   const ReleasingScope releasing(releases_);
-  const uint64_t since = op.fault && bad == 0 ? state_.watched.take(op.region->address_of(PageIndex(op.first)),
-                                                                    op.count * state_.page_size)
+  const uint64_t since = op.fault && bad == 0 ? state_.fault.watched.take(op.region->address_of(PageIndex(op.first)),
+                                                                          op.count * state_.page_size)
                                               : 0;
   for (unsigned i = 0; i < op.count;) {
     if (bad >> i & 1) {
@@ -54,7 +52,7 @@ void Resolver::finish(unsigned op_index, int64_t result) {
     install_read(op, i, n);
     i += n;
   }
-  state_.watched.ends(since, true);
+  state_.fault.watched.ends(since, true);
   (op.fault ? counters().major_faults : counters().prefetched).add(op.fault ? 1 : op.count);
   if (op.fault && op.count > 1) counters().prefetched.add(op.count - 1u);
   counters().read_bytes.add(op.count * state_.page_size);
@@ -99,8 +97,8 @@ void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
   }
   LUNAR_LOG_LIMITED(
       log_error, 100, "page %p cannot be read back: slot %u of %s: %s; it is poisoned (touching it raises SIGBUS)",
-      static_cast<void*>(op.region->address_of(PageIndex(op.first))), op.slot.value, state_.devices[op.lun]->name(),
-      error == -EBADMSG ? "content does not match its hash" : errno_text(error));
+      static_cast<void*>(op.region->address_of(PageIndex(op.first))), op.slot.value,
+      state_.luns.devices[op.lun]->name(), error == -EBADMSG ? "content does not match its hash" : errno_text(error));
   counters().poisoned.add();
   ++failed_reads_;
   give_back(op, 0, PageState::kPoisoned);

@@ -8,8 +8,9 @@
 #include "base/test_switches.h"
 #include "pager/evict/evictor.h"
 #include "pager/fault/cow_gate.h"
-#include "pager/pager.h"
-#include "pager/state/state.h"
+#include "pager/space/lun_space.h"
+#include "pager/state/requests.h"
+#include "pager/table/leaf_pool.h"
 #include "pager/table/table_promise.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
@@ -110,27 +111,27 @@ void Resolver::detach() {
     Context* context = contexts_[lun];
     contexts_[lun] = nullptr;
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    if (context != nullptr && state_.devices[lun] != nullptr) state_.devices[lun]->detach(context);
+    if (context != nullptr && state_.luns.devices[lun] != nullptr) state_.luns.devices[lun]->detach(context);
   }
 }
 
 Context* Resolver::context_for(unsigned lun) {
-  if (contexts_[lun] == nullptr && state_.devices[lun] != nullptr) {
+  if (contexts_[lun] == nullptr && state_.luns.devices[lun] != nullptr) {
     ContextOptions options;
     options.depth = kOpsMax;
     options.buffer = window_;
     options.buffer_bytes = window_pages_ * state_.page_size;
     options.spin = state_.options.spin;
     options.sqpoll = state_.options.sqpoll;
-    no_ring_ = state_.devices[lun]->attach(options, &contexts_[lun]) < 0;
+    no_ring_ = state_.luns.devices[lun]->attach(options, &contexts_[lun]) < 0;
     if (no_ring_) contexts_[lun] = nullptr;
   }
   return contexts_[lun];
 }
 
 bool Resolver::attach_own() {
-  watch_lun_ =
-      state_.lun_ready.load(std::memory_order_acquire) || state_.generation == 0 ? state_.own_lun : state_.parent_lun;
+  watch_lun_ = state_.luns.ready.load(std::memory_order_acquire) || state_.fork.generation == 0 ? state_.luns.own
+                                                                                                : state_.luns.parent;
   return context_for(watch_lun_) != nullptr;
 }
 
@@ -207,7 +208,7 @@ Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const 
 // density: memory touched here and there, a page each, is filled as the kernel would.
 unsigned Resolver::fill_run(const Region& region, PageIndex page, unsigned asked) const {
   const Account& account = state_.account;
-  if ((region.flags & kRegionChargeOnTouch) != 0 || account.free_pages() < account.cap_pages() / 4) return asked;
+  if (region.on_touch || account.free_pages() < account.cap_pages() / 4) return asked;
   const uint64_t first = page.value < kZeroPages ? 0 : page.value - kZeroPages;
   unsigned used = 0, before = 0;
   for (uint64_t at = page.value; at > first; --at) {
@@ -222,7 +223,7 @@ unsigned Resolver::fill_run(const Region& region, PageIndex page, unsigned asked
 
 // Locks empty pages from `page` on, at most `run`, and charges their space where touching is what charges it.
 unsigned Resolver::lock_empty(Region& region, PageIndex page, const Demand& demand, unsigned run) {
-  const bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;
+  const bool on_touch = region.on_touch;
   for (unsigned locked = 0; locked < run; ++locked) {
     const uint64_t at = page.value + locked;
     if (const int rc = table_reach(state_, region, at, at + 1, demand.keep_free); rc < 0) {
@@ -239,7 +240,7 @@ unsigned Resolver::lock_empty(Region& region, PageIndex page, const Demand& dema
     if (int rc = on_touch ? space_charge(state_, 1, false) : 0; rc < 0) {
       // members may have died; more is reserved
       housekeeping_wake(state_, rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
-      if ((rc == -ENOMEM || state_.growth_refused.load()) && locked == 0 && g_space_out.for_a_while())
+      if ((rc == -ENOMEM || state_.luns.growth_refused.load()) && locked == 0 && g_space_out.for_a_while())
         fatal("LUN space is used up: none is left for page %p of a map without reservation (MAP_NORESERVE); %s",
               static_cast<void*>(region.address_of(page)), space_remedy(state_, space_bound(state_, state_.page_size)));
       return locked;
@@ -253,7 +254,7 @@ unsigned Resolver::lock_empty(Region& region, PageIndex page, const Demand& dema
 
 // A locked page becomes empty again.
 void Resolver::leave_empty(Region& region, PageIndex page, Wake wake) {
-  if ((region.flags & kRegionChargeOnTouch) != 0) space_uncharge(state_, 1);
+  if (region.on_touch) space_uncharge(state_, 1);
   const PageWord busy = region.table.at(page.value).load(std::memory_order_relaxed);
   release_page(state_, region, page, busy.with_state(PageState::kEmpty), wake);
 }
@@ -261,12 +262,12 @@ void Resolver::leave_empty(Region& region, PageIndex page, Wake wake) {
 // A locked page has been filled; `epoch` as of before. The copy has woken those that met it missing, but one may have
 // met it write-protected since (a fork goes on).
 void Resolver::settle_filled(Region& region, PageIndex page, uint16_t epoch, Wake wake) {
-  const bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;
+  const bool on_touch = region.on_touch;
   count_resident(state_, region, page, 1);
   if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);
   const PageWord busy = region.table.at(page.value).load(std::memory_order_relaxed);
   release_page(state_, region, page,
-               resident_word(busy, kNoSlot, state_.own_lun, kHeatFault, epoch).with_charged(on_touch), wake);
+               resident_word(busy, kNoSlot, state_.luns.own, kHeatFault, epoch).with_charged(on_touch), wake);
 }
 
 // Fills locked pages with zeros and releases them. Returns how many; the others are empty again.
@@ -380,7 +381,7 @@ void Resolver::submit_queued() {
     unsigned lun = ops_[queued_[at]].lun;
     for (; at + n < queued_count_ && n < kCommands && ops_[queued_[at + n]].lun == lun; ++n) {
       ReadOp& op = ops_[queued_[at + n]];
-      commands[n] = {Op::kRead, state_.luns[lun].offset_of(op.slot), &op.iov, 1, 0, queued_[at + n]};
+      commands[n] = {Op::kRead, state_.luns.slots[lun].offset_of(op.slot), &op.iov, 1, 0, queued_[at + n]};
     }
     const int rc = context_for(lun)->submit(commands, n);
     if (rc > 0) {

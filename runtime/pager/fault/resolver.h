@@ -18,14 +18,14 @@
 #include <atomic>
 #include <cstdint>
 
-#include "pager/account/account.h"
-#include "pager/page/region.h"
+#include "pager/fault/watched.h"
 #include "pager/state/install.h"
+#include "pager/state/state.h"
 #include "superpipe/device.h"
 
 namespace lunar {
 
-struct PagerState;
+struct Handler;
 class Reservation;
 
 enum class Outcome : uint8_t { kResident, kStarted, kBusy, kNoRoom, kChanged };
@@ -42,8 +42,6 @@ struct Demand {
   bool fault = false;  // a thread waits for this page
   int64_t keep_free = kKeepFreePages;
 };
-
-constexpr unsigned kReadRunMax = 64;
 
 // Around the installing of evicted pages and their release: odd inside.
 class ReleasingScope {
@@ -108,7 +106,7 @@ class Resolver {
   // Returns when what it had installed at the call, in place of evicted pages, is released. Called by another thread.
   void wait_for_release() const;
 
-  Resolver* made_before = nullptr;  // the list of those of program threads (range_operations.cpp)
+  Resolver* made_before = nullptr;  // the list of those of program threads (bring_in.cpp)
 
  private:
   struct ReadOp {
@@ -161,7 +159,12 @@ class Resolver {
   unsigned failed_reads_ = 0;
 };
 
-void thread_resolver_forget(const PagerState& state);  // in a forked child: the rings belong to the parent
-void thread_resolvers_wait_for_release();              // those of program threads
+// What handlers and resolvers share beside the pager's state.
+struct FaultState {
+  Handler* handlers[kHandlersMax] = {};
+  std::atomic<uint32_t> helpers_called{0};  // futex: further handlers rest on it
+  std::atomic<uint32_t> helpers_resting{0};
+  WatchedThread watched;
+};
 
 }  // namespace lunar

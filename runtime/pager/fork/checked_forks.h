@@ -5,16 +5,16 @@
 #pragma once
 #include <cstdint>
 
-#include "pager/state/state.h"
-
 namespace lunar {
 
+struct PagerState;
+
 // Before the check adds up what is committed. The result is for the call that ends it.
-[[nodiscard]] uint64_t checked_forks_enter(PagerState& state);
+[[nodiscard]] uint64_t checked_forks_enter();
 // Returns the bytes that were charged for this child since; they are the caller's now.
 [[nodiscard]] int64_t checked_forks_leave(PagerState& state, uint64_t since);
 // pre: the pages are counted as committed. False: there is no LUN space for the children; nothing is charged.
 [[nodiscard]] bool checked_forks_charge(PagerState& state, uint64_t pages);
-void checked_forks_enter_child(PagerState& state);
+void checked_forks_enter_child();
 
 }  // namespace lunar

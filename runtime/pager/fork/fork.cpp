@@ -14,25 +14,25 @@
 
 #include <initializer_list>
 
-#include "base/error.h"
 #include "base/host_guard.h"
 #include "pager/activation/activation.h"
 #include "pager/evict/evictor.h"
+#include "pager/fault/bring_in.h"
 #include "pager/fault/cow_gate.h"
 #include "pager/fault/handler.h"
-#include "pager/fault/resolver.h"
+#include "pager/fault/kept_pages.h"
 #include "pager/fork/checked_forks.h"
+#include "pager/fork/lun_ids.h"
 #include "pager/fork/wipe.h"
-#include "pager/pager.h"
+#include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
 #include "pager/state/program_end.h"
-#include "pager/state/state.h"
+#include "pager/state/requests.h"
+#include "pager/table/leaf_pool.h"
 #include "pager/table/table_promise.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
-#include "sys/file.h"
 #include "sys/log.h"
-#include "sys/mem.h"
 #include "sys/memory_constants.h"
 #include "sys/memory_copy.h"
 #include "sys/own_stack.h"
@@ -50,8 +50,6 @@ void _IO_list_unlock() __attribute__((weak));
 
 namespace lunar {
 
-int pager_start_threads(PagerState& state, ErrorText* why);
-
 namespace {
 
 struct ForkInHand {
@@ -65,7 +63,7 @@ struct ForkInHand {
   bool gate = false;                             // there is no room to copy all of it
   ForkDescriptors descriptors;
 };
-// The forking thread's: fork_lock is held from prepare to parent/child.
+// The forking thread's: fork.lock is held from prepare to parent/child.
 ForkInHand g_fork;
 constinit sys::OwnStack g_stack;
 
@@ -98,10 +96,8 @@ void set_inheritable(PagerState& state, bool yes, bool in_child = false) {
             static_cast<void*>(at));
     return 0;
   };
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
-    Region* region = state.regions.sorted[i].load();
-    (void)for_own(state.foreign, region->base, region->base + (region->pages << state.page_shift), mark);
-  }
+  for (const Region& region : state.regions)
+    (void)for_own(state.foreign, region.base, region.base + (region.pages << state.page_shift), mark);
 }
 
 struct ForkOrigin {
@@ -167,10 +163,9 @@ void touch_for_child(const PagerState& state, const ForkOrigin& origin) {
 // word may be put back as it was.
 void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
   if (same_epoch_half(now, next)) return;
-  for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
-    Region* region = state.regions.sorted[r].load();
+  for (const Region& region : state.regions) {
     const TableScope scope;
-    region->table.for_words(0, region->table_pages.load(), [next](uint64_t, AtomicPageWord& word) {
+    region.table.for_words(0, region.table_pages.load(), [next](uint64_t, AtomicPageWord& word) {
       PageWord seen = word.load(std::memory_order_acquire);
       for (; seen.state() == PageState::kBusy && seen.previous() == PageState::kResident;
            seen = word.load(std::memory_order_acquire))
@@ -181,28 +176,10 @@ void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
   }
 }
 
-// What the child can reach stays on our LUN while we write new copies to other slots. 0 or -errno.
-int reserve_slots(PagerState& state, uint32_t epoch) {
-  PagerState::ForkReservation* place = nullptr;
-  SlotAllocator& lun = state.luns[state.own_lun];
-  for (auto& reservation : state.fork_reservations) {
-    if (reservation.epoch != 0 && !state.account.child_lives(reservation.epoch)) {
-      lun.uncharge(reservation.slots);
-      reservation = {};
-    }
-    if (reservation.epoch == 0 && place == nullptr) place = &reservation;
-  }
-  if (place == nullptr) return -EAGAIN;
-  const uint64_t slots = committed_pages(state);
-  const int rc = slots_charge(state, slots);
-  if (rc == 0) *place = {epoch, slots};
-  return rc;
-}
-
 // Pages that have come back, and perhaps been written since, are resident in their words, too. What comes back from now
 // on is write-protected until then (fork_guards).
 void wait_for_release(const PagerState& state) {
-  for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_release();
+  for (unsigned i = 0; i < state.services.handler_count; ++i) state.fault.handlers[i]->wait_for_release();
   thread_resolvers_wait_for_release();
 }
 
@@ -215,47 +192,47 @@ void charge_child(PagerState& state) {
     return;
   g_fork.gate = true;
   // What handlers bring in from now on is protected too; what they have in hand is there before the walk.
-  state.gate_used.store(true);
-  state.gate_closing.store(true, std::memory_order_seq_cst);
-  for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_round();
+  state.fork.gate_used.store(true);
+  state.fork.gate_closing.store(true, std::memory_order_seq_cst);
+  for (unsigned i = 0; i < state.services.handler_count; ++i) state.fault.handlers[i]->wait_for_round();
   gate_close(state);
   kept_pages_open(state);
 }
 
 void prepare_locked(PagerState& state, const ForkOrigin& origin) {
   g_fork = {};
-  if (!pager_active()) {
-    state.activation_lock.lock();
-    if (!pager_active()) {  // activation_lock is held until parent/child: no activation meanwhile
+  if (!state.is_active()) {
+    state.activation.lock.lock();
+    if (!state.is_active()) {  // activation.lock is held until parent/child: no activation meanwhile
       state.regions.lock.lock();
       g_fork.member = plain_reserve_child(state, &g_fork.ticket);
       t_checked = {false, 0, 0, 0, g_fork.member, g_fork.ticket};
       g_fork.refusal = g_fork.member < 0 ? g_fork.member : 0;
       return;
     }
-    state.activation_lock.unlock();
+    state.activation.lock.unlock();
   }
   g_fork.engaged = true;
   g_fork.lun = lun_id_for_child(state);
-  state.forking_since_ns.store(sys::now_ns());
-  state.forking.store(true, std::memory_order_seq_cst);
+  state.fork.since_ns.store(sys::now_ns());
+  state.fork.forking.store(true, std::memory_order_seq_cst);
   touch_for_child(state, origin);  // while there is eviction to make room
-  while (state.mutators.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(5000);
-  state.forking_tid.store(sys::thread_id(), std::memory_order_seq_cst);
-  state.forking_since_ns.store(sys::now_ns());
+  while (state.fork.mutators.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(5000);
+  state.fork.thread_id.store(sys::thread_id(), std::memory_order_seq_cst);
+  state.fork.since_ns.store(sys::now_ns());
   state.evictor->pause();
   touch_for_child(state, origin);  // what was evicted again meanwhile
   wait_for_release(state);
   state.regions.lock.lock();
-  state.lun_open_lock.lock();
-  const uint32_t before = state.fork_epoch.load(std::memory_order_acquire);
+  state.luns.open_lock.lock();
+  const uint32_t before = state.fork.epoch.load(std::memory_order_acquire);
   retire_epochs(state, static_cast<uint16_t>(before), static_cast<uint16_t>(before + 2));
-  uint32_t epoch = state.fork_epoch.fetch_add(1, std::memory_order_acq_rel) + 1;
+  uint32_t epoch = state.fork.epoch.fetch_add(1, std::memory_order_acq_rel) + 1;
   g_fork.member = state.account.reserve_child(epoch, &g_fork.ticket);
   g_fork.refusal = g_fork.member < 0 ? g_fork.member : g_fork.lun < 0 ? g_fork.lun : deferred_slots_prepare(state);
   int found = fork_descriptors_prepare(state, &g_fork.descriptors);
   if (g_fork.refusal == 0) g_fork.refusal = found;
-  if (g_fork.refusal == 0 && state.lun_ready.load()) g_fork.refusal = reserve_slots(state, epoch);
+  if (g_fork.refusal == 0 && state.luns.ready.load()) g_fork.refusal = reservation_make(state, epoch);
   if (g_fork.member >= 0) {
     g_fork.fixed = t_checked.fixed;
     g_fork.tables = t_checked.tables;
@@ -267,24 +244,24 @@ void prepare_locked(PagerState& state, const ForkOrigin& origin) {
     pager_fork_failed();
   }
   uint32_t none = 0;
-  state.oldest_child.compare_exchange_strong(none, epoch);
+  state.fork.oldest_child.compare_exchange_strong(none, epoch);
   set_inheritable(state, true);
 }
 
 void prepare(PagerState& state, const void* child_stack, bool of_libc) {
   sys::block_signals();  // until parent/child: a handler that forks would wait for this fork
-  state.fork_lock.lock();
+  state.fork.lock.lock();
   const ForkOrigin origin{__builtin_frame_address(0), child_stack, of_libc};
   g_stack.call([&] { prepare_locked(state, origin); });
 }
 
 void release_parent(PagerState& state) {
-  state.gate_closing.store(false);
-  state.lun_open_lock.unlock();
+  state.fork.gate_closing.store(false);
+  state.luns.open_lock.unlock();
   state.regions.lock.unlock();
   state.evictor->resume();
-  state.forking_tid.store(0);
-  state.forking.store(false, std::memory_order_seq_cst);
+  state.fork.thread_id.store(0);
+  state.fork.forking.store(false, std::memory_order_seq_cst);
 }
 
 void parent(PagerState& state) {
@@ -292,16 +269,16 @@ void parent(PagerState& state) {
     counters().forks.add();
     set_inheritable(state, false);  // before the count: a raw fork would share what is marked with the new one
     // what was installed up to now may be shared with the child
-    state.fork_epoch.fetch_add(1, std::memory_order_acq_rel);
+    state.fork.epoch.fetch_add(1, std::memory_order_acq_rel);
     fork_descriptors_parent(g_fork.descriptors);
     release_parent(state);
     housekeeping_wake(state, kHousekeepingSweep);  // it waits for this child's end, too, from now on
   } else {
     state.regions.lock.unlock();
-    state.activation_lock.unlock();
+    state.activation.lock.unlock();
   }
   state.account.fork_returned();
-  state.fork_lock.unlock();
+  state.fork.lock.unlock();
   sys::unblock_signals();
 }
 
@@ -334,7 +311,7 @@ void check_brought_in(PagerState& state, const Region& region, uint64_t page) {
 // on bringing pages in: what is present counts, whatever the word says, and what is missing is where it was before it
 // came.
 PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool present) {
-  const bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;  // a page that is there is charged
+  const bool on_touch = region.on_touch;  // a page that is there is charged
   PageWord word = region.table.peek(page);
   word = word.with_state(word.settled());
   word.raw &= ~PageWord::kWaiter;
@@ -374,75 +351,73 @@ void check_known(int rc) {
 int64_t settle_words(PagerState& state) {
   int64_t resident = 0, pinned = 0;
   uint8_t present[kChunkPages];
-  state.luns_referred = 0;
+  state.luns.referred = 0;
   tables_enter_child(state);
   promise_enter_child(state);
   wipe_in_child(state);
-  for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
-    Region* region = state.regions.sorted[r].load();
-    region->grow_lock.reset_in_child();
-    uint64_t end = region->table_pages.load(), charged = 0;
+  for (Region& region : state.regions) {
+    region.grow_lock.reset_in_child();
+    uint64_t end = region.table_pages.load(), charged = 0;
     for (uint64_t at = 0; at < end; at += kChunkPages) {
       uint64_t n = end - at < kChunkPages ? end - at : kChunkPages;
       // libc may have touched a page that is committed and has no word
-      if (!region->table.uses(at, at + n) && region->chunk_committed[at / kChunkPages].load() == 0) continue;
-      check_known(present_own(state.foreign, region->address_of(PageIndex(at)), n, present));
+      if (!region.table.uses(at, at + n) && region.chunk_committed[at / kChunkPages].load() == 0) continue;
+      check_known(present_own(state.foreign, region.address_of(PageIndex(at)), n, present));
       int32_t in_chunk = 0;
       int64_t evicted = 0;
       for (uint64_t i = 0; i < n; ++i) {
-        PageWord next = settled_word(state, *region, at + i, present[i] != 0);
+        PageWord next = settled_word(state, region, at + i, present[i] != 0);
         if (next.state() == PageState::kResident) ++in_chunk;
         if (next.state() == PageState::kEvicted) ++evicted;
         if ((next.state() == PageState::kResident || next.state() == PageState::kEvicted) && next.has_slot())
-          state.luns_referred |= 1u << next.lun();
+          state.luns.referred |= 1u << next.lun();
         if (next.charged()) ++charged;
         if (next.pinned()) ++pinned;
-        if (next.raw == region->table.peek(at + i).raw) continue;  // spares the table a copy-on-write
+        if (next.raw == region.table.peek(at + i).raw) continue;  // spares the table a copy-on-write
         // libc may have touched an empty page
-        if (table_reach(state, *region, at + i, at + i + 1, 0) < 0)
+        if (table_reach(state, region, at + i, at + i + 1, 0) < 0)
           fatal("fork: the child has no memory for page tables");
-        region->table.at(at + i).store(next, std::memory_order_relaxed);
+        region.table.at(at + i).store(next, std::memory_order_relaxed);
       }
-      region->chunk_resident[at / kChunkPages].store(in_chunk, std::memory_order_relaxed);
+      region.chunk_resident[at / kChunkPages].store(in_chunk, std::memory_order_relaxed);
       resident += in_chunk;
       count_evicted(evicted);
     }
-    if ((region->flags & kRegionChargeOnTouch) != 0) region->committed_pages.store(charged);  // as its words say
+    if (region.on_touch) region.committed_pages.store(charged);  // as its words say
   }
   state.pinned_pages.store(pinned);  // another thread of the parent's may have been in the midst of a pin
   return resident;
 }
 
 int child_restart(PagerState& state, ErrorText* why) {
-  thread_resolver_forget(state);
+  thread_resolver_forget();
   fork_descriptors_child(state, g_fork.descriptors);
   program_end_forget();
-  for (Handler* handler : state.handlers)
+  for (Handler* handler : state.fault.handlers)
     if (handler != nullptr) handler->forget_parents();
   state.evictor->forget_parents();
   lun_ids_forget_unused(state);
   if (int rc = open_uffd(state, why); rc < 0) return rc;
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
-    Region* region = state.regions.sorted[i].load();
-    int rc = region_register(state, *region, region->base, region->pages << state.page_shift);
+  for (const Region& region : state.regions) {
+    int rc = region_register(state, region, region.base, region.pages << state.page_shift);
     if (rc < 0) return why->set(rc, "fork: a region cannot be registered in the child (%s)", errno_name(rc));
   }
-  state.gate_closing.store(false);
-  state.gate_used.store(g_fork.gate);
+  state.fork.gate_closing.store(false);
+  state.fork.gate_used.store(g_fork.gate);
   set_inheritable(state, false, true);
   // Here, and not at the first eviction: what a service thread opens is not in the program's descriptor table. (Nothing
   // is reserved on it yet. When there is none now, the evictor tries again.)
-  Device* inherited = state.devices[state.parent_lun];
+  Device* inherited = state.luns.devices[state.luns.parent];
   if (inherited != nullptr && !inherited->growable()) {
     // known to a child of ours too, should it fork before it needs its piece
-    share_device(state, state.own_lun, state.parent_lun);
+    share_device(state, state.luns.own, state.luns.parent);
   } else if (inherited != nullptr) {
     DeviceOptions options;
     options.sqpoll = state.options.sqpoll;
     ErrorText later;
-    if (open_device(state, state.own_lun, options, &later) < 0) state.devices[state.own_lun] = nullptr;
+    if (open_device(state, state.luns.own, options, &later) < 0) state.luns.devices[state.luns.own] = nullptr;
   }
-  if (int rc = pager_start_threads(state, why); rc < 0) return rc;
+  if (int rc = start_threads(state, why); rc < 0) return rc;
   if (g_fork.gate) {  // a fork keeps no protection. Handlers are there: our stack may be tiered
     gate_close(state);
     kept_pages_open(state);
@@ -463,48 +438,48 @@ void enter_plain_child(PagerState& state) {
   if (state.account.adopt(static_cast<unsigned>(g_fork.member), g_fork.ticket) < 0)
     fatal("fork: the child stood still for too long before it began; its place in the account is given up");
   state.account.become_plain();
-  state.member_pid.store(getpid());
-  state.member_copy.store(sys::memory_copy());
-  state.plain_forks = 0;  // of the parent's other threads
-  state.plain_fork_pages = 0;
-  state.activation_failed.store(false);
-  state.next_activation_ns.store(0);
+  state.member.pid.store(getpid());
+  state.member.copy.store(sys::memory_copy());
+  state.activation.plain_forks = 0;  // of the parent's other threads
+  state.activation.plain_fork_pages = 0;
+  state.activation.failed.store(false);
+  state.activation.next_ns.store(0);
   // What other threads of the parent's were in the midst of.
   kept_pages_enter_child();
   tables_enter_child(state);
   promise_enter_child(state);
-  state.mutators.store(0);
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i) state.regions.sorted[i].load()->grow_lock.reset_in_child();
+  state.fork.mutators.store(0);
+  for (Region& region : state.regions) region.grow_lock.reset_in_child();
   standby_open(state, true);
   state.regions.lock.unlock();
-  state.activation_lock.unlock();
+  state.activation.lock.unlock();
 }
 
 // Makes the page table, the LUNs and the counts, which are copies of the parent's, this process' own. Returns the pages
 // that are resident.
 int64_t take_over(PagerState& state) {
   keep_own_files();
-  state.activation_lock.reset_in_child();  // another thread of the parent's may have held it
+  state.activation.lock.reset_in_child();  // another thread of the parent's may have held it
   counters().evicted.store(0);
   const int64_t resident = settle_words(state);
   // A LUN of its own: what ancestors wrote is read-only.
-  ++state.generation;
-  state.parent_lun = state.own_lun;
-  state.own_lun = static_cast<unsigned>(g_fork.lun);
-  state.lun_ready.store(false);
-  state.promised_slots.store(static_cast<int64_t>(committed_pages(state)));
-  checked_forks_enter_child(state);
-  state.oldest_child.store(0);
+  ++state.fork.generation;
+  state.luns.parent = state.luns.own;
+  state.luns.own = static_cast<unsigned>(g_fork.lun);
+  state.luns.ready.store(false);
+  state.luns.promised_slots.store(static_cast<int64_t>(committed_pages(state)));
+  checked_forks_enter_child();
+  state.fork.oldest_child.store(0);
   deferred_slots_forget();
   kept_pages_enter_child();
-  state.fork_epoch.fetch_add(1);
+  state.fork.epoch.fetch_add(1);
   counters().resident.store(resident);
   state.resident_peak.store(resident);
-  state.mutators.store(0);
-  state.helpers_resting.store(0);
-  for (auto& reservation : state.fork_reservations) reservation = {};
-  state.table_request.lock.reset_in_child();
-  state.table_request.asked.store(0);
+  state.fork.mutators.store(0);
+  state.fault.helpers_resting.store(0);
+  reservations_forget();
+  state.services.table_request.lock.reset_in_child();
+  state.services.table_request.asked.store(0);
   return resident;
 }
 
@@ -531,8 +506,7 @@ void charge_difference(PagerState& state, int64_t resident) {
 // A foreign piece that the program keeps from its children (MADV_DONTFORK) leaves a hole. No map of the child's own may
 // come to lie there: the place is still the region's.
 void close_foreign_holes(PagerState& state) {
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
-    const Region& region = *state.regions.sorted[i].load();
+  for (const Region& region : state.regions) {
     char* end = region.base + (region.pages << state.page_shift);
     for (char *at = region.base, *stop; at < end; at = stop) {
       bool foreign = false;
@@ -559,22 +533,22 @@ void child_locked(PagerState& state, bool of_libc, const void* here) {
     fatal(
         "fork: the child stood still for too long before it began; its place in the account, and its memory with it, "
         "is given up");
-  state.member_pid.store(getpid());
-  state.member_copy.store(sys::memory_copy());
-  state.forking_tid.store(sys::thread_id());
+  state.member.pid.store(getpid());
+  state.member.copy.store(sys::memory_copy());
+  state.fork.thread_id.store(sys::thread_id());
   charge_difference(state, take_over(state));
-  state.lun_open_lock.unlock();
+  state.luns.open_lock.unlock();
   state.regions.lock.unlock();
   ErrorText why;
   if (int rc = child_restart(state, &why); rc < 0) fatal("%s", why.text);
-  state.forking_tid.store(0);
-  state.forking.store(false);
+  state.fork.thread_id.store(0);
+  state.fork.forking.store(false);
 }
 
 void child(PagerState& state, bool of_libc) {
   const void* here = __builtin_frame_address(0);
   g_stack.call([&] { child_locked(state, of_libc, here); });
-  state.fork_lock.unlock();  // back on the program's stack: the next to fork takes the other one
+  state.fork.lock.unlock();  // back on the program's stack: the next to fork takes the other one
   sys::unblock_signals();
 }
 
@@ -602,12 +576,8 @@ void pager_fork_child_of_libc() {
 }
 
 void pager_fork_child_ran() {
-  if (g_fork.engaged && pager_state().forking.load())
+  if (g_fork.engaged && pager_state().fork.forking.load())
     fatal("fork: libc has not called the pager's handler in the child, whose evicted memory would read as zeros");
-}
-
-int forked_past_us(const PagerState& state) {
-  return !pager_active() || state.member_copy.load() == sys::memory_copy() ? 0 : state.member_pid.load();
 }
 
 bool pager_forked_past_us() { return forked_past_us(pager_state()) != 0; }
@@ -617,9 +587,8 @@ int pager_parent_past_us(const void* address) {
   const int parent = forked_past_us(state);
   if (parent == 0) return 0;
   // Not by find(): in the child no thread ends a change of the table that was under way.
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i)
-    if (const Region* region = state.regions.sorted[i].load(); region != nullptr && region->holds(address))
-      return parent;
+  for (const Region& region : state.regions)
+    if (region.holds(address)) return parent;
   return 0;
 }
 
@@ -683,17 +652,17 @@ int pager_fork_check() {
   if (t_checked.counted) pager_fork_failed();  // a fork handler of the program's forks
   t_checked = {};
   if (forked_past_us(state) != 0) return 0;
-  if (!pager_active()) {
+  if (!state.is_active()) {
     {
-      sys::Locked<sys::Mutex> lock(state.activation_lock);
-      if (!pager_active() && plain_charge_fork(state)) {
+      sys::Locked<sys::Mutex> lock(state.activation.lock);
+      if (!state.is_active() && plain_charge_fork(state)) {
         t_checked.plain = true;
         return 0;
       }
     }
     // Parent and child together would pass what the tree may hold plain: its pager makes room for the copies.
     ErrorText why;
-    if (int rc = pager_activate(&why); rc < 0) return -ENOMEM;
+    if (int rc = activate(state, &why); rc < 0) return -ENOMEM;
   }
   sys::ScopedSignalBlock signals;  // a handler's fork would wait for the locks taken here
   if (!child_may_map(state)) {
@@ -702,7 +671,7 @@ int pager_fork_check() {
                       sys::memory_limit());
     return -ENOMEM;
   }
-  t_checked.since = checked_forks_enter(state);
+  t_checked.since = checked_forks_enter();
   t_checked.counted = true;
   uint64_t pages = 0;
   {
@@ -714,14 +683,14 @@ int pager_fork_check() {
     pager_fork_failed();
     return rc;
   }
-  if (rc == 0 && state.lun_ready.load()) {
+  if (rc == 0 && state.luns.ready.load()) {
     // Reserves the space on the device here, where waiting for the file system does no harm.
     rc = slots_charge(state, pages);
     if (rc < 0) {  // what is held for children that are gone
       wait_for_sweep(state);
       rc = slots_charge(state, pages);
     }
-    if (rc == 0) state.luns[state.own_lun].uncharge(pages);
+    if (rc == 0) state.luns.slots[state.luns.own].uncharge(pages);
   }
   if (rc < 0) {
     int64_t left = state.account.lun_free() + t_checked.lun_bytes;
@@ -733,7 +702,7 @@ int pager_fork_check() {
     return -ENOMEM;
   }
   {
-    sys::Locked<sys::Mutex> forks(state.fork_lock);
+    sys::Locked<sys::Mutex> forks(state.fork.lock);
     rc = lun_id_for_child(state) < 0 ? -EAGAIN : 0;
   }
   if (rc < 0) pager_fork_failed();
@@ -747,15 +716,15 @@ void pager_fork_failed() {
   const ForkChecked was = t_checked;
   t_checked = {};
   if (was.plain) {
-    sys::Locked<sys::Mutex> lock(state.activation_lock);
-    if (!pager_active()) plain_uncharge_fork(state);  // else activation has
+    sys::Locked<sys::Mutex> lock(state.activation.lock);
+    if (!state.is_active()) plain_uncharge_fork(state);  // else activation has
   }
   if (was.fixed != 0) state.account.give_fixed(was.fixed);
   if (was.tables != 0) (void)state.account.promise_tables(-was.tables, INT64_MIN);
   if (lun_bytes != 0) state.account.lun_give(lun_bytes);
   if (was.member < 0) return;
   state.account.release_child(static_cast<unsigned>(was.member), was.ticket);
-  if (pager_active()) housekeeping_wake(state, kHousekeepingSweep);  // what was held for it
+  if (state.is_active()) housekeeping_wake(state, kHousekeepingSweep);  // what was held for it
 }
 
 }  // namespace lunar

@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers that page words have for LUNs. A word has room for 16; a chain of forks may be longer than that.
+// See lun_ids.h.
 //
 // Idea: what counts is not how many ancestors there were but on which of their LUNs pages still lie. A child counts
 // them once, when it reads all words anyway, and forgets LUNs without a page, whose numbers become free. Where all
 // numbers are in use, the fork first gives up the LUN with the fewest pages: they come into DRAM, lose their slots
 // there, and go to our own LUN at their next eviction, as any written page does.
-//
-// Threading: the forking thread, under fork_lock; the child. May wait for page faults and the device, not on the fault
-// path.
+#include "pager/fork/lun_ids.h"
+
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "base/error.h"
-#include "pager/pager.h"
+#include "pager/fault/bring_in.h"
 #include "pager/state/descriptors.h"
-#include "pager/state/state.h"
 #include "sys/log.h"
 #include "sys/memory_constants.h"
 
@@ -62,12 +59,11 @@ bool lose_slot(const Region& region, uint64_t page, PageWord seen) {
 
 template <class F>
 int for_chunks(PagerState& state, F visit) {
-  for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
-    Region* region = state.regions.sorted[r].load();
-    const uint64_t end = region->table_pages.load();
+  for (Region& region : state.regions) {
+    const uint64_t end = region.table_pages.load();
     for (uint64_t at = 0; at < end; at += kChunkPages) {
-      if (!region->table.uses(at, end - at < kChunkPages ? end : at + kChunkPages)) continue;
-      if (int rc = visit(*region, at, end - at < kChunkPages ? end : at + kChunkPages); rc < 0) return rc;
+      if (!region.table.uses(at, end - at < kChunkPages ? end : at + kChunkPages)) continue;
+      if (int rc = visit(region, at, end - at < kChunkPages ? end : at + kChunkPages); rc < 0) return rc;
     }
   }
   return 0;
@@ -129,7 +125,7 @@ void read_ahead_of(PagerState& state, Region& region, uint64_t first, uint64_t e
     else
       break;
   }
-  if (count > 1) (void)pager_prefetch(ranges, count);
+  if (count > 1) (void)bring_in_ranges(state, ranges, count, Want::kRead);
 }
 
 // Some chunks at a time, so that what is read ahead stays until it is taken off.
@@ -152,16 +148,16 @@ int empty_lun(PagerState& state, unsigned lun) {
 int lun_id_for_child(PagerState& state) {
   const auto free_number = [&state] {
     for (unsigned id = 0; id < kLunIds; ++id)
-      if (id != state.own_lun && (state.luns_referred >> id & 1) == 0) return static_cast<int>(id);
+      if (id != state.luns.own && (state.luns.referred >> id & 1) == 0) return static_cast<int>(id);
     return -EAGAIN;
   };
   if (int id = free_number(); id >= 0) return id;
   uint64_t pages[kLunIds + 1] = {};
   count_pages(state, pages);
-  state.luns_referred = 0;
-  for (unsigned id = 0; id < kLunIds; ++id) state.luns_referred |= static_cast<uint32_t>(pages[id] != 0) << id;
+  state.luns.referred = 0;
+  for (unsigned id = 0; id < kLunIds; ++id) state.luns.referred |= static_cast<uint32_t>(pages[id] != 0) << id;
   int rc = -EAGAIN;
-  for (uint32_t tried = 1u << state.own_lun; free_number() < 0;) {
+  for (uint32_t tried = 1u << state.luns.own; free_number() < 0;) {
     unsigned fewest = kNoLun;
     for (unsigned id = 0; id < kLunIds; ++id)
       if ((tried >> id & 1) == 0 && (fewest == kNoLun || pages[id] < pages[fewest])) fewest = id;
@@ -174,16 +170,16 @@ int lun_id_for_child(PagerState& state) {
     }
     tried |= 1u << fewest;
     rc = empty_lun(state, fewest);
-    if (rc == 0) state.luns_referred &= ~(1u << fewest);
+    if (rc == 0) state.luns.referred &= ~(1u << fewest);
   }
   return free_number();
 }
 
 void lun_ids_forget_unused(PagerState& state) {
   for (unsigned id = 0; id < kLunIds; ++id) {
-    if ((state.luns_referred >> id & 1) != 0 || (state.generation != 0 && id == state.parent_lun)) continue;
+    if ((state.luns.referred >> id & 1) != 0 || (state.fork.generation != 0 && id == state.luns.parent)) continue;
     forget_device(state, id);
-    state.luns[id].forget();
+    state.luns.slots[id].forget();
   }
 }
 

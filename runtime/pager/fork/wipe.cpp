@@ -8,7 +8,6 @@
 #include <atomic>
 
 #include "pager/state/state.h"
-#include "sys/mem.h"
 
 namespace lunar {
 namespace {

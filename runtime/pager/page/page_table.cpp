@@ -1,25 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// See page_table.h. The pool of leaves, and the directories that name them.
-//
-// A segment's leaves are free or used (a bit each), and its memory is charged by *blocks* (the leaves of a page of
-// DRAM). Leaves of charged blocks are given out first, those at low addresses before others. A leaf that leaves its
-// directory waits in a queue until the scopes of its time have ended: the epoch advances when no scope of the one
-// before is left, so two steps after a leaf left no scope can know it.
+// See page_table.h.
 #include "pager/page/page_table.h"
 
-#include <errno.h>
-#include <sys/mman.h>
+#define XXH_INLINE_ALL
+#include <string.h>
+#include <xxhash.h>
 
-#include <new>
-
-#include "pager/evict/evictor.h"
-#include "pager/page/region.h"
-#include "pager/pager.h"
-#include "pager/state/state.h"
-#include "pager/table/table_promise.h"
 #include "sys/arena.h"
 #include "sys/mem.h"
-#include "sys/thread.h"
+#include "sys/proc.h"
 
 namespace lunar {
 
@@ -27,10 +16,7 @@ constinit std::atomic<Leaf*> g_leaf_segments[kSegmentsMax];
 
 namespace {
 
-constexpr uint32_t kWords = kSegmentLeaves / 64;
 constexpr unsigned kShards = 16;
-constexpr uint32_t kPendingMax = 512, kEmptyMax = 32;  // retired leaves, empty pages: before the housekeeping is asked
-constexpr uint32_t kPendingLook = 64;
 
 struct alignas(64) Shard {
   std::atomic<uint32_t> inside[2] = {};
@@ -38,89 +24,25 @@ struct alignas(64) Shard {
 constinit Shard g_shards[kShards];
 constinit std::atomic<uint64_t> g_epoch{2};
 
-bool epoch_advance() {
+alignas(64) constinit unsigned char g_hash_key[192] = {};  // XXH3's own length of a secret
+constinit bool g_hash_key_made = false;
+static_assert(sizeof g_hash_key >= XXH3_SECRET_SIZE_MIN);
+
+}  // namespace
+
+uint64_t TableScope::epoch() { return g_epoch.load(std::memory_order_seq_cst); }
+
+bool TableScope::next_epoch() {
   uint64_t now = g_epoch.load(std::memory_order_seq_cst);
   for (const Shard& shard : g_shards)
     if (shard.inside[(now + 1) & 1].load(std::memory_order_seq_cst) != 0) return false;
   return g_epoch.compare_exchange_strong(now, now + 1, std::memory_order_seq_cst);
 }
 
-uint32_t block_leaves() { return static_cast<uint32_t>(sys::page_bytes() / sizeof(Leaf)); }
-
-// Bits of leaves.
-struct Bits {
-  uint64_t words[kWords] = {};
-  bool get(uint32_t i) const { return (words[i / 64] >> i % 64 & 1) != 0; }
-  void set(uint32_t i, bool to) {
-    const uint64_t bit = uint64_t{1} << i % 64;
-    words[i / 64] = to ? words[i / 64] | bit : words[i / 64] & ~bit;
-  }
-  void set_block(uint32_t first, bool to) {
-    for (uint32_t i = first; i < first + block_leaves(); ++i) set(i, to);
-  }
-  bool block_is_clear(uint32_t first) const {
-    uint64_t any = 0;
-    if (block_leaves() >= 64)
-      for (uint32_t i = first; i < first + block_leaves(); i += 64) any |= words[i / 64];
-    else
-      any = words[first / 64] >> first % 64 & ((uint64_t{1} << block_leaves()) - 1);
-    return any == 0;
-  }
-};
-
-struct SegmentBits {
-  Bits used, charged, loose;
-};
-
-bool on_touch(const Region& region) { return (region.flags & kRegionChargeOnTouch) != 0; }
-
-}  // namespace
-
-// All state under the lock.
-class LeafPool {
- public:
-  int add(PagerState& state, Region& region, uint64_t group, int64_t keep_free);
-  void retire(PagerState& state, Region& region, uint64_t group, bool must);
-  bool trim(PagerState& state);
-  void end_region(PagerState& state, Region& region);
-  void enter_child(PagerState& state);
-  void go_live(PagerState& state);
-  int64_t pages() const { return charged_blocks_ + charged_spans_; }
-  int64_t loose_units() const { return loose_units_; }
-
- private:
-  struct Place {
-    uint32_t number = 0;  // 0: none
-    bool fresh = false;   // its block is not charged
-  };
-  Place find(bool fresh);
-  bool grow();
-  int take(PagerState& state, Region& region, uint64_t group, int64_t keep_free, bool* must_grow);
-  void use_again();
-  void free_leaf(uint32_t number);
-  int64_t trim_blocks();
-  int64_t trim_spans(PagerState& state);
-  void change_loose(PagerState& state, int64_t units);
-  SegmentBits& bits_of(uint32_t number) { return *bits_[number / kSegmentLeaves]; }
-  static Leaf& leaf_at(uint32_t number) {
-    return g_leaf_segments[number / kSegmentLeaves].load(std::memory_order_relaxed)[number % kSegmentLeaves];
-  }
-
-  sys::SpinLock lock_;
-  SegmentBits* bits_[kSegmentsMax] = {};
-  uint32_t segments_ = 0;
-  uint32_t low_charged_ = 0, low_fresh_ = 0;  // words of bits below which there is none of these
-  int64_t free_charged_ = 0;                  // leaves
-  int64_t charged_blocks_ = 0, charged_spans_ = 0;
-  uint32_t empty_blocks_ = 0, empty_spans_ = 0;              // of these
-  uint32_t queue_first_ = 0, queue_last_ = 0, pending_ = 0;  // retired: numbers + 1, linked by their hashes
-  int64_t loose_units_ = 0;
-  bool live_ = false;
-};
-
-static constinit LeafPool g_pool;
-
-// ---- scopes and directories -----------------------------------------------------------------------------------------
+void TableScope::reset_in_child() {
+  for (Shard& shard : g_shards)
+    for (auto& inside : shard.inside) inside.store(0);
+}
 
 TableScope::TableScope() {
   const auto thread = reinterpret_cast<uintptr_t>(__builtin_thread_pointer());
@@ -165,384 +87,23 @@ uint64_t PageTable::next_used(uint64_t page, uint64_t end) const {
   return end;
 }
 
-// ---- the pool -------------------------------------------------------------------------------------------------------
-
-// The lowest leaf that is free, in a charged block or (`fresh`) in one that is not.
-LeafPool::Place LeafPool::find(bool fresh) {
-  uint32_t& low = fresh ? low_fresh_ : low_charged_;
-  if (!fresh && free_charged_ == 0) return {};
-  for (; low < segments_ * kWords; ++low) {
-    const SegmentBits& bits = *bits_[low / kWords];
-    const uint64_t charged = bits.charged.words[low % kWords],
-                   free = (fresh ? ~charged : charged) & ~bits.used.words[low % kWords];
-    if (free != 0) return {low * 64 + static_cast<uint32_t>(__builtin_ctzll(free)) + 1, fresh};
-  }
-  return {};
+int page_hash_key_make() {
+  if (g_hash_key_made) return 0;
+  int rc = sys::random_bytes(g_hash_key, sizeof g_hash_key);
+  g_hash_key_made = rc == 0;
+  return rc;
 }
 
-// Maps one more segment. Not under the lock.
-bool LeafPool::grow() {
-  void* leaves = map_private(kSegmentLeaves * sizeof(Leaf), ForkPolicy::kInherit);
-  void* bits = map_private(sizeof(SegmentBits), ForkPolicy::kInherit);
-  bool grown = false;
-  {
-    sys::Locked<sys::SpinLock> lock(lock_);
-    grown = leaves != nullptr && bits != nullptr && segments_ < kSegmentsMax;
-    if (grown) {
-      bits_[segments_] = new (bits) SegmentBits;
-      g_leaf_segments[segments_].store(static_cast<Leaf*>(leaves), std::memory_order_relaxed);
-      ++segments_;
-    }
-  }
-  if (!grown && leaves != nullptr) unmap_private(leaves, kSegmentLeaves * sizeof(Leaf));
-  if (!grown && bits != nullptr) unmap_private(bits, sizeof(SegmentBits));
-  return grown;
+uint64_t page_hash(const void* content) {
+  return XXH3_64bits_withSecret(content, sys::page_bytes(), g_hash_key, sizeof g_hash_key);
 }
 
-void LeafPool::change_loose(PagerState& state, int64_t units) {
-  loose_units_ += units;
-  if (units < 0) (void)promise_change(state, units);
+bool page_is_zero(const void* content) {
+  auto* words = static_cast<const uint64_t*>(content);
+  size_t count = sys::page_bytes() / sizeof(uint64_t);
+  if (words[0] != 0 || words[count - 1] != 0) return false;
+  // Overlapping compare: every byte equals the one before it, and the first is zero.
+  return memcmp(words, words + 1, (count - 1) * sizeof(uint64_t)) == 0;
 }
-
-// pre: the lock. *must_grow: no segment has a leaf left.
-int LeafPool::take(PagerState& state, Region& region, uint64_t group, int64_t keep_free, bool* must_grow) {
-  PageTable& table = region.table;
-  if (table.leaf_of(group) != nullptr) return 0;
-  const uint64_t page = group * kLeafPages;
-  PageTable::Span& span = table.span_of(page);
-  if (free_charged_ == 0 && pending_ != 0) use_again();
-  Place place = find(false);
-  if (place.number == 0) place = find(true);
-  *must_grow = place.number == 0;
-  if (*must_grow) return -EAGAIN;
-  const bool loose =
-                 on_touch(region) || region.chunk_committed[page / kChunkPages].load(std::memory_order_relaxed) <= 0,
-             span_loose = !span.charged && (on_touch(region) || span.committed.load(std::memory_order_relaxed) <= 0);
-  const int64_t units = (loose ? 1 : 0) + (span_loose ? block_leaves() : 0);
-  if (units != 0 && !promise_change(state, units)) return -ENOMEM;
-  const int64_t cost = (place.fresh ? 1 : 0) + (span.charged ? 0 : 1);
-  if (live_ && cost != 0 && !state.account.take_tables(cost, keep_free)) {
-    (void)promise_change(state, -units);
-    return -EAGAIN;
-  }
-  loose_units_ += units;
-  const uint32_t number = place.number - 1, index = number % kSegmentLeaves;
-  SegmentBits& bits = bits_of(number);
-  if (place.fresh) {
-    bits.charged.set_block(round_down(index, block_leaves()), true);
-    ++charged_blocks_;
-    free_charged_ += block_leaves();
-    if (const uint32_t word = number / 64; word < low_charged_) low_charged_ = word;
-  } else if (bits.used.block_is_clear(round_down(index, block_leaves()))) {
-    --empty_blocks_;
-  }
-  --free_charged_;
-  bits.used.set(index, true);
-  bits.loose.set(index, loose);
-  if (!span.charged) {
-    span.charged = true;
-    span.loose = span_loose;
-    ++charged_spans_;
-  } else if (span.leaves.load(std::memory_order_relaxed) == 0) {
-    --empty_spans_;
-  }
-  Leaf& leaf = leaf_at(number);
-  for (AtomicPageWord& word : leaf.words) word.store({}, std::memory_order_relaxed);
-  // before the number: who finds one (a forked child, too) finds the span in use
-  span.leaves.fetch_add(1, std::memory_order_release);
-  table.directory_[group].store(place.number, std::memory_order_release);
-  return 0;
-}
-
-int LeafPool::add(PagerState& state, Region& region, uint64_t group, int64_t keep_free) {
-  for (;;) {
-    bool must_grow = false;
-    {
-      sys::Locked<sys::SpinLock> lock(lock_);
-      const int rc = take(state, region, group, keep_free, &must_grow);
-      if (!must_grow) return rc;
-    }
-    if (!grow()) return -ENOMEM;
-  }
-}
-
-// pre: the lock.
-void LeafPool::free_leaf(uint32_t number) {
-  const uint32_t index = number % kSegmentLeaves;
-  SegmentBits& bits = bits_of(number);
-  bits.used.set(index, false);
-  ++free_charged_;
-  if (number / 64 < low_charged_) low_charged_ = number / 64;
-  if (bits.used.block_is_clear(round_down(index, block_leaves()))) ++empty_blocks_;
-}
-
-// Retired leaves that no scope can know any more are free. pre: the lock.
-void LeafPool::use_again() {
-  (void)epoch_advance();
-  const uint64_t now = g_epoch.load(std::memory_order_seq_cst);
-  while (queue_first_ != 0) {
-    Leaf& leaf = leaf_at(queue_first_ - 1);
-    if (leaf.hashes[1] + 2 > now) return;
-    const uint32_t number = queue_first_ - 1;
-    queue_first_ = static_cast<uint32_t>(leaf.hashes[0]);
-    --pending_;
-    free_leaf(number);
-  }
-}
-
-void LeafPool::retire(PagerState& state, Region& region, uint64_t group, bool must) {
-  PageTable& table = region.table;
-  Leaf* leaf = table.leaf_of(group);
-  if (leaf == nullptr) return;
-  unsigned held = 0;
-  const uint64_t first = group * kLeafPages;
-  const auto wake = [&](unsigned i) { wake_waiters(state, region.address_of(PageIndex(first + i)), state.page_size); };
-  for (; !must && held < kLeafPages; ++held) {
-    const PageWord seen = leaf->words[held].load(std::memory_order_acquire);
-    PageWord expected = seen;
-    if (!seen.blank() || !leaf->words[held].compare_exchange_strong(expected, {PageWord::kLeaving})) break;
-  }
-  if (!must && held < kLeafPages) {
-    while (held-- > 0)
-      if (page_unlock(leaf->words[held], {})) wake(held);
-    return;
-  }
-  bool ask = false;
-  {
-    sys::Locked<sys::SpinLock> lock(lock_);
-    const uint32_t number = table.directory_[group].load(std::memory_order_relaxed) - 1;
-    table.directory_[group].store(0, std::memory_order_seq_cst);
-    PageTable::Span& span = table.span_of(first);
-    if (span.leaves.fetch_sub(1, std::memory_order_release) == 1) ++empty_spans_;
-    if (bits_of(number).loose.get(number % kSegmentLeaves)) change_loose(state, -1);
-    leaf->hashes[0] = 0;
-    leaf->hashes[1] = g_epoch.load(std::memory_order_seq_cst);
-    if (queue_first_ == 0)
-      queue_first_ = number + 1;
-    else
-      leaf_at(queue_last_ - 1).hashes[0] = number + 1;
-    queue_last_ = number + 1;
-    if (++pending_ % kPendingLook == 0) use_again();
-    ask = live_ && (pending_ >= kPendingMax || empty_blocks_ + empty_spans_ >= kEmptyMax);
-  }
-  // Only now, and before the leaf can be used again: this thread is in a scope.
-  for (unsigned i = 0; i < kLeafPages; ++i)
-    if (leaf->words[i].exchange({PageWord::kRetired}, std::memory_order_acq_rel).waiter()) wake(i);
-  if (ask) housekeeping_wake(state, kHousekeepingTables);
-}
-
-// Returns how many were given back. A run of blocks counts as used meanwhile.
-int64_t LeafPool::trim_blocks() {
-  int64_t given = 0;
-  const uint32_t step = block_leaves();
-  for (uint32_t at = 0;;) {
-    uint32_t first = 0, end = 0;
-    {
-      sys::Locked<sys::SpinLock> lock(lock_);
-      const uint32_t limit = segments_ * kSegmentLeaves;
-      const auto is_empty = [&](uint32_t i) {
-        const SegmentBits& bits = bits_of(i);
-        return bits.charged.get(i % kSegmentLeaves) && bits.used.block_is_clear(i % kSegmentLeaves);
-      };
-      while (at < limit && empty_blocks_ != 0 && !is_empty(at)) at += step;
-      if (at >= limit || empty_blocks_ == 0) return given;
-      first = end = at;
-      for (; end < limit && end / kSegmentLeaves == first / kSegmentLeaves && is_empty(end); end += step) {
-        bits_of(end).used.set_block(end % kSegmentLeaves, true);
-        --empty_blocks_;
-        free_charged_ -= step;
-      }
-    }
-    (void)sys::advise(&leaf_at(first), (end - first) * sizeof(Leaf), MADV_DONTNEED);
-    sys::Locked<sys::SpinLock> lock(lock_);
-    for (at = first; at < end; at += step) {
-      bits_of(at).used.set_block(at % kSegmentLeaves, false);
-      bits_of(at).charged.set_block(at % kSegmentLeaves, false);
-      --charged_blocks_;
-      ++given;
-    }
-    if (first / 64 < low_fresh_) low_fresh_ = first / 64;
-  }
-}
-
-// pre: the regions' lock.
-int64_t LeafPool::trim_spans(PagerState& state) {
-  int64_t given = 0;
-  for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
-    Region& region = *state.regions.sorted[r].load();
-    for (uint64_t page = 0; page < region.pages; page += PageTable::span_pages()) {
-      PageTable::Span& span = region.table.span_of(page);
-      if (span.leaves.load(std::memory_order_relaxed) != 0) continue;
-      sys::Locked<sys::SpinLock> lock(lock_);
-      if (empty_spans_ == 0) return given;
-      if (!span.charged || span.leaves.load(std::memory_order_relaxed) != 0) continue;
-      const uint64_t bytes = PageTable::span_groups() * sizeof(uint32_t);
-      (void)sys::advise(reinterpret_cast<char*>(region.table.directory_) + page / PageTable::span_pages() * bytes,
-                        bytes, MADV_DONTNEED);
-      span.charged = false;
-      if (span.loose) change_loose(state, -static_cast<int64_t>(block_leaves()));
-      --empty_spans_;
-      --charged_spans_;
-      ++given;
-    }
-  }
-  return given;
-}
-
-bool LeafPool::trim(PagerState& state) {
-  bool settled;
-  {
-    sys::Locked<sys::SpinLock> lock(lock_);
-    if (!live_) return true;
-    use_again();
-    use_again();  // where there is no scope
-    settled = pending_ == 0;
-  }
-  int64_t given = trim_blocks();
-  if (state.regions.lock.try_lock()) {  // a fork holds it, and may wait for this thread
-    given += trim_spans(state);
-    state.regions.lock.unlock();
-  }
-  if (given != 0) {
-    state.account.give_tables(given);
-    hand_over_room(state, false);
-  }
-  return settled;
-}
-
-// Its directory is about to be unmapped.
-void LeafPool::end_region(PagerState& state, Region& region) {
-  int64_t given = 0, loose = 0;
-  {
-    sys::Locked<sys::SpinLock> lock(lock_);
-    for (uint64_t page = 0; page < region.pages; page += PageTable::span_pages()) {
-      PageTable::Span& span = region.table.span_of(page);
-      given += span.charged;
-      loose += span.charged && span.loose;
-      span.charged = false;
-    }
-    charged_spans_ -= given;
-    empty_spans_ -= static_cast<uint32_t>(given);
-    change_loose(state, -loose * block_leaves());
-  }
-  if (live_) state.account.give_tables(given);
-}
-
-void LeafPool::go_live(PagerState& state) {
-  sys::Locked<sys::SpinLock> lock(lock_);
-  live_ = true;
-  state.account.take_tables_always(pages());
-}
-
-// A thread of the parent's may have been adding a leaf: what the directories name is in use, and nothing else.
-void LeafPool::enter_child(PagerState& state) {
-  lock_.unlock();
-  live_ = false;
-  for (Shard& shard : g_shards)
-    for (auto& inside : shard.inside) inside.store(0);
-  for (uint32_t s = 0; s < segments_; ++s) bits_[s]->used = bits_[s]->loose = Bits{};
-  loose_units_ = charged_spans_ = empty_spans_ = 0;
-  int64_t used = 0;
-  for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
-    Region& region = *state.regions.sorted[r].load();
-    PageTable& table = region.table;
-    uint64_t high = region.table_pages.load();
-    for (uint64_t first = 0; first < region.pages; first += PageTable::span_pages()) {
-      PageTable::Span& span = table.span_of(first);
-      const uint64_t end =
-          first + PageTable::span_pages() < region.pages ? first + PageTable::span_pages() : region.pages;
-      uint32_t leaves = 0;
-      for (uint64_t page = first; span.leaves.load() != 0 && page < end; page += kLeafPages) {
-        const uint32_t number = table.directory_[page / kLeafPages].load(std::memory_order_relaxed);
-        if (number == 0) continue;
-        ++leaves;
-        const bool loose = on_touch(region) || region.chunk_committed[page / kChunkPages].load() <= 0;
-        bits_of(number - 1).used.set((number - 1) % kSegmentLeaves, true);
-        bits_of(number - 1).loose.set((number - 1) % kSegmentLeaves, loose);
-        loose_units_ += loose;
-        if (page + kLeafPages > high) high = page + kLeafPages < region.pages ? page + kLeafPages : region.pages;
-      }
-      used += leaves;
-      const bool was_charged = span.charged || span.leaves.load() != 0;
-      span.leaves.store(leaves);
-      span.charged = was_charged;
-      span.loose = was_charged && (on_touch(region) || span.committed.load() <= 0);
-      charged_spans_ += span.charged;
-      empty_spans_ += span.charged && leaves == 0;
-      loose_units_ += span.loose ? block_leaves() : 0;
-    }
-    region.table_pages.store(high);
-  }
-  // Blocks that were charged stay so: the child has their memory.
-  charged_blocks_ = empty_blocks_ = 0;
-  for (uint32_t number = 0; number < segments_ * kSegmentLeaves; number += block_leaves()) {
-    SegmentBits& bits = bits_of(number);
-    const uint32_t index = number % kSegmentLeaves;
-    const bool empty = bits.used.block_is_clear(index);
-    if (!empty) bits.charged.set_block(index, true);
-    charged_blocks_ += bits.charged.get(index);
-    empty_blocks_ += empty && bits.charged.get(index);
-  }
-  free_charged_ = charged_blocks_ * block_leaves() - used;
-  low_charged_ = low_fresh_ = queue_first_ = queue_last_ = pending_ = 0;
-}
-
-// ---- the interface --------------------------------------------------------------------------------------------------
-
-void table_note_committed(Region& region, uint64_t end) {
-  uint64_t now = region.table_pages.load(std::memory_order_relaxed);
-  while (now < end && !region.table_pages.compare_exchange_weak(now, end, std::memory_order_acq_rel)) {}
-}
-
-int table_reach(PagerState& state, Region& region, uint64_t first, uint64_t end, int64_t keep_free) {
-  if (first >= end) return 0;
-  table_note_committed(region, end);
-  for (uint64_t group = first / kLeafPages; group <= (end - 1) / kLeafPages; ++group) {
-    if (region.table.find(group * kLeafPages) != nullptr) continue;
-    const int rc = g_pool.add(state, region, group, keep_free);
-    if (rc < 0) {
-      if (state.active.load(std::memory_order_acquire)) housekeeping_wake(state, kHousekeepingTables);
-      return rc;
-    }
-  }
-  return 0;
-}
-
-int table_reach_waiting(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  constexpr uint64_t kMostNs = 1'000'000'000;
-  const uint64_t until = sys::now_ns() + kMostNs;
-  for (;;) {
-    int rc;
-    {
-      const sys::ScopedSignalBlock signals;
-      rc = table_reach(state, region, first, end, kKeepFreePages);
-    }
-    if (rc == 0) return 0;
-    if (!state.active.load(std::memory_order_acquire) || sys::now_ns() > until) return -ENOMEM;
-    state.evictor->wake();
-    sys::sleep_ns(200000);
-  }
-}
-
-void table_retire(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  const TableScope scope;
-  for (uint64_t page = region.table.next_used(first, end); page < end;
-       page = region.table.next_used(round_down(page, kLeafPages) + kLeafPages, end))
-    g_pool.retire(state, region, page / kLeafPages, false);
-}
-
-void table_retire_all(PagerState& state, Region& region) {
-  const TableScope scope;
-  for (uint64_t page = region.table.next_used(0, region.pages); page < region.pages;
-       page = region.table.next_used(round_down(page, kLeafPages) + kLeafPages, region.pages))
-    g_pool.retire(state, region, page / kLeafPages, true);
-  g_pool.end_region(state, region);
-}
-
-bool table_trim(PagerState& state) { return g_pool.trim(state); }
-int64_t table_pages() { return g_pool.pages(); }
-int64_t tables_loose_units() { return g_pool.loose_units(); }
-void tables_go_live(PagerState& state) { g_pool.go_live(state); }
-void tables_enter_child(PagerState& state) { g_pool.enter_child(state); }
 
 }  // namespace lunar

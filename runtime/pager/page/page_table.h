@@ -5,19 +5,14 @@
 //   leaf ─────── 16 words and 16 hashes, 256 bytes. All regions take leaves from one pool, which grows in segments and
 //                never moves or unmaps them
 //
-// A page without a leaf is kEmpty. A leaf comes when one of its pages is first used (table_reach) and goes when all of
-// them are empty (table_retire). Leaves and directory pages are DRAM: once the process is active they are taken from
-// the account like a resident page, so table_reach can fail. Empty pool and directory pages go back (table_trim).
-// table_promise.h says how many there may be.
+// A page without a leaf is kEmpty. Leaves come and go by leaf_pool.h.
 //
 // Lifetime. Who holds a page kBusy, pinned, guarded or with content keeps its leaf. All others look a word up inside a
 // TableScope, again for each attempt: a leaf that is taken out of the directory has words that nothing can lock
 // (PageWord::retired), and is used again only when every scope of that time has ended. page_view.h alone keeps words
 // beyond a scope: it takes a wrong answer, and a word is always memory of a leaf.
 //
-// Threading: any thread, also on the fault path: one spin lock, no wait, no allocation but the map of a new segment.
-// Program threads block signals around scopes and calls (a handler may fork). table_retire and table_trim: see there.
-// A forked child takes the directories as they were; the pool follows from them (table_enter_child).
+// Threading: any thread, also on the fault path. Program threads block signals around scopes (a handler may fork).
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -26,9 +21,6 @@
 #include "pager/page/page_word.h"
 
 namespace lunar {
-
-struct PagerState;
-struct Region;
 
 constexpr uint64_t kLeafPages = 16;
 struct Leaf {
@@ -46,6 +38,11 @@ class TableScope {
   ~TableScope() { inside_->fetch_sub(1, std::memory_order_release); }
   TableScope(const TableScope&) = delete;
   TableScope& operator=(const TableScope&) = delete;
+
+  // Scopes have epochs: two steps after a leaf has left its directory no scope can know it.
+  static uint64_t epoch();
+  static bool next_epoch();  // false: a scope of the one before is left
+  static void reset_in_child();
 
  private:
   std::atomic<uint32_t>* inside_;
@@ -118,26 +115,11 @@ class PageTable {
   uint64_t pages_ = 0;
 };
 
-// Gives the pages of [first, end) words. 0; -EAGAIN: no DRAM now (the budget would have fewer than `keep_free` pages
-// free); -ENOMEM: the tables take all the room that they may, or the kernel gives no memory. What has been added stays.
-[[nodiscard]] int table_reach(PagerState& state, Region& region, uint64_t first, uint64_t end, int64_t keep_free);
-void table_note_committed(Region& region, uint64_t end);  // scans go so far from now on
-// The same for program threads: waits up to a second for room. 0 or -ENOMEM. pre: no scope.
-[[nodiscard]] int table_reach_waiting(PagerState& state, Region& region, uint64_t first, uint64_t end);
-
-// Takes the leaves of [first, end) whose pages are all empty out of the directory. pre: no fork can come in between
-// (MutatorScope, the evictor, activation_lock, settling a note).
-void table_retire(PagerState& state, Region& region, uint64_t first, uint64_t end);
-// When the region ends: all of them, whatever they hold, and its directory's pages. pre: no thread uses the region.
-void table_retire_all(PagerState& state, Region& region);
-// Gives empty pages back. By the housekeeping thread. False: more will come soon.
-bool table_trim(PagerState& state);
-
-int64_t table_pages();                   // of DRAM that all tables take now
-int64_t tables_loose_units();            // leaves (and pages of the directory, as leaves) that are loose
-void tables_go_live(PagerState& state);  // the account counts them from now on
-// In a forked child, before its words are looked at: the pool as the directories say, and the regions' table_pages.
-// The account counts nothing yet (tables_go_live).
-void tables_enter_child(PagerState& state);
+// Hash of a page's content; also tells an all-zero page.
+// Random bytes of this process key the hash, and forked children inherit them with the page table: an attacker who
+// chooses contents cannot make two of them look equal. (XXH3 with a secret of full length: no cryptographic hash.)
+[[nodiscard]] int page_hash_key_make();  // once a process, before the first hash. 0 or -errno
+uint64_t page_hash(const void* content);
+bool page_is_zero(const void* content);
 
 }  // namespace lunar

@@ -23,11 +23,10 @@
 
 namespace lunar {
 
-struct PagerState;
-
 constexpr uint64_t kChunkPages = 512;
 constexpr unsigned kRegionsMax = 65536;
 constexpr uint64_t kPatternPages = 64;  // unit of advice on the access pattern
+constexpr unsigned kReadRunMax = 64;    // pages
 
 // The access pattern that the program has announced for a range.
 enum class Access : uint8_t { kNormal, kRandom, kSequential };
@@ -35,7 +34,7 @@ enum class Access : uint8_t { kNormal, kRandom, kSequential };
 struct Region {
   char* base = nullptr;
   uint64_t pages = 0;
-  unsigned flags = 0;
+  bool on_touch = false, strict = false;  // RegionFlags
   PageTable table;
   std::atomic<int32_t>* chunk_resident = nullptr;
   std::atomic<uint64_t> usable_pages{0};  // made read/write so far, from the start (grows only)
@@ -53,6 +52,11 @@ struct Region {
   char* address_of(PageIndex page) const;
   PageIndex page_of(const void* address) const;
   bool holds(const void* address) const;
+  bool of_maps() const { return on_touch || strict; }
+  uint64_t chunk_size(uint64_t chunk) const {  // pages
+    const uint64_t left = pages - chunk * kChunkPages;
+    return left < kChunkPages ? left : kChunkPages;
+  }
   Access access_of(PageIndex page) const {
     return has_patterns.load(std::memory_order_relaxed)
                ? patterns[page.value / kPatternPages].load(std::memory_order_relaxed)
@@ -73,14 +77,21 @@ struct RegionTable {
   Region* find(const void* address) const;
   [[nodiscard]] int insert(Region* region);  // -EMFILE: it is full
   void remove(Region* region);
+
+  // All regions, also while the table changes: one may then be missed, or met twice.
+  struct Iterator {
+    const RegionTable& table;
+    uint32_t at;
+    Region& operator*() const { return *table.sorted[at].load(std::memory_order_acquire); }
+    void operator++() { ++at; }
+    bool operator!=(std::nullptr_t) const { return at < table.count.load(std::memory_order_acquire); }
+  };
+  Iterator begin() const { return {*this, 0}; }
+  static std::nullptr_t end() { return nullptr; }
 };
 
 // What a page's word is now, wherever the caller is.
 PageWord word_of(const Region& region, PageIndex page);
-
-// Registers a region, or a part, in missing mode, around its foreign ranges. Around what a raw call has put into a map
-// (MAP_FIXED; regions of maps only) it does so by halving: a few calls for each such place.
-[[nodiscard]] int region_register(const PagerState& state, const Region& region, char* from, uint64_t bytes);
 
 // Reserves (PROT_NONE) the pages of [first, end) where nothing is mapped, by halving.
 void claim_holes(const Region& region, uint64_t first, uint64_t end);

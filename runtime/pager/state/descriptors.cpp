@@ -4,11 +4,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/mman.h>
+
+#include <initializer_list>
 
 #include "base/format.h"
 #include "lun/compose.h"
 #include "pager/state/program_end.h"
-#include "sys/file.h"
+#include "pager/state/requests.h"
 #include "sys/proc.h"
 
 namespace lunar {
@@ -16,64 +19,65 @@ namespace {
 
 // Whether descriptor `fd` of the calling thread's table is still the i-th file of device number `lun`.
 bool is_device(const PagerState& state, unsigned lun, unsigned i, int fd) {
-  return sys::is_file(fd, state.device_ids[lun][i].file);
+  return sys::is_file(fd, state.luns.device_ids[lun][i].file);
 }
 
 // The lowest number that is the same device: the one that counts in loops over all descriptors.
 unsigned first_with_device(const PagerState& state, unsigned lun) {
   unsigned first = 0;
-  while (state.devices[first] != state.devices[lun]) ++first;
+  while (state.luns.devices[first] != state.luns.devices[lun]) ++first;
   return first;
 }
 
 // How many descriptors that number's device owns: none where a lower number is the same device.
 unsigned own_descriptors(const PagerState& state, unsigned lun) {
-  Device* device = state.devices[lun];
+  Device* device = state.luns.devices[lun];
   return device == nullptr || first_with_device(state, lun) != lun ? 0 : device->fd_count();
 }
 
 bool is_in_place(const PagerState& state, unsigned lun) {
   for (unsigned i = 0; i < own_descriptors(state, lun); ++i)
-    if (!is_device(state, lun, i, state.devices[lun]->fd(i))) return false;
+    if (!is_device(state, lun, i, state.luns.devices[lun]->fd(i))) return false;
   return true;
 }
 
 // A new description of its i-th file, through the service threads' table.
 int fetch_from_housekeeping(const PagerState& state, unsigned lun, unsigned i) {
   char path[64];
-  format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", state.housekeeping_tid.load(), state.devices[lun]->fd(i));
-  return sys::open_file(path, state.device_ids[lun][i].flags);
+  format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", state.services.housekeeping_tid.load(),
+            state.luns.devices[lun]->fd(i));
+  return sys::open_file(path, state.luns.device_ids[lun][i].flags);
 }
 
 }  // namespace
 
 void keep_lun_directory(PagerState& state) {
   if (has_lun_directory(state)) {  // of a pager before this one, which may have had another
-    sys::note_own_descriptor(state.lun_directory, false);
-    sys::close_file(state.lun_directory);
+    sys::note_own_descriptor(state.luns.directory, false);
+    sys::close_file(state.luns.directory);
   }
-  state.lun_directory = -1;
+  state.luns.directory = -1;
   if (state.options.lun == nullptr) return;
   const int opened = sys::open_file(state.options.lun, O_PATH | O_DIRECTORY);
   if (opened < 0) return;
-  state.lun_directory = sys::move_high(opened);
-  state.lun_directory_identity = sys::file_identity(state.lun_directory);
-  sys::note_own_descriptor(state.lun_directory, true);
+  state.luns.directory = sys::move_high(opened);
+  state.luns.directory_identity = sys::file_identity(state.luns.directory);
+  sys::note_own_descriptor(state.luns.directory, true);
 }
 
 bool has_lun_directory(const PagerState& state) {
-  return sys::is_file(state.lun_directory, state.lun_directory_identity);
+  return sys::is_file(state.luns.directory, state.luns.directory_identity);
 }
 
-bool pager_keeps_descriptor(int fd) {
+bool keeps_descriptor(const PagerState& state, int fd) {
   if (!sys::is_own_descriptor(fd)) return false;
   if (sys::is_proc_directory(fd) || sys::is_own_file(fd) || program_end_keeps(fd)) return true;
-  if (fd == pager_state().account.descriptor()) return true;
-  if (fd == pager_state().uffd) return uffd_in_place(pager_state());
-  if (fd == pager_state().lun_directory) return has_lun_directory(pager_state());
+  if (fd == state.account.descriptor()) return true;
+  if (fd == state.uffd) return uffd_in_place(state);
+  if (fd == state.luns.directory) return has_lun_directory(state);
   const sys::FileIdentity now = sys::file_identity(fd);
   if (now.inode == 0) return false;
-  for (const auto& of_lun : pager_state().device_ids)
+  for (const auto& of_lun : state.luns.device_ids)
     for (const auto& id : of_lun)
       if (id.file == now) return true;
   return false;
@@ -85,7 +89,7 @@ int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, E
   int rc = scratch_open(state.options.lun, options, &device, why);
   if ((rc == -ENOENT || rc == -ENOTDIR || rc == -EACCES) && has_lun_directory(state)) {
     char path[64];
-    format_to(path, sizeof path, "/proc/self/fd/%d", state.lun_directory);
+    format_to(path, sizeof path, "/proc/self/fd/%d", state.luns.directory);
     ErrorText second;
     const int by_handle = scratch_open(path, options, &device, &second);
     if (by_handle == 0) rc = 0;
@@ -103,39 +107,39 @@ int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, E
     device->reopen(i, sys::move_high(device->fd(i)));
     sys::note_own_descriptor(device->fd(i), true);
     const long flags = sys::control_file(device->fd(i), F_GETFL, nullptr);
-    state.device_ids[lun][i] = {sys::file_identity(device->fd(i)),
-                                flags > 0 ? static_cast<int>(flags & (O_ACCMODE | O_DIRECT)) : O_RDWR};
+    state.luns.device_ids[lun][i] = {sys::file_identity(device->fd(i)),
+                                     flags > 0 ? static_cast<int>(flags & (O_ACCMODE | O_DIRECT)) : O_RDWR};
   }
-  state.devices[lun] = device;
+  state.luns.devices[lun] = device;
   return 0;
 }
 
 void close_device(PagerState& state, unsigned lun) {
-  Device* device = state.devices[lun];
+  Device* device = state.luns.devices[lun];
   if (device == nullptr) return;
   if (!is_in_place(state, lun)) return forget_device(state, lun);  // closing it would close the program's
   const sys::MakingDescriptor ending;
   for (unsigned i = 0; i < device->fd_count(); ++i) sys::note_own_descriptor(device->fd(i), false);
   device_close(device);
-  state.devices[lun] = nullptr;
+  state.luns.devices[lun] = nullptr;
 }
 
 void share_device(PagerState& state, unsigned lun, unsigned with) {
-  state.devices[lun] = state.devices[with];
-  for (unsigned i = 0; i < kDeviceFdsMax; ++i) state.device_ids[lun][i] = state.device_ids[with][i];
+  state.luns.devices[lun] = state.luns.devices[with];
+  for (unsigned i = 0; i < kDeviceFdsMax; ++i) state.luns.device_ids[lun][i] = state.luns.device_ids[with][i];
 }
 
 void forget_device(PagerState& state, unsigned lun) {
-  Device* device = state.devices[lun];
+  Device* device = state.luns.devices[lun];
   unsigned same = 0;
-  for (const Device* one : state.devices) same += one == device;
+  for (const Device* one : state.luns.devices) same += one == device;
   const sys::MakingDescriptor ending;
   for (unsigned i = 0; device != nullptr && same == 1 && i < device->fd_count(); ++i) {
     sys::note_own_descriptor(device->fd(i), false);
     // the program has closed it, and may have another there now
     if (is_device(state, lun, i, device->fd(i))) sys::close_file(device->fd(i));
   }
-  state.devices[lun] = nullptr;
+  state.luns.devices[lun] = nullptr;
   if (same == 1 && device != nullptr) device->forget();
 }
 
@@ -162,12 +166,33 @@ bool descriptors_in_place(const PagerState& state) {
   return uffd_in_place(state);
 }
 
+static int register_range(const PagerState& state, const Region& region, char* from, uint64_t bytes) {
+  int rc = sys::uffd_register(state.uffd, from, bytes, state.write_protect);
+  if (rc != -EINVAL || !region.of_maps()) return rc;
+  if (bytes == sys::page_bytes()) return 0;  // a file or shared memory that a raw call has put there
+  uint64_t half = round_up(bytes / 2, sys::page_bytes());
+  rc = register_range(state, region, from, half);
+  return rc < 0 ? rc : register_range(state, region, from + half, bytes - half);
+}
+
+int region_register(const PagerState& state, const Region& region, char* from, uint64_t bytes) {
+  return for_own(state.foreign, from, from + bytes,
+                 [&](char* at, size_t part) { return register_range(state, region, at, part); });
+}
+
+int watch_fresh_range(PagerState& state, void* address, size_t bytes) {
+  for (const int advice : {MADV_NOHUGEPAGE, MADV_UNMERGEABLE, MADV_DONTFORK}) (void)sys::advise(address, bytes, advice);
+  if (!sys::in_program_files() || uffd_in_place(state))
+    return sys::uffd_register(state.uffd, address, bytes, state.write_protect);
+  return ask_table_request(state, 0, address, bytes);
+}
+
 int fork_descriptors_prepare(PagerState& state, ForkDescriptors* out) {
   const sys::MakingDescriptor making;
   for (auto& of_generation : out->reopened)
     for (int& fd : of_generation) fd = -1;
   for (unsigned lun = 0; lun < kLunIds; ++lun) {
-    Device* device = state.devices[lun];
+    Device* device = state.luns.devices[lun];
     for (unsigned i = 0; i < own_descriptors(state, lun); ++i) {
       if (is_device(state, lun, i, device->fd(i))) continue;
       int fd = fetch_from_housekeeping(state, lun, i);
@@ -201,7 +226,7 @@ void fork_descriptors_child(PagerState& state, const ForkDescriptors& descriptor
     for (unsigned i = 0; i < kDeviceFdsMax; ++i) {
       const int fd = descriptors.reopened[lun][i];
       if (fd < 0) continue;
-      state.devices[lun]->reopen(i, fd);
+      state.luns.devices[lun]->reopen(i, fd);
       sys::note_own_descriptor(fd, true);
     }
   }

@@ -29,6 +29,16 @@ void close_uffd(PagerState& state);  // unless the program has a descriptor of i
 void keep_lun_directory(PagerState& state);
 [[nodiscard]] bool has_lun_directory(const PagerState& state);  // whether that handle is still in place
 
+// Registers a region, or a part, in missing mode, around its foreign ranges. Around what a raw call has put into a map
+// (MAP_FIXED; regions of maps only) it does so by halving: a few calls for each such place.
+[[nodiscard]] int region_register(const PagerState& state, const Region& region, char* from, uint64_t bytes);
+// Sets up a map that was just made in a region's place: no huge pages, no merging, not inherited by children that the
+// fork handlers have not seen, and registered (by the housekeeping thread, if the program has closed this thread's
+// userfaultfd). 0 or -errno. Waits for the housekeeping thread, which takes no lock that a program thread waits with.
+[[nodiscard]] int watch_fresh_range(PagerState& state, void* address, size_t bytes);
+
+// See pager_keeps_descriptor.
+[[nodiscard]] bool keeps_descriptor(const PagerState& state, int fd);
 // Whether the program's table still holds the userfaultfd and the LUNs: range operations need both.
 [[nodiscard]] bool descriptors_in_place(const PagerState& state);
 

@@ -3,9 +3,7 @@
 
 #include <errno.h>
 
-#include "pager/state/state.h"
-#include "sys/thread.h"
-#include "sys/uffd.h"
+#include "pager/state/requests.h"
 
 namespace lunar {
 namespace {
@@ -42,7 +40,7 @@ void wait_out_stall() {
 Install install(PagerState& state, void* address, const void* content, unsigned pages, bool protect) {
   for (;;) {
     const int64_t rc = sys::uffd_copy(state.uffd, address, content, pages * state.page_size,
-                                      protect || state.gate_closing.load(std::memory_order_seq_cst));
+                                      protect || state.fork.gate_closing.load(std::memory_order_seq_cst));
     if (rc > 0) return {Installed::kDone, static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size), 0};
     const int error = static_cast<int>(rc);
     if (error != -EAGAIN) return {outcome_of(error, pages), 0, error};

@@ -4,9 +4,8 @@
 
 #include <errno.h>
 
-#include "pager/page/page_table.h"
-#include "pager/pager.h"
-#include "pager/state/state.h"
+#include "pager/state/requests.h"
+#include "pager/table/leaf_pool.h"
 
 namespace lunar {
 namespace {
@@ -19,13 +18,10 @@ struct Promise {
 };
 constinit Promise g_promise;
 
-bool of_maps(const Region& region) { return (region.flags & (kRegionStrict | kRegionChargeOnTouch)) != 0; }
-bool on_touch(const Region& region) { return (region.flags & kRegionChargeOnTouch) != 0; }
-
 int64_t units_of(const Region& region, uint64_t chunk, int32_t committed) {
-  const auto all = static_cast<int64_t>((chunk_size(region, chunk) + kLeafPages - 1) / kLeafPages);
+  const auto all = static_cast<int64_t>((region.chunk_size(chunk) + kLeafPages - 1) / kLeafPages);
   if (committed == 0) return 0;
-  return of_maps(region) && committed < all ? committed : all;
+  return region.of_maps() && committed < all ? committed : all;
 }
 
 int64_t span_units() { return static_cast<int64_t>(sys::page_bytes() / sizeof(Leaf)); }
@@ -41,13 +37,8 @@ bool apply(PagerState& state, int64_t units, bool must_fit) {
 
 }  // namespace
 
-uint64_t chunk_size(const Region& region, uint64_t chunk) {
-  const uint64_t left = region.pages - chunk * kChunkPages;
-  return left < kChunkPages ? left : kChunkPages;
-}
-
 bool charged_exactly(const PagerState& state, const Region& region) {
-  return of_maps(region) || !(state.thp_always || region.huge.load(std::memory_order_relaxed));
+  return region.of_maps() || !(state.thp_always || region.huge.load(std::memory_order_relaxed));
 }
 
 Committed count_committed(const PagerState& state, Region& region, uint64_t first, uint64_t end, int sign) {
@@ -61,7 +52,7 @@ Committed count_committed(const PagerState& state, Region& region, uint64_t firs
     if (exactly)
       change.pages += part;
     else if ((before == 0) != (before + part == 0))
-      change.pages += sign * static_cast<int64_t>(chunk_size(region, chunk));
+      change.pages += sign * static_cast<int64_t>(region.chunk_size(chunk));
     change.units += units_of(region, chunk, before + part) - units_of(region, chunk, before);
     const int32_t in_span = region.table.span_of(at).committed.fetch_add(part, std::memory_order_relaxed);
     if ((in_span == 0) != (in_span + part == 0)) change.units += sign * span_units();
@@ -94,10 +85,9 @@ void promise_enter_child(PagerState& state) {
   g_promise.live = false;
   g_promise.pages = 0;
   int64_t units = 0;
-  for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
-    const Region& region = *state.regions.sorted[r].load();
+  for (const Region& region : state.regions) {
     const uint64_t end = region.table_pages.load();
-    if (on_touch(region)) continue;
+    if (region.on_touch) continue;
     for (uint64_t at = 0; at < end; at += kChunkPages)
       units += units_of(region, at / kChunkPages, region.chunk_committed[at / kChunkPages].load());
     for (uint64_t at = 0; at < end; at += PageTable::span_pages())

@@ -30,7 +30,6 @@ Committed count_committed(const PagerState& state, Region& region, uint64_t firs
 // Whether only committed pages can be populated: in regions of maps, where the rest is inaccessible, and without huge
 // pages.
 bool charged_exactly(const PagerState& state, const Region& region);
-uint64_t chunk_size(const Region& region, uint64_t chunk);  // pages
 
 // Changes the process' promise. False: it does not fit (never if units <= 0, or before activation).
 [[nodiscard]] bool promise_change(PagerState& state, int64_t units);

@@ -13,6 +13,7 @@
 #include "pager/page/region.h"
 #include "pager/pager.h"
 #include "pager/state/state.h"
+#include "pager/table/leaf_pool.h"
 #include "pager/table/table_promise.h"
 #include "sys/arena.h"
 #include "tests/catch.h"
@@ -23,10 +24,10 @@ using namespace lunar;
 namespace {
 
 struct TestRegion {
-  explicit TestRegion(uint64_t pages, unsigned flags = kRegionStrict) {
+  explicit TestRegion(uint64_t pages, bool strict = true) {
     region.base = reinterpret_cast<char*>(uint64_t{1} << 40);
     region.pages = pages;
-    region.flags = flags;
+    region.strict = strict;
     REQUIRE(region.table.map(pages));
     const uint64_t chunks = (pages + kChunkPages - 1) / kChunkPages;
     region.chunk_committed =
@@ -189,6 +190,6 @@ TEST_CASE("a commit is promised the leaves that its pages may take, and no more 
   CHECK(count(0, 8, -1) == 0);
   CHECK(count(8, kChunkPages, -1) == -32);
   CHECK(count(kChunkPages, 3 * kChunkPages, -1) == -64 - directory);
-  TestRegion heap(16 * kChunkPages, kRegionHeap);
+  TestRegion heap(16 * kChunkPages, false);
   CHECK(count_committed(heap.state, heap.region, 10, 11, 1).units == 32 + directory);
 }

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+// See bring_in.h.
+#include "pager/fault/bring_in.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include "base/host_guard.h"
+#include "pager/evict/evictor.h"
+#include "pager/fault/resolver.h"
+#include "pager/state/descriptors.h"
+#include "pager/state/requests.h"
+#include "sys/arena.h"
+#include "sys/memory_constants.h"
+#include "sys/memory_copy.h"
+
+namespace lunar {
+namespace {
+
+thread_local Resolver* t_resolver __attribute__((tls_model("initial-exec"))) = nullptr;
+thread_local uint32_t t_generation __attribute__((tls_model("initial-exec"))) = 0;
+
+constexpr unsigned kSpareMax = 256;
+struct ResolverPool {
+  sys::SpinLock lock;
+  Resolver* spare[kSpareMax] = {};
+  unsigned count = 0;
+  Resolver* made_last = nullptr;  // all of them, for a forked child
+  pthread_key_t key{};
+  bool key_made = false;
+};
+constinit ResolverPool g_pool;
+
+// Those of program threads. A resolver in a thread's hand, neither spare nor t_resolver, would be spare in a child that
+// a signal handler forks, and the thread's too: signals stay blocked from taking to giving.
+Resolver* take_spare(PagerState& state) {
+  {
+    sys::Locked<sys::SpinLock> lock(g_pool.lock);
+    if (g_pool.count != 0) return g_pool.spare[--g_pool.count];
+  }
+  auto* r = arena_new<Resolver>(state);
+  if (r == nullptr) return nullptr;
+  sys::Locked<sys::SpinLock> lock(g_pool.lock);
+  r->made_before = g_pool.made_last;
+  g_pool.made_last = r;
+  return r;
+}
+
+void give_spare(Resolver* r) {
+  sys::Locked<sys::SpinLock> lock(g_pool.lock);
+  if (g_pool.count < kSpareMax) g_pool.spare[g_pool.count++] = r;
+}
+
+void resolver_end_of_thread(void* resolver) {
+  const sys::ScopedSignalBlock signals;
+  auto* r = static_cast<Resolver*>(resolver);
+  t_resolver = nullptr;
+  HostGuard guard;
+  r->close();
+  give_spare(r);
+}
+
+// The calling program thread's resolver (made at first use; closed when the thread ends). Pre: signals are blocked, and
+// stay so while it is used: a handler may fork, and the child needs another one. nullptr with *error; -EAGAIN: there is
+// no DRAM for its window just now; -ENOMEM: the kernel gives it no memory.
+Resolver* thread_resolver(PagerState& state, int* error) {
+  if (t_resolver != nullptr && t_generation == state.fork.generation) return t_resolver;
+  HostGuard guard;
+  {
+    sys::Locked<sys::SpinLock> lock(g_pool.lock);
+    if (!g_pool.key_made) g_pool.key_made = pthread_key_create(&g_pool.key, resolver_end_of_thread) == 0;
+  }
+  Resolver* r = take_spare(state);
+  *error = -ENOMEM;
+  if (r == nullptr) return nullptr;
+  *error = r->open({kReadRunMax, false});
+  if (*error < 0) {
+    give_spare(r);
+    return nullptr;
+  }
+  t_resolver = r;
+  t_generation = state.fork.generation;
+  pthread_setspecific(g_pool.key, r);
+  return r;
+}
+
+}  // namespace
+
+int pages_of(const PagerState& state, const void* address, size_t bytes, bool inward, PageRange* out) {
+  Region* region = state.regions.find(address);
+  if (region == nullptr) return -EINVAL;
+  uint64_t start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base), end = start + bytes;
+  if (end > region->pages << state.page_shift) return -EINVAL;
+  if (state.foreign.overlaps(address, bytes)) return -EFAULT;
+  if (forked_past_us(state) != 0) {  // what it would change is the parent's
+    say_limited(state, bytes);
+    return -ENOMEM;
+  }
+  uint64_t mask = state.page_size - 1;
+  *out = {region, (inward ? start + mask : start) >> state.page_shift, (inward ? end : end + mask) >> state.page_shift};
+  if (out->end < out->first) out->end = out->first;
+  return 0;
+}
+
+namespace {
+
+// Waits for what others do, and looks the less often the longer that takes: a quarter of the time that it has lasted so
+// far lies between two looks.
+class Patience {
+ public:
+  void wait() {
+    const uint64_t now = sys::now_ns();
+    if (since_ == 0) since_ = now;
+    const uint64_t pause = (now - since_) / 4;
+    sys::sleep_ns(pause < kLeastNs ? kLeastNs : pause > kMostNs ? kMostNs : pause);
+  }
+  uint64_t lasted_ns() const { return since_ == 0 ? 0 : sys::now_ns() - since_; }
+  void renew() { since_ = 0; }
+
+ private:
+  static constexpr uint64_t kLeastNs = 20000, kMostNs = 2000000;
+  uint64_t since_ = 0;
+};
+
+// How far a pass over ranges has come.
+struct Pass {
+  size_t range = 0;   // the one that is next,
+  uint64_t page = 0;  //   and from where on in it: a page of its region
+  unsigned begun = 0;
+  bool busy = false;     // a page was in another thread's hand
+  bool no_room = false;  // and so it has stopped: there is no DRAM, with no read in flight that would end
+  bool no_ring = false;  // likewise, as no command ring can be made (no descriptor, no address space left)
+};
+
+// A row for each state of the page's word. 0 or the page's error; *begun stays as it is where nothing is to be begun.
+int begin_page(Resolver& r, Region& region, PageIndex page, Want want, const Demand& demand, Begun* begun) {
+  const TableScope scope;
+  const PageWord seen = region.table.peek(page.value);
+  switch (seen.state()) {
+    case PageState::kEmpty:
+      if (want == Want::kTouch) *begun = r.zero_fill(region, page, demand);
+      return 0;
+    case PageState::kInFrame:
+      *begun = r.from_frame(region, page, seen, demand);
+      return 0;
+    case PageState::kEvicted:
+      *begun = r.start_read(region, page, seen, demand);
+      return 0;
+    case PageState::kBusy:
+      *begun = {set_waiter(region, page, seen) ? Outcome::kBusy : Outcome::kChanged};
+      return 0;
+    case PageState::kResident:
+      return 0;
+    case PageState::kGuard:
+      return want == Want::kTouch ? -EFAULT : 0;
+    case PageState::kPoisoned:
+      return -EIO;
+  }
+  return 0;
+}
+
+// A thread with reads in flight has their pages busy, and only it can finish them: no signal handler may run meanwhile,
+// as it could touch such a page, or wait for a thread that does.
+int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, Pass* pass) {
+  int rc = 0;
+  for (uint64_t page = pass->page > range.first ? pass->page : range.first; page < range.end;) {
+    const uint64_t left = range.end - page;
+    const Demand demand{left > kReadRunMax ? kReadRunMax : static_cast<unsigned>(left), kHeatFault};
+    Begun begun{Outcome::kResident, 0};
+    if (const int error = begin_page(r, *range.region, PageIndex(page), want, demand, &begun); error < 0) rc = error;
+    switch (begun.outcome) {
+      case Outcome::kResident:
+      case Outcome::kStarted:
+        page += begun.pages != 0 ? begun.pages : 1;
+        if (begun.pages != 0 && ++pass->begun % 16 == 0) (void)r.progress(false, 0);
+        break;
+      case Outcome::kChanged:
+        break;
+      case Outcome::kBusy:
+        pass->busy = true;
+        ++page;
+        break;
+      case Outcome::kNoRoom:
+        evictor_wake(state);
+        if (r.in_flight() == 0) {
+          pass->page = page;
+          pass->no_ring = r.no_ring();
+          pass->no_room = true;
+          return rc;
+        }
+        (void)r.progress(true, 1000000);
+        break;
+    }
+  }
+  return rc;
+}
+
+// Goes on with a pass, to its end or until there is no room (the resolver's window is DRAM, too). 0 or the first error.
+int bring_in_some(PagerState& state, const lunar_range* ranges, size_t count, Want want, Pass* pass) {
+  const sys::ScopedSignalBlock signals;
+  int rc = 0;
+  Resolver* r = thread_resolver(state, &rc);
+  pass->no_room = r == nullptr && rc == -EAGAIN;
+  if (pass->no_room) evictor_wake(state);
+  pass->no_ring = r == nullptr && !pass->no_room;
+  if (r == nullptr) return 0;
+  while (pass->range < count && !pass->no_room) {
+    PageRange range;
+    int one = pages_of(state, ranges[pass->range].address, ranges[pass->range].bytes, false, &range);
+    if (one == 0) one = bring_in(state, *r, range, want, pass);
+    if (one < 0 && rc == 0) rc = one;
+    if (pass->no_room) break;
+    ++pass->range;
+    pass->page = 0;
+  }
+  while (r->in_flight() != 0) (void)r->progress(true, 10000000);
+  state.evictor->wake_if_low();
+  if (r->failed()) {
+    r->clear_failed();
+    rc = -EIO;
+  }
+  return rc;
+}
+
+// The program has closed our descriptors (a daemon closes all), or leaves no room for one more: the handlers, which
+// have their own table, do the work.
+int bring_in_by_faults(PagerState& state, const lunar_range* ranges, size_t count, Want want) {
+  if (want == Want::kRead) return 0;  // a hint
+  for (size_t i = 0; i < count; ++i) {
+    PageRange range;
+    int rc = pages_of(state, ranges[i].address, ranges[i].bytes, false, &range);
+    if (rc == 0)
+      rc = sys::advise(range.region->address_of(PageIndex(range.first)), (range.end - range.first) << state.page_shift,
+                       MADV_POPULATE_READ);
+    if (rc < 0) return rc;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int bring_in_ranges(PagerState& state, const lunar_range* ranges, size_t count, Want want) {
+  constexpr unsigned kYields = 64;
+  constexpr uint64_t kHintNs = 200000000;  // a prefetch leaves out what does not fit
+  // A child of vfork: a ring that it made would be in its own descriptor table, and stay with the parent's thread.
+  if (!descriptors_in_place(state) || sys::memory_is_parents()) return bring_in_by_faults(state, ranges, count, want);
+  int rc = 0;
+  Pass pass;
+  Patience patience;
+  for (unsigned busy_rounds = 0;;) {
+    const int one = bring_in_some(state, ranges, count, want, &pass);
+    if (one < 0 && rc == 0) rc = one;
+    if (pass.begun != 0) patience.renew();
+    pass.begun = 0;
+    if (pass.no_ring || ((pass.no_room || rc < 0) && !descriptors_in_place(state)))
+      return bring_in_by_faults(state, ranges, count, want);
+    if (pass.no_room) {
+      if (want == Want::kRead && patience.lasted_ns() > kHintNs) return rc;
+      patience.wait();
+      continue;
+    }
+    if (!pass.busy || want == Want::kRead || rc < 0) return rc;
+    pass = {};
+    ++busy_rounds < kYields ? sys::yield_cpu() : patience.wait();
+  }
+}
+
+void thread_resolver_forget() {
+  if (t_resolver != nullptr) pthread_setspecific(g_pool.key, nullptr);
+  t_resolver = nullptr;
+  g_pool.lock.unlock();
+  g_pool.count = 0;
+  for (Resolver* r = g_pool.made_last; r != nullptr; r = r->made_before) {
+    r->forget_parents();
+    if (g_pool.count < kSpareMax) g_pool.spare[g_pool.count++] = r;
+  }
+}
+
+void thread_resolvers_wait_for_release() {
+  const Resolver* last;
+  {
+    sys::Locked<sys::SpinLock> lock(g_pool.lock);
+    last = g_pool.made_last;
+  }
+  for (const Resolver* r = last; r != nullptr; r = r->made_before) r->wait_for_release();
+}
+
+}  // namespace lunar

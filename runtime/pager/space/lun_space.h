@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// LUN space: charged to the tree's account first, then to the own LUN's slots.
+// Threading: any thread; not on the fault path unless stated.
+#pragma once
+#include <cstdint>
+
+#include "pager/page/page_word.h"
+
+namespace lunar {
+
+struct PagerState;
+struct Region;
+
+// -ENOMEM, -EFBIG (logged). may_block false: for the fault path.
+[[nodiscard]] int space_charge(PagerState& state, uint64_t pages, bool may_block);
+// Only the latter: grows the own LUN as needed. Any thread that may block; pre: it is open.
+[[nodiscard]] int slots_charge(PagerState& state, uint64_t slots);
+void space_uncharge(PagerState& state, uint64_t pages);
+
+// What limits the LUN space of this process, if it cannot have `bytes` more.
+enum class SpaceBound : uint8_t {
+  kSize,    // the tree's --size, given or by default
+  kPart,    // this process' part of a LUN that the processes of the tree divide
+  kDevice,  // the space left on the device or its file system
+};
+SpaceBound space_bound(PagerState& state, uint64_t bytes);
+const char* space_remedy(const PagerState& state, SpaceBound bound);  // the end of a line: "give a larger --size"
+
+// Uncharges a page that was charged at its first touch (MAP_NORESERVE) and is empty from now on. Charged pages count as
+// committed.
+void uncharge_touched(PagerState& state, Region& region, PageWord was);
+
+// Opens a forked child's own LUN when it first needs to write. 0 or -errno. May block; not for handlers.
+[[nodiscard]] int lun_open_own(PagerState& state);
+void lun_close_own(PagerState& state);  // nothing was written to it
+
+// Slots that are given up while living children may still read them: kept until the children of that fork, and those
+// handed up in their place, have ended (deferred_slots.cpp).
+//
+// Frees a slot, if it is one: at once, or when the children that may read it have ended. Slots of ancestors' LUNs
+// belong to the ancestors. Pre: no word names it any more (a fork may copy the word after the slot was freed), or no
+// fork can come in between (evictor, MutatorScope).
+void slot_release(PagerState& state, unsigned lun, Slot slot);
+void deferred_slots_release(PagerState& state);  // by the housekeeping thread
+uint64_t deferred_slot_count();
+[[nodiscard]] int deferred_slots_prepare(PagerState& state);  // before a fork
+uint64_t deferred_slots_bytes(uint64_t slots);                // what it maps, once, for a LUN of that many slots
+void deferred_slots_forget();                                 // in the child
+
+// Before a fork, under its lock: reserves slots for what the child can reach, which stays on our LUN while we write new
+// copies to other slots. 0 or -errno.
+[[nodiscard]] int reservation_make(PagerState& state, uint32_t epoch);
+void reservations_release(PagerState& state);  // of children that have ended
+void reservations_forget();                    // in the child
+
+}  // namespace lunar
