@@ -3,8 +3,8 @@
 // page_view.h (and account_find.h).
 //
 // There is one pager per process. Regions are created on it; pages of a region are resident or evicted; the pager's
-// threads (or the caller, through range operations) resolve them. README.md describes the life of a fault, the life of
-// an eviction, and the states.
+// threads (or the caller, through range operations) resolve them. README.md describes the states of a
+// page, and names the pages on a fault, an eviction and a fork.
 //
 // Activation. A pager that is created but not *active* is only bookkeeping: regions are plain memory, no thread, no
 // page is watched. It becomes active when the process tree nears its budget (activation.h), so that a program that fits

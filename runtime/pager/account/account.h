@@ -9,9 +9,9 @@
 // Giving back a page that may still be shared lowers `shared` along with `used`, so `used - shared` never falls below
 // what is present.
 //
-// A member lives as long as its byte of the account's file is locked (README.md, "The account"). Then another member
-// *reaps* the dead one: it returns what that member had, and hands up its children. A child of a dead member reads what
-// that member could read, so it becomes a child of the dead one's parent, at the dead one's fork epoch.
+// A member lives as long as its byte of the account's file is locked (README.md, "When a member ends"). Then another
+// member *reaps* the dead one: it returns what that member had, and hands up its children. A child of a dead member
+// reads what that member could read, so it becomes a child of the dead one's parent, at the dead one's fork epoch.
 //
 // Robust, process-shared mutexes tell sooner. `starter` may end before its process does (pthread_exit in main). They
 // alone count for a member that could not make its lock (no /proc to open the file again, no free descriptor).

@@ -5,7 +5,7 @@
 //            them. Committed memory is charged to the tree's account, as if all of it were resident
 //   active   the pager's threads run, regions are registered, every page has a state
 //
-// README.md ("Activation") says when a process becomes active, and what happens to huge pages.
+// README.md says when a process becomes active, evict/README.md what happens to huge pages.
 // Threading: as each function says. Nothing here is for the fault path.
 #pragma once
 #include <cstdint>
