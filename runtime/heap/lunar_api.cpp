@@ -261,7 +261,10 @@ void* lunar_region_create(size_t bytes) noexcept {
     (void)why.set(rc, "lunar_region_create: the kernel gives no address space for %zu bytes and their tables (%s)",
                   bytes, "vm.max_map_count, ulimit -v");
   } else if (rc = region_commit(region, 0, bytes); rc < 0) {
-    (void)why.set(rc, "lunar_region_create: %zu bytes are more than the LUN, or the kernel, has left", bytes);
+    (void)why.set(rc,
+                  "lunar_region_create: %zu bytes are more than the LUN has left, or their page tables than the DRAM "
+                  "budget",
+                  bytes);
     (void)region_destroy(region);
   }
   if (rc < 0) {

@@ -94,7 +94,11 @@ class JsonValue {
           if (!read_escape(in, out)) return false;
           continue;
         }
-        if (const size_t at = std::string_view("ntrbf").find(c); at != std::string_view::npos) { c = "\n\t\r\b\f"[at]; }
+        const size_t at = std::string_view("\"\\/ntrbf").find(c);
+        if (at == std::string_view::npos) return false;
+        c = "\"\\/\n\t\r\b\f"[at];
+      } else if (static_cast<unsigned char>(c) < 0x20) {
+        return false;
       }
       *out += c;
     }

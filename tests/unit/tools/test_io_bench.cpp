@@ -66,8 +66,8 @@ TEST_CASE("JSON: values are found by their path, and no JSON is refused") {
   CHECK(job.find({"flags"})->items[0].number == 1);
   CHECK(job.number_at({"read", "none"}, -3) == -3);
   CHECK(job.number_at({"note"}, -3) == -3);
-  for (const char* bad :
-       {"", "{", "{\"a\"}", "{\"a\":1", "[1,,2]", "tru", "\"open", "{\"a\":1 \"b\":2}", "\"\\u12", "{}{}", "1 x"})
+  for (const char* bad : {"", "{", "{\"a\"}", "{\"a\":1", "[1,,2]", "tru", "\"open", "{\"a\":1 \"b\":2}", "\"\\u12",
+                          "{}{}", "1 x", "\"m\\q\"", "\"\\x41\"", "\"a\tb\""})
     CHECK(!JsonValue::parse(bad));
   CHECK(!JsonValue::parse(std::string(1000, '[')));
   std::string_view rest;
