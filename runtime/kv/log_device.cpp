@@ -624,7 +624,9 @@ bool Log::possible_size(const Record* record, uint64_t room) const {
   // A mark behind a batch may be a block and a little: batch_end().
   const uint64_t most = record->type() == RecordType::kMark ? longest + sizeof(Record) : longest;
   return bytes >= sizeof(Record) && bytes <= most && bytes <= room && record->span() <= room &&
-         sizeof(Record) + round_up(record->key_bytes, 8) + record->stored_bytes() <= bytes;
+         sizeof(Record) + round_up(record->key_bytes, 8) + record->stored_bytes() +
+                 Record::replaced_units(record->size_type) * kUnitBytes <=
+             bytes;
 }
 
 bool Log::possible(const Record* record, uint64_t room) const {

@@ -42,8 +42,8 @@ class Image {
   void mutate();
   // What each field of a saved state may not be, one after the other: nullptr when there is no case `number`.
   const char* forge(unsigned number);
-  // Of what type a record may not be that the index leads to. False: there is no case `number`.
-  bool forge_type(unsigned number);
+  // What a record may not be that the index leads to; case 0 is sound. nullptr: there is no case `number`.
+  const char* forge_record(unsigned number);
   // The same of pieces in hand, of which a sound image that was closed names none.
   const char* forge_in_hand(unsigned number);
   std::vector<char> memory = std::vector<char>(kBytes);
@@ -253,21 +253,38 @@ void Image::seal_record(uint64_t segment, uint64_t offset, uint64_t life) {
   record->checksum = record_checksum(record, Address{(segment * kSegment + offset) / kUnitBytes}, life);
 }
 
-bool Image::forge_type(unsigned number) {
-  if (number == 9) return false;
-  const Place& where = number < 4 ? records_[1] : large_[0];  // of what was not deleted
+const char* Image::forge_record(unsigned number) {
+  struct Case {
+    const char* what;
+    bool large;
+    RecordType type;
+  };
+  constexpr Case kCases[] = {{"as it was", false, RecordType::kPair},
+                             {"a mark", false, RecordType::kMark},
+                             {"a head without pieces", false, RecordType::kLarge},
+                             {"a delete", false, RecordType::kDeleted},
+                             {"no room for what it replaces", false, RecordType::kPair},
+                             {"a mark instead of a head", true, RecordType::kMark},
+                             {"a pair instead of a head", true, RecordType::kPair},
+                             {"a delete instead of a head", true, RecordType::kDeleted},
+                             {"more value than a log holds", true, RecordType::kLarge},
+                             {"pieces that are shorter than a set makes them", true, RecordType::kLarge}};
+  if (number == std::size(kCases)) return nullptr;
+  const Case& now = kCases[number];
+  const Place& where = now.large ? large_[0] : records_[1];  // of what was not deleted
   auto* record = reinterpret_cast<Record*>(memory.data() + place(where.segment) + where.offset);
-  record->size_type = (record->size_type & ~3u) | number % 4;
-  if (static_cast<RecordType>(number % 4) == RecordType::kDeleted) {
+  record->size_type = (record->size_type & ~3u) | static_cast<uint32_t>(now.type);
+  if (now.type == RecordType::kDeleted) {
     record->key_bytes = sizeof(DeletedKey);
     record->value_bytes = 0;
   }
   const uint64_t far_away = uint64_t{1} << 36;
-  if (number == 4) memcpy(record->value() + offsetof(Pieces, value_bytes), &far_away, 8);
   const uint32_t short_pieces = 16;
-  if (number == 8) memcpy(record->value() + offsetof(Pieces, piece_bytes), &short_pieces, 4);
+  if (number == 4) record->size_type |= RecordNotes::kReplacesLarge;
+  if (number == 8) memcpy(record->value() + offsetof(Pieces, value_bytes), &far_away, 8);
+  if (number == 9) memcpy(record->value() + offsetof(Pieces, piece_bytes), &short_pieces, 4);
   seal_record(where.segment, where.offset, where.life);
-  return true;
+  return now.what;
 }
 
 void Image::write_state(uint64_t at, uint64_t value, uint64_t bytes) {
@@ -524,6 +541,7 @@ const char* ForgedLog::forge(unsigned number) {
   if (number == 3) what = "a piece without an id", key->id = 0;
   if (number == 4) what = "more replaced pieces than a log holds", replaced->count = kPiecesTooMany;
   if (number == 5) what = "pieces that are shorter than a set makes them", pieces->piece_bytes = kUnitBytes;
+  if (number == 6) what = "no room for what it replaces", piece->size_type |= RecordNotes::kReplacesLarge;
   for (const Place& place : {head_, piece_})
     record_at(place)->checksum = record_checksum(record_at(place), address_of(place), place.life);
   return what;
@@ -597,14 +615,16 @@ int main(int argc, char** argv) {
   ForgedLog log;
   for (unsigned number = 0; const char* what = log.forge(number); ++number)
     if (opened_as(&log.memory) != (number == 0 ? 0 : -EBADMSG)) fail(what);
-  for (unsigned number = 0; image.restore(), image.forge_type(number); ++number) {
+  for (unsigned number = 0;; ++number) {
+    image.restore();
+    const char* what = image.forge_record(number);
+    if (!what) break;
     const uint64_t damages = counts.damages;
     std::vector<char> copy = image.memory;
     crash_durably(&copy);
-    if (!use(&image.memory, true, &counts)) fail("a forged type refuses the store");
-    const bool is_sound = number == 1 || number == 6;  // as it was
-    if ((counts.damages == damages) != is_sound) fail("a forged type is not named");
-    if (!use(&image.memory, false, &counts)) fail("a forged type refuses the store");
+    if (!use(&image.memory, true, &counts)) fail(std::string(what) + " refuses the store");
+    if ((counts.damages == damages) != (number == 0)) fail(std::string(what) + " is not named");
+    if (!use(&image.memory, false, &counts)) fail(std::string(what) + " refuses the store");
   }
   for (; counts.images < images; ++counts.images) {
     image.restore();
