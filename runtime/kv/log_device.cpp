@@ -558,6 +558,16 @@ int Look::locked(Address address) {
   return cold(address, log_.life_of(address));
 }
 
+int Look::locked_again(Address address) {
+  int error = 0;
+  for (unsigned tries = 0; tries < 3; ++tries) {
+    const int status = locked(address);
+    if (status == 0) return 0;
+    error = graver(error, status);
+  }
+  return error;
+}
+
 int Look::cold(Address address, uint64_t life) {
   if (!buffer_) buffer_ = log_.take_buffer();
   address_ = address;
@@ -593,15 +603,16 @@ int Look::find_value() {
   return body.checksum == body_checksum(key, to, bytes, address_, life_) ? 0 : -EBADMSG;
 }
 
-Record* Look::unproven(Address address) {
+int Look::unproven(Address address) {
+  if (locked(address) == 0) return 0;
   const uint64_t at = address.value * kUnitBytes, begin = round_down(at, kBlockBytes), skip = at - begin;
   const uint64_t room = log_.segment_bytes() - (begin & (log_.segment_bytes() - 1));
   const uint64_t bytes = room < log_.buffer_bytes_ ? room : log_.buffer_bytes_;
   if (!buffer_) buffer_ = log_.take_buffer();
-  if (log_.transfer(Op::kRead, begin, buffer_, bytes) < 0) return nullptr;
+  if (const int status = log_.transfer(Op::kRead, begin, buffer_, bytes); status < 0) return status;
   auto* record = reinterpret_cast<Record*>(buffer_ + skip);
   record_ = log_.possible(record, bytes - skip) ? record : nullptr;
-  return record_;
+  return record_ ? 0 : -EBADMSG;
 }
 
 int Log::segment_contents(uint64_t number, const char** memory) {

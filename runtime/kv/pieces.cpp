@@ -83,20 +83,23 @@ void Store::cut_in_hand() {
     if (hand.in.id != 0) hands_at_cut_[hands_cut_++] = hand.in;
 }
 
-void Store::drop_in_hand() {
+// Of those that are damaged the space is lost. What the device refuses to read may be there later, and no later state
+// would name it: so only an open that saves none goes on.
+int Store::drop_in_hand() {
   for (const media::InHand& left : left_in_hand_) {
     for (uint64_t number = left.count; number-- > 0;) {
       const PieceKey key{left.owner, left.id, number};
       Shard& shard = shard_of(hash_of_piece(key));
-      Address address;
-      uint64_t units = 0;
-      std::atomic<uint64_t>* place = find_piece(shard, key, false, &address, &units);
-      if (!place) continue;
-      shard.pieces.erase(place);
-      log_.drop_live(address, units);
+      Found found;
+      const int status = find_piece(shard, key, false, &found);
+      if (status < 0 && status != -ENOENT && status != -EBADMSG && !read_only_) return status;
+      if (status < 0) continue;
+      shard.pieces.erase(found.place);
+      log_.drop_live(found.address, found.units);
     }
   }
   left_in_hand_.close();
+  return 0;
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
@@ -105,25 +108,24 @@ uint64_t Store::units_of_piece(const Pieces& pieces, uint64_t number) const {
   return record_units(sizeof(PieceKey), pieces.bytes_of(number));
 }
 
-// is_there: the caller knows that. Otherwise, and where several entries have its tag, records are read; then *units are
-// its own. Pre: the lock.
-std::atomic<uint64_t>* Store::find_piece(Shard& shard, const PieceKey& key, bool is_there, Address* address,
-                                         uint64_t* units) {
+// is_there: the caller knows that. Otherwise, and where several entries have its tag, records are read; then its units
+// are found, too. 0; -ENOENT; -EBADMSG, -errno: one that may be it cannot be read. Pre: the lock.
+int Store::find_piece(Shard& shard, const PieceKey& key, bool is_there, Found* out) {
   const uint64_t hash = hash_of_piece(key);
-  unsigned found = 0;
-  shard.pieces.find_entry(hash, [&](Address at) {
-    *address = at;
-    ++found;
-    return false;
-  });
-  return shard.pieces.find_entry(hash, [&](Address at) {
-    if (is_there && found == 1) return true;
+  unsigned entries = 0;
+  shard.pieces.find_entry(hash, [&](Address) { return ++entries == 2; });
+  int error = 0;
+  out->place = shard.pieces.find_entry(hash, [&](Address address) {
+    out->address = address;
+    if (is_there && entries == 1) return true;
     Look look(log_);
-    if (look.locked(at) < 0 || !is_piece(look.record(), key)) return false;
-    *address = at;
-    *units = look->units();
+    const int status = look.locked_again(address);
+    if (status < 0) error = graver(error, status);
+    if (status < 0 || !is_piece(look.record(), key)) return false;
+    out->units = look->units();
     return true;
   });
+  return out->place ? 0 : error < 0 ? error : -ENOENT;
 }
 
 // 0 or -errno. before: the head that the value takes the place of.
@@ -167,8 +169,7 @@ void Store::delete_piece(const InHand& hand, uint64_t number, bool* says) {
       const ShardLock lock(*this, shard);
       Found found;
       found.units = units_of_piece(hand.pieces(), number);
-      found.place = find_piece(shard, own, !hand.unsure(), &found.address, &found.units);
-      if (!found.place) return;
+      if (find_piece(shard, own, !hand.unsure(), &found) < 0) return;
       const bool said = *says && log_deleted(hash, {&own, sizeof own}, found, room < 0, RecordNotes::kPiece) == 0;
       *says = *says && (said || room == 0);
       if (said || !*says) {

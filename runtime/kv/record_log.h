@@ -30,6 +30,8 @@
 // Threading: any. allocate holds a spin lock for some instructions; calls that pick segments take a mutex; those on the
 // device block. May not: call the store.
 #pragma once
+#include <errno.h>
+
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -569,6 +571,9 @@ class Log {
   std::atomic<bool> committing_{false}, failed_{false};
 };
 
+// Of two errors the one to act by: what the device refused to read may be there later, what is damaged will not be.
+inline int graver(int one, int other) { return one == 0 || one == -EBADMSG ? other : one; }
+
 // Access to a record: in DRAM, where an epoch keeps it, or in a buffer that it was read into. One per thread at a time;
 // the thread reads nothing else from the device during its lifetime. The caller is in no epoch. Each call may be tried
 // again after it failed.
@@ -580,12 +585,13 @@ class Look {
   Look& operator=(const Look&) = delete;
   // Finds the record wherever it is. Pre: the lock of its shard. -EBADMSG: damaged; -errno of the device.
   [[nodiscard]] int locked(Address address);
+  [[nodiscard]] int locked_again(Address address);  // the same, tried three times; the graver of its errors
   // Reads the record from the device, where it was in that life of its segment when the index led to it, in an epoch
   // that is over. -EBADMSG: damaged, or no longer there: then the index leads elsewhere now.
   [[nodiscard]] int cold(Address address, uint64_t life);
-  // Returns the record whatever its checksum is; its content may be anything. nullptr: it cannot be read, or its
-  // lengths are impossible.
-  [[nodiscard]] Record* unproven(Address address);
+  // As locked(), but the record is found whatever its checksum is; its content may be anything then. -EBADMSG: its
+  // lengths are impossible; -errno of the device.
+  [[nodiscard]] int unproven(Address address);
   // Reads a body from where the table says that it is, without its record: 0 if that proves it to be the value of this
   // key at that address in that life. Otherwise the table has forgotten it; -EBADMSG, -errno.
   [[nodiscard]] int known_body(const BodyPlace& place, Address address, uint64_t life, Bytes key);

@@ -215,7 +215,11 @@ int Store::open_root(const StoreOptions& options, ErrorText* why) {
     status = replay(root, why);
     budget_.keep_for_chains(0);
   }
-  if (status == 0) drop_in_hand();
+  if (status == 0 && (status = drop_in_hand()) < 0)
+    return why->set(status,
+                    "key/value store on %s: what an interrupted set or delete left of a large value cannot be read: "
+                    "%s; try again, or read the store with `lunar kv dump`",
+                    device_->name(), errno_text(status));
   if (status < 0 || read_only_ || (root.log == 0 && options.durability == Durability::kFlush)) return status;
   return begin_commits(options, why);
 }

@@ -29,19 +29,13 @@ bool is_of_pair(const Record* record) {
   return !record->is_piece() && (record->type() == RecordType::kPair || record->type() == RecordType::kLarge);
 }
 
-// Of two errors the one to act by: what the device refused to read may be there later, what is damaged will not be.
-int graver(int one, int other) { return one == 0 || one == -EBADMSG ? other : one; }
-
 }  // namespace
 
 // Whether what an entry leads to is the key's; if so, what it is. 1, 0, or -errno.
 int Store::examine(Address address, uint64_t hash, Bytes key, Found* out) {
   {
     Look look(log_);
-    int status = -EIO, error = 0;
-    for (unsigned tries = 0; tries < 3 && status < 0; ++tries)
-      if (status = look.locked(address); status < 0) error = graver(error, status);
-    if (status < 0) return error;
+    if (const int status = look.locked_again(address); status < 0) return status;
     if (!is_key(look.record(), hash, key)) return 0;
     const bool large = look->type() == RecordType::kLarge;
     out->units = look->live_units();
@@ -67,18 +61,23 @@ int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out) {
 }
 
 // Of a record that is damaged, by what of it can be read: the key, or the hash of one that lies in pieces. A key that
-// the index leads here is another's.
-Store::Whose Store::whose_damaged(Shard& shard, uint64_t hash, Bytes key, Address address) {
+// the index leads here is another's. 0, or -errno: that cannot be read now.
+int Store::whose_damaged(Shard& shard, uint64_t hash, Bytes key, Address address, Whose* out) {
   const auto led_here = [&](uint64_t its_hash) {
     return &shard_of(its_hash) == &shard &&
            shard.index.find_entry(its_hash, [&](Address at) { return at == address; }) != nullptr;
   };
+  *out = Whose::kUnknown;
   Look look(log_);
-  const Record* record = look.locked(address) == 0 ? look.record() : look.unproven(address);
-  if (!record || !is_of_pair(record)) return Whose::kUnknown;
-  if (is_key(record, hash, key)) return Whose::kKeys;
+  if (const int status = look.unproven(address); status < 0) return status == -EBADMSG ? 0 : status;
+  const Record* record = look.record();
+  if (!is_of_pair(record)) return 0;
   const bool shows_hash = record->type() == RecordType::kLarge && record->pieces().hold_key;
-  return led_here(shows_hash ? record->pieces().hash : hash_of(key_of(record))) ? Whose::kAnothers : Whose::kUnknown;
+  if (is_key(record, hash, key))
+    *out = Whose::kKeys;
+  else if (led_here(shows_hash ? record->pieces().hash : hash_of(key_of(record))))
+    *out = Whose::kAnothers;
+  return 0;
 }
 
 // As find_locked, but a damaged record that is the key's is found, too: a set or delete ends the damage then, which
@@ -91,7 +90,8 @@ int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes
     const int same = examine(address, hash, key, out);
     if (same < 0) error = graver(error, same);
     if (same == -EBADMSG) {
-      const Whose whose = whose_damaged(shard, hash, key, address);
+      Whose whose;
+      if (const int status = whose_damaged(shard, hash, key, address, &whose); status < 0) error = status;
       if (whose == Whose::kKeys) keys = address;
       if (whose == Whose::kUnknown) unknown = address;
     }
@@ -101,9 +101,9 @@ int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes
   if (!out->place && error == -EBADMSG) {
     out->address = keys.value || deletes ? keys : unknown;
     if (out->address.value) {
+      if (const int status = guess_damaged(hash, key, out); status < 0) return status;
       out->place = shard.index.find_entry(hash, [&](Address address) { return address == out->address; });
       out->damaged = true;
-      guess_damaged(hash, key, out);
     } else if (!deletes) {
       error = 0;  // all are others'
     }
@@ -114,27 +114,22 @@ int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes
 // What a damaged record held and took. Its lengths are believed by the key's. What it took counts when it ends where
 // its lengths say and another sound one begins; else nothing is given back, and its segment counts as fuller than it is
 // until nothing lives in it. Too much would be worse: a state that says that less lives than the index leads to is
-// refused. Pieces are believed when the first of them can be read and says that it is the key's.
-void Store::guess_damaged(uint64_t hash, Bytes key, Found* out) {
+// refused. 0, or -errno: it cannot be read now.
+int Store::guess_damaged(uint64_t hash, Bytes key, Found* out) {
   out->units = out->value_bytes = 0;
+  out->pair_bytes = key.size;
   out->pieces = {};
-  believe_lengths(hash, key, out);
-  char byte;
-  if (out->pieces.id != 0 && read_pieces(out->pieces, 0, &byte, 1) < 0) out->pieces = {};
-  out->pair_bytes = key.size + out->value_bytes;
-}
-
-void Store::believe_lengths(uint64_t hash, Bytes key, Found* out) {
   Look look(log_);
-  const Record* record = look.locked(out->address) == 0 ? look.record() : look.unproven(out->address);
-  if (!record || !is_of_pair(record)) return;
+  if (const int status = look.unproven(out->address); status < 0) return status == -EBADMSG ? 0 : status;
+  const Record* record = look.record();
   const bool large = record->type() == RecordType::kLarge;
-  if ((large ? record->pieces().key_bytes : record->key_bytes) != key.size) return;
+  if (!is_of_pair(record) || (large ? record->pieces().key_bytes : record->key_bytes) != key.size) return 0;
   if (large && record->pieces().hash == hash) out->pieces = record->pieces();
   const uint64_t units = record->units();
   const uint64_t wanted =
       record_units(record->key_bytes, record->stored_bytes()) + Record::replaced_units(record->size_type);
   out->value_bytes = large ? record->pieces().value_bytes : record->value_bytes;
+  out->pair_bytes += out->value_bytes;
   const Address behind{out->address.value + units};
   const uint64_t segment = log_.segment_of(out->address);
   const bool last = behind.value * kUnitBytes == segment * log_.segment_bytes() + log_.used(segment);
@@ -142,6 +137,7 @@ void Store::believe_lengths(uint64_t hash, Bytes key, Found* out) {
                       (units - wanted) * Log::kPaddingShare <= wanted;
   if ((units == wanted || padded) && (last || (log_.segment_of(behind) == segment && look.locked(behind) == 0)))
     out->units = units;  // without its body, of whose length nothing is certain
+  return 0;
 }
 
 // Once for each: it is gone. Pre: the key's entry leads elsewhere.

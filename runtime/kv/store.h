@@ -332,10 +332,9 @@ class Store {
   };
   void note_cleared();  // pre: the locks of all shards
   void cut_in_hand();   // likewise
-  void drop_in_hand();  // at open, what a crash left
+  int drop_in_hand();   // at open, what a crash left. 0, or -errno: a piece cannot be read
   uint64_t units_of_piece(const Pieces& pieces, uint64_t number) const;
-  std::atomic<uint64_t>* find_piece(Shard& shard, const PieceKey& key, bool is_there, Address* address,
-                                    uint64_t* units);
+  int find_piece(Shard& shard, const PieceKey& key, bool is_there, Found* out);
   int set_piece(const Pieces& pieces, uint64_t number, Bytes key, Bytes value, Address before);
   void delete_piece(const InHand& hand, uint64_t number, bool* says);
   void delete_pieces(const InHand& hand, uint64_t count);
@@ -361,10 +360,9 @@ class Store {
   int64_t copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes);
   int find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out);
   enum class Whose : uint8_t { kKeys, kAnothers, kUnknown };
-  Whose whose_damaged(Shard& shard, uint64_t hash, Bytes key, Address address);
+  int whose_damaged(Shard& shard, uint64_t hash, Bytes key, Address address, Whose* out);
   int find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes, Found* out);
-  void guess_damaged(uint64_t hash, Bytes key, Found* out);
-  void believe_lengths(uint64_t hash, Bytes key, Found* out);
+  int guess_damaged(uint64_t hash, Bytes key, Found* out);
   void note_damage_replaced(const Found& found);
   int examine(Address address, uint64_t hash, Bytes key, Found* out);
   static constexpr int kInPlace = 1;  // result of set_inline: done, and no room of the log was taken

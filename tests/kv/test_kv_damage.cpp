@@ -23,18 +23,19 @@ namespace {
 
 constexpr uint64_t kBytes = 4 * kMiB, kLargeBytes = 300'000;
 
-// Reads of [refused, refused + kBlock) end with -EIO, so many times.
+// Reads of [refused, refused + kBlock) end with -EIO, so many times, after so many that did not.
 struct RefusingDevice final : lunar_test::MemoryDevice {
   using MemoryDevice::MemoryDevice;
   static constexpr uint64_t kBlock = 4096;
-  uint64_t refused = 0, times = 0;
+  uint64_t refused = 0, times = 0, after = 0;
+  uint64_t longest = UINT64_MAX;  // longer reads are not refused
   int64_t transfer(const Command& command) override {
-    const uint64_t begin = command.offset.value;
-    if (times != 0 && command.op == Op::kRead && refused < begin + command.iov[0].iov_len && begin < refused + kBlock) {
-      --times;
-      return -EIO;
-    }
-    return MemoryDevice::transfer(command);
+    const uint64_t begin = command.offset.value, length = command.op == Op::kRead ? command.iov[0].iov_len : 0;
+    const bool touches = refused < begin + length && begin < refused + kBlock;
+    if (times == 0 || length == 0 || length > longest || !touches) return MemoryDevice::transfer(command);
+    if (after != 0) return --after, MemoryDevice::transfer(command);
+    --times;
+    return -EIO;
   }
 };
 
@@ -49,7 +50,7 @@ struct Kept {
   }
   Kept(const Kept&) = delete;
   Kept& operator=(const Kept&) = delete;
-  void open(Contents contents, bool read_only = false) {
+  int try_open(Contents contents, bool read_only, ErrorText* why) {
     if (store) store->close();
     store = nullptr;
     StoreOptions options;
@@ -62,7 +63,11 @@ struct Kept {
     options.shards = 4;
     options.expected_keys = 16;
     options.read_only = read_only;
-    store = kv_test::open_store(options);
+    return Store::open(options, &store, why);
+  }
+  void open(Contents contents, bool read_only = false) {
+    ErrorText why;
+    if (try_open(contents, read_only, &why) < 0) kv_test::fail(why.text);
   }
   // Flushed, and read from the device from now on.
   void reopen() {
@@ -78,9 +83,10 @@ struct Kept {
     const auto at = std::search(begin, memory.end(), content.begin(), content.end());
     return at == memory.end() ? nullptr : &*at - sizeof(Record);
   }
-  void refuse(const char* record, uint64_t times) {
+  void refuse(const char* record, uint64_t times, uint64_t after = 0) {
     device.refused = round_down(static_cast<uint64_t>(record - memory.data()), RefusingDevice::kBlock);
     device.times = times;
+    device.after = after;
   }
   uint64_t segments(SegmentState state) const {
     StoreInfo info;
@@ -285,6 +291,71 @@ TEST_CASE(
       }
     }
   }
+}
+
+// The n-th read of a block of its head, or of its first piece, ends with -EIO.
+TEST_CASE("kv-damage: a set or delete of a damaged large pair takes all pieces, or the device refuses it") {
+  const std::string key = "a large pair's key";
+  for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
+    for (const bool deletes : {false, true}) {
+      for (const bool of_head : {false, true}) {
+        bool over = false;
+        unsigned refused = 0;
+        for (uint64_t n = 0; !over; ++n) {
+          INFO("deletes " << deletes << ", of the head " << of_head << ", read " << n);
+          Kept kept;
+          kept.open(Contents::kNew);
+          kept.set("before", std::string(1000, 'b'));
+          kept.set(key, "the large value" + std::string(kLargeBytes, 'x'));
+          kept.durability = durability;
+          kept.reopen();
+          const uint64_t pieces = kept.store->pieces();
+          char *head = kept.record_of(key), *piece = kept.record_of("the large value") - sizeof(PieceKey);
+          head[0] = static_cast<char>(head[0] ^ 1);
+          kept.refuse(of_head ? head : piece, 1, n);
+          const int64_t status = deletes ? kept.store->del(bytes_of(key)) : kept.store->set(bytes_of(key), {"new", 3});
+          over = kept.device.times != 0;
+          kept.device.times = 0;
+          refused += status < 0 ? 1 : 0;
+          CHECK((status >= 0 || status == -EIO));
+          CHECK(kept.store->pieces() == (status < 0 ? pieces : 0));
+          if (status < 0) CHECK(kept.store->exists(bytes_of(key)) == -EBADMSG);
+          if (status >= 0) CHECK(value_of(kept.store, key) == (deletes ? "none" : "new"));
+        }
+        CHECK((refused != 0) == of_head);
+      }
+    }
+  }
+}
+
+TEST_CASE("kv-damage: pieces that a crash left are deleted, or the store does not open before they can be read") {
+  Kept kept;
+  kept.open(Contents::kNew);
+  kept.durability = Durability::kEach;
+  kept.reopen();
+  kept.set("small", "1");
+  std::string value;
+  kv_test::fill(&value, 1, 1, kMiB);
+  kept.device.fail_after = 3;
+  REQUIRE(kept.store->set({"large", 5}, bytes_of(value)) == -EIO);
+  kept.device.fail_after = -1;
+  const char* piece = kept.record_of(value.substr(0, 64));
+  REQUIRE(piece);
+  kept.device.longest = 32 * kKiB;  // a replay reads segments
+  kept.refuse(piece, UINT64_MAX);
+  kept.open(Contents::kKept, true);
+  CHECK(kept.store->pieces() != 0);
+  for (unsigned i = 0; i < 2; ++i) {
+    ErrorText why;
+    REQUIRE(kept.try_open(Contents::kKept, false, &why) == -EIO);
+    CHECK(std::string(why.text).find("lunar kv dump") != std::string::npos);
+  }
+  kept.device.times = 2;
+  kept.open(Contents::kKept);
+  CHECK(kept.device.times == 0);
+  CHECK(kept.store->pieces() == 0);
+  CHECK(value_of(kept.store, "small") == "1");
+  kv_test::check_store(kept.store);
 }
 
 TEST_CASE("kv-damage: the bytes of pairs are right after a damaged record is replaced, as far as a length tells") {
