@@ -83,11 +83,24 @@ void Store::cut_in_hand() {
     if (hand.in.id != 0) hands_at_cut_[hands_cut_++] = hand.in;
 }
 
+// A damaged head may say less than there are: then the others are there up to the first that is not.
+uint64_t Store::count_left(const media::InHand& of) {
+  uint64_t count = of.count;
+  for (; count < log_.pieces_most(); ++count) {
+    const PieceKey key{of.owner, of.id, count};
+    Shard& shard = shard_of(hash_of_piece(key));
+    const MutexLock lock(shard.lock);
+    Found found;
+    if (find_piece(shard, key, false, &found) == -ENOENT) break;
+  }
+  return count;
+}
+
 // Of those that are damaged the space is lost. What the device refuses to read may be there later, and no later state
 // would name it: so only an open that saves none goes on.
 int Store::drop_in_hand() {
   for (const media::InHand& left : left_in_hand_) {
-    for (uint64_t number = left.count; number-- > 0;) {
+    for (uint64_t number = count_left(left); number-- > 0;) {
       const PieceKey key{left.owner, left.id, number};
       Shard& shard = shard_of(hash_of_piece(key));
       Found found;
@@ -182,9 +195,10 @@ void Store::delete_piece(const InHand& hand, uint64_t number, bool* says) {
   }
 }
 
-// The first `count` of what is in hand. Number 0 is the last that goes: by its record a replay knows that all are gone.
-// Where there is none, a replay deletes them at its end.
+// The first `count` of what is in hand, or more if it is unsure. Number 0 is the last that goes: by its record a replay
+// knows that all are gone. Where there is none, a replay deletes them at its end.
 void Store::delete_pieces(const InHand& hand, uint64_t count) {
+  if (hand.unsure()) count = count_left({hand.pieces().hash, hand.pieces().id, count});
   for (bool says = log_.commits(); count > 0;) delete_piece(hand, --count, &says);
 }
 

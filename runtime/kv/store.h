@@ -315,10 +315,10 @@ class Store {
     InHand& operator=(const InHand&) = delete;
     // From now on these are in hand, instead of what was. False: all places are in use; wait(), with no lock, and try
     // again.
-    // unsure: it is not known which of them are there.
+    // unsure: it is not known which of them are there, nor whether there are more.
     bool take(const Pieces& pieces, bool unsure = false);
     void wait() const;
-    bool unsure() const;  // or clear() has deleted what was there. Pre: the lock of a shard
+    bool unsure() const;  // or clear() has deleted what was there, or does so now unless the caller locks a shard
     const Pieces& pieces() const { return pieces_; }
 
    private:
@@ -332,7 +332,8 @@ class Store {
   };
   void note_cleared();  // pre: the locks of all shards
   void cut_in_hand();   // likewise
-  int drop_in_hand();   // at open, what a crash left. 0, or -errno: a piece cannot be read
+  uint64_t count_left(const media::InHand& of);
+  int drop_in_hand();  // at open, what a crash left. 0, or -errno: a piece cannot be read
   uint64_t units_of_piece(const Pieces& pieces, uint64_t number) const;
   int find_piece(Shard& shard, const PieceKey& key, bool is_there, Found* out);
   int set_piece(const Pieces& pieces, uint64_t number, Bytes key, Bytes value, Address before);

@@ -131,7 +131,7 @@ static_assert(sizeof(SegmentEntry) == 24);
 // replay, those that it names too.)
 struct InHand {
   uint64_t owner, id;  // record.h: PieceKey
-  uint64_t count;      // none has this number or a greater one
+  uint64_t count;      // none has this number or a greater one; after damage the next ones may be there, too
 };
 static_assert(sizeof(InHand) == 24);
 

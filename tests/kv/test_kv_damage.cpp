@@ -328,6 +328,32 @@ TEST_CASE("kv-damage: a set or delete of a damaged large pair takes all pieces, 
   }
 }
 
+TEST_CASE("kv-damage: all pieces go of a large pair whose damaged head says that it is shorter") {
+  const std::string key = "a large pair's key";
+  for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
+    for (const uint64_t length : {uint64_t{0}, uint64_t{1000}, uint64_t{40'000}, kLargeBytes - 1}) {
+      for (const bool deletes : {false, true}) {
+        INFO("durability " << static_cast<int>(durability) << ", length " << length << ", deletes " << deletes);
+        Kept kept;
+        kept.open(Contents::kNew);
+        kept.set(key, std::string(kLargeBytes, 'x'));
+        kept.set("behind", "1");  // so that the head's end is certain
+        kept.durability = durability;
+        kept.reopen();
+        char* head = kept.record_of(key);
+        memcpy(head + sizeof(Record) + round_up(key.size(), 8) + offsetof(Pieces, value_bytes), &length, sizeof length);
+        if (deletes)
+          CHECK(kept.store->del(bytes_of(key)) == static_cast<int64_t>(length));
+        else
+          kept.set(key, "new");
+        CHECK(kept.store->pieces() == 0);
+        kv_test::check_store(kept.store);
+        CHECK(kept.damages().second == 0);
+      }
+    }
+  }
+}
+
 TEST_CASE("kv-damage: pieces that a crash left are deleted, or the store does not open before they can be read") {
   Kept kept;
   kept.open(Contents::kNew);

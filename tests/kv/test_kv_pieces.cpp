@@ -142,6 +142,47 @@ TEST_CASE("kv-pieces: a state of a moment within sets and deletes leaves no piec
   }
 }
 
+// The state of a moment within the delete names one piece.
+TEST_CASE("kv-pieces: an open deletes what is left of a pair whose damaged head said that it is shorter") {
+  const std::string value(3 * kMiB, 'x');
+  unsigned in_hand = 0;
+  for (unsigned round = 0; round < 100 && in_hand < 3; ++round) {
+    std::vector<char> memory(kBytes);
+    LockedDevice device(&memory);
+    Store* store = kv_test::open_store(options_of(&device, Contents::kNew));
+    REQUIRE(store->set({"the key", 7}, bytes_of(value)) == 0);
+    REQUIRE(store->set({"behind", 6}, {}) == 0);  // so that the head's end is certain
+    REQUIRE(store->flush() == 0);
+    store->close();
+    char* key = static_cast<char*>(memmem(memory.data(), memory.size(), "the key", 7));
+    REQUIRE(key);
+    const uint64_t length = 1;
+    memcpy(key + 8 + offsetof(Pieces, value_bytes), &length, sizeof length);
+    store = kv_test::open_store(options_of(&device, Contents::kKept));
+    std::atomic<bool> over{false};
+    std::thread writer([&] {
+      if (store->set({"the key", 7}, {"new", 3}) != 0) kv_test::fail("set");
+      over = true;
+    });
+    while (!over) {
+      REQUIRE(store->flush() == 0);
+      std::vector<char> image = device.copy();
+      if (hands_in(image) == 0) continue;
+      ++in_hand;
+      lunar_test::MemoryDevice copy(image.data(), kBytes);
+      Store* found = kv_test::open_store(options_of(&copy, Contents::kKept));
+      CHECK(kv_test::value_of(found, "the key") == "new");
+      CHECK(found->pieces() == 0);
+      kv_test::check_store(found);
+      found->close();
+    }
+    writer.join();
+    CHECK(store->pieces() == 0);
+    store->close();
+  }
+  CHECK(in_hand != 0);
+}
+
 TEST_CASE("kv-pieces: nothing that goes over keys meets a piece, and a get meets one version") {
   for (const bool on_device : {false, true}) {
     std::vector<char> memory(kBytes);
