@@ -4,9 +4,12 @@
 // Records in DRAM are found and copied under one epoch. Entries with records on the device are only noted there and
 // read after the epoch: the checksum tells whether it is still the record that the index led to. When it does not
 // match, either the record has moved meanwhile, and the index says where, or it is damaged: so look again, a few times,
-// and at last with the lock of the shard. Then nothing moves, and what does not match is damaged.
+// and at last with the lock of the shard. Then nothing moves, and what does not match is damaged. (Pieces are read
+// without the lock then, too.)
 // Threading: as in store.h.
 #include <errno.h>
+
+#include <optional>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -121,21 +124,28 @@ int64_t Store::get_cold(const Candidate& one, uint64_t hash, Bytes key, void* bu
   return status < 0 ? status : static_cast<int64_t>(pieces.value_bytes);
 }
 
-// With the lock of the shard: for more candidates than are noted, and what moves faster than it is read.
+// With the lock of the shard: for more candidates than are noted, and what moves faster than it is read. Pieces are
+// read without it, as long as that may end. If one is not there, though the index leads to the same head afterwards, it
+// is damaged.
 int64_t Store::get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
   Shard& shard = shard_of(hash);
-  MutexLock lock(shard.lock);
-  Found found;
-  if (const int status = find_locked(shard, hash, key, &found); status < 0) return status;
-  if (!found.place) return -ENOENT;
-  if (found.pieces.id != 0) {
-    const int64_t result = get_cold({found.address, 0, found.pieces}, hash, key, buffer, bytes, offset);
-    return result == -ESTALE ? -EBADMSG : result;  // what it leads to cannot be gone
+  for (HeadsRead read;;) {
+    Found found;
+    std::optional<MutexLock> lock(std::in_place, shard.lock);
+    if (const int status = find_locked(shard, hash, key, read, &found); status < 0) return status;
+    if (!found.place) return -ENOENT;
+    if (found.pieces.id == 0) {
+      Look look(log_);
+      if (const int status = look.locked(found.address); status < 0) return status;
+      if (const int status = look.find_value(); status < 0) return status;
+      return static_cast<int64_t>(value_copy_out(look.record(), look.value(), offset, buffer, bytes));
+    }
+    if (!read.full()) lock.reset();
+    int64_t result = get_cold({found.address, 0, found.pieces, {}}, hash, key, buffer, bytes, offset);
+    if (result == -ESTALE) result = -EBADMSG;
+    if (result >= 0 || lock) return result;
+    read.list[read.count++] = {found.pieces.id, result == -ENOENT ? 0 : static_cast<int>(result)};
   }
-  Look look(log_);
-  if (const int status = look.locked(found.address); status < 0) return status;
-  if (const int status = look.find_value(); status < 0) return status;
-  return static_cast<int64_t>(value_copy_out(look.record(), look.value(), offset, buffer, bytes));
 }
 
 int64_t Store::get_now(Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {

@@ -31,8 +31,9 @@ bool is_of_pair(const Record* record) {
 
 }  // namespace
 
-// Whether what an entry leads to is the key's; if so, what it is. 1, 0, or -errno.
-int Store::examine(Address address, uint64_t hash, Bytes key, Found* out) {
+// Whether what an entry leads to is the key's; if so, what it is. 1, 0, or -errno. whole: of a key that lies in pieces
+// not only hash and length are compared.
+int Store::examine(Address address, uint64_t hash, Bytes key, bool whole, Found* out) {
   {
     Look look(log_);
     if (const int status = look.locked_again(address); status < 0) return status;
@@ -43,16 +44,17 @@ int Store::examine(Address address, uint64_t hash, Bytes key, Found* out) {
     out->value_bytes = large ? look->pieces().value_bytes : word32(look->value_bytes, std::memory_order_relaxed);
   }
   out->pair_bytes = key.size + out->value_bytes;
-  const int same = is_key_of_pieces(out->pieces, key);
+  const int same = whole ? is_key_of_pieces(out->pieces, key) : 1;
   return same == -ESTALE ? -EBADMSG : same;
 }
 
 // Pre: the lock. 0 (also when there is none), or -errno: one that may be the key's cannot be read. -EBADMSG: all such
-// are damaged.
-int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out) {
+// are damaged. What is found may be another's if its key lies in pieces and `read` is not full.
+int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, const HeadsRead& read, Found* out) {
   int error = 0;
   out->place = shard.index.find_entry(hash, [&](Address address) {
-    const int same = examine(address, hash, key, out);
+    int same = examine(address, hash, key, read.full(), out);
+    if (same > 0) same = read.result_of(out->pieces.id);
     if (same < 0) error = graver(error, same);
     out->address = address;
     return same > 0;
@@ -87,7 +89,7 @@ int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes
   int error = 0;
   Address keys, unknown;  // 0: none
   out->place = shard.index.find_entry(hash, [&](Address address) {
-    const int same = examine(address, hash, key, out);
+    const int same = examine(address, hash, key, true, out);
     if (same < 0) error = graver(error, same);
     if (same == -EBADMSG) {
       Whose whose;

@@ -300,6 +300,21 @@ class Store {
   int64_t get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset, Candidates* cold);
   void admit_body(const BodyPlace& body, Bytes key, const char* value, Address address, uint64_t life);
   int64_t get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
+  // Of heads that were found with the lock, and their pieces read without it: what came of that.
+  struct HeadsRead {
+    static constexpr unsigned kMost = 5;
+    struct {
+      uint64_t id = 0;
+      int result = 0;  // another key's; -errno
+    } list[kMost];
+    unsigned count = 0;
+    bool full() const { return count == kMost; }
+    int result_of(uint64_t id) const {  // 1: none
+      for (unsigned i = 0; i < count; ++i)
+        if (list[i].id == id) return list[i].result;
+      return 1;
+    }
+  };
   int64_t get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   // The record if it is in DRAM; else nullptr and *cold. Pre: in the epoch in which the index returned the address.
   Record* resident(Address address, Candidate* cold) const;
@@ -359,13 +374,13 @@ class Store {
 
   int64_t copy_key(const Record* record, void* buffer, uint64_t bytes) const;
   int64_t copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes);
-  int find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out);
+  int find_locked(Shard& shard, uint64_t hash, Bytes key, const HeadsRead& read, Found* out);
   enum class Whose : uint8_t { kKeys, kAnothers, kUnknown };
   int whose_damaged(Shard& shard, uint64_t hash, Bytes key, Address address, Whose* out);
   int find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes, Found* out);
   int guess_damaged(uint64_t hash, Bytes key, Found* out);
   void note_damage_replaced(const Found& found);
-  int examine(Address address, uint64_t hash, Bytes key, Found* out);
+  int examine(Address address, uint64_t hash, Bytes key, bool whole, Found* out);
   static constexpr int kInPlace = 1;  // result of set_inline: done, and no room of the log was taken
   int set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait);
   int make_room(Index& index, uint64_t hash);

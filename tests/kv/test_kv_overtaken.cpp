@@ -29,7 +29,7 @@ class Overtaking final : public lunar_test::MemoryDevice {
   using MemoryDevice::MemoryDevice;
   std::atomic<uint64_t> changes{0};
   std::atomic<bool> over{false};  // the other thread can do no more
-  uint64_t overtakes = kOvertakes;
+  uint64_t overtakes = kOvertakes, patience_ns = kPatienceNs;
   std::atomic<uint64_t> waits{0};                                                           // of the slow thread
   std::function<bool(uint64_t, uint64_t)> holds = [](uint64_t, uint64_t) { return true; };  // of offset, length
   int64_t transfer(const Command& command) override {
@@ -41,7 +41,7 @@ class Overtaking final : public lunar_test::MemoryDevice {
  private:
   void wait() {
     ++waits;
-    const uint64_t wanted = changes + overtakes, end = sys::now_ns() + kPatienceNs;
+    const uint64_t wanted = changes + overtakes, end = sys::now_ns() + patience_ns;
     while (!over && changes < wanted) {
       if (sys::now_ns() > end) over = true;
       sys::sleep_ns(100'000);
@@ -66,12 +66,12 @@ struct Stage {
     kv_test::check_store(store);
     store->close();
   }
-  // Sets the key to other versions of a large value, again and again.
-  void change(const std::string& key) {
-    changing = std::thread([this, key] {
+  // Sets the key to other versions of a value, again and again.
+  void change(const std::string& key, uint64_t bytes = kValueBytes) {
+    changing = std::thread([this, key, bytes] {
       std::string value;
       for (uint64_t version = 1; !stop; ++version) {
-        kv_test::fill(&value, 0, version, kValueBytes);
+        kv_test::fill(&value, 0, version, bytes);
         if (store->set(bytes_of(key), bytes_of(value)) < 0) kv_test::fail("set");
         device.changes.fetch_add(1);
       }
@@ -128,4 +128,36 @@ TEST_CASE("kv-overtaken: a large pair that is set faster than it is read is no d
     }
     walk->close();
   }
+}
+
+TEST_CASE("kv-overtaken: a get that finds a piece damaged holds up no set of another key") {
+  Stage stage(64);
+  std::string key, value, part;
+  kv_test::fill(&value, 1, 1, 20'000);
+  SECTION("of the value") {
+    key = "key";
+    part = value;
+  }
+  SECTION("of the key") {
+    kv_test::fill(&key, 2, 1, 10'000);
+    part = key;
+  }
+  REQUIRE(stage.store->set(bytes_of(key), bytes_of(value)) == 0);
+  REQUIRE(stage.store->set({"more", 4}, bytes_of(std::string(Stage::kValueBytes, 'm'))) == 0);  // now it is cold
+  char* piece = static_cast<char*>(memmem(stage.memory.data(), stage.memory.size(), part.data(), 64));
+  REQUIRE(piece);
+  *piece = static_cast<char>(*piece ^ 1);
+  const auto at = static_cast<uint64_t>(piece - stage.memory.data());
+  stage.device.holds = [at](uint64_t offset, uint64_t length) { return offset <= at && at < offset + length; };
+  stage.device.overtakes = 1;
+  stage.device.patience_ns = 10'000'000'000;
+  stage.change("another", 100);
+  {
+    const Slow slow;
+    CHECK(stage.store->get(bytes_of(key), value.data(), value.size(), 0) == -EBADMSG);
+  }
+  CHECK(stage.device.waits != 0);
+  CHECK_FALSE(stage.device.over);
+  stage.end_changes();
+  CHECK(stage.store->clear() == 0);
 }
