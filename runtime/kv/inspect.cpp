@@ -300,20 +300,26 @@ void Sweeper::check_large(const Record* record, uint64_t number, uint64_t offset
   report(damage);
 }
 
-// What is left of a pair whose head is damaged, or was when another took its place.
+// What is left of a pair whose head is damaged, or was when another took its place. Salvage of a damaged state takes
+// pieces of dead pairs, too (rebuild.cpp), which are no damage.
 void Sweeper::check_head_of(const Record* piece, uint64_t number, uint64_t offset) {
+  if (store_.rebuilt_.any) return;
   PieceKey key;
   memcpy(&key, piece->key(), sizeof key);
   const bool same = key.owner == last_.owner && key.id == last_.id;
   last_ = key;
   if (same) return;
+  int error = 0;
   const auto* head = store_.shard_of(key.owner).index.find_entry(key.owner, [&](Address address) {
     Look look(log_);
-    return look.locked(address) == 0 && look->type() == RecordType::kLarge && look->pieces().id == key.id;
+    const int status = look.locked_again(address);
+    if (status < 0) error = graver(error, status);
+    return status == 0 && look->type() == RecordType::kLarge && look->pieces().id == key.id;
   });
   if (head) return;
+  const bool refused = error < 0 && error != -EBADMSG;
   report({.what = "pieces of a large pair",
-          .fault = "no sound record leads to them",
+          .fault = refused ? errno_text(error) : "no sound record leads to them",
           .in_segment = true,
           .segment = number,
           .offset = offset_of(number * log_.segment_bytes() + offset),

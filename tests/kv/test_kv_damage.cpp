@@ -328,6 +328,16 @@ TEST_CASE("kv-damage: a set or delete of a damaged large pair takes all pieces, 
   }
 }
 
+TEST_CASE("kv-damage: pieces whose head the device refuses to read are named by its error") {
+  Kept kept;
+  kept.open(Contents::kNew);
+  kept.set("a large pair's key", std::string(kLargeBytes, 'x'));
+  kept.reopen();
+  kept.refuse(kept.record_of("a large pair's key"), UINT64_MAX);
+  CHECK(kept.damages().second == 0);
+  CHECK(kept.pairs_lost == 1);
+}
+
 TEST_CASE("kv-damage: all pieces go of a large pair whose damaged head says that it is shorter") {
   const std::string key = "a large pair's key";
   for (const Durability durability : {Durability::kFlush, Durability::kEach}) {

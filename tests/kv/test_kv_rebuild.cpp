@@ -92,6 +92,7 @@ struct Found {
   std::map<std::string, std::string> pairs;
   std::set<std::string> doubtful;
   uint64_t parts = 0;
+  uint64_t without_head = 0;    // pieces that are named as that
   bool log_ends_early = false;  // and what it held behind that is named
   kv::CheckReport report;
 };
@@ -104,6 +105,7 @@ Found look(Store* store) {
     auto& to = *static_cast<Found*>(context);
     const std::string what = damage.what;
     to.parts += what == "saved state" ? 1 : 0;
+    to.without_head += what == "pieces of a large pair" ? 1 : 0;
     std::string key;
     if (damage.key_readable) key = text_of(damage.key);
     to.log_ends_early |= what == "log of durable sets";
@@ -385,6 +387,21 @@ TEST_CASE("kv-rebuild: the record of a piece's delete is not taken for the piece
   CHECK_FALSE(opens);
   CHECK(found.pairs["key"] == values[0]);
   CHECK(found.doubtful.count("key") == 1);
+}
+
+TEST_CASE("kv-rebuild: pieces of values that were replaced or deleted are no damage") {
+  for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
+    Past past(4 * kMiB, durability);
+    past.keys = 40, past.large_in = 10;
+    past.write(19);
+    for (const uint64_t block : blocks_of_state(past)) memset(past.memory.data() + block, 0, kBlock);
+    Found found;
+    bool opens = true;
+    REQUIRE(salvage(past, &found, &opens));
+    CHECK_FALSE(opens);
+    CHECK(found.report.large_pairs != 0);
+    CHECK(found.without_head == 0);
+  }
 }
 
 TEST_CASE("kv-rebuild: one block that is gone from each part of the saved state costs no pair") {
