@@ -99,13 +99,12 @@ uint64_t value_copy_out(const Record* record, const char* value, uint64_t offset
   }
 }
 
-void value_overwrite(Record* record, char* at, Bytes value) {
+void value_overwrite(Record* record, char* to, Bytes value) {
   std::atomic_ref<uint32_t> version(record->version), length(record->value_bytes);
   const uint32_t before = version.load(std::memory_order_relaxed);
   version.store(before + 1, std::memory_order_relaxed);
   length.store(static_cast<uint32_t>(value.size), std::memory_order_release);  // release: not before the odd version
   auto* from = static_cast<const char*>(value.data);
-  char* to = at;
   uint64_t left = value.size;
   if (const uint64_t words = left / 8; words >= kLongWords) {
     move_words(to, from, words);

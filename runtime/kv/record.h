@@ -199,6 +199,6 @@ uint64_t body_checksum(Bytes key, const char* value, uint64_t bytes, Address add
 // the whole value.
 uint64_t value_copy_out(const Record* record, const char* value, uint64_t offset, void* to, uint64_t bytes);
 // Replaces the value. Pre: the lock of the record's shard; there is room.
-void value_overwrite(Record* record, char* at, Bytes value);
+void value_overwrite(Record* record, char* to, Bytes value);
 
 }  // namespace lunar::kv
