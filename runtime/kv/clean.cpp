@@ -48,7 +48,7 @@ int Store::move_record(const Record* record, const char* segment, Address from) 
   if (log_.commits()) copy->note_moved(log_.segment_of(from), record->moved() ? 0 : record->size_type & kLost);
   if (body.bytes) {
     const_cast<Body&>(copy->body()).at = body.block;
-    memcpy(log_.value_of(copy), segment + uint64_t{record->body().at} * media::kBlockBytes, body.bytes);
+    memcpy(log_.value_of(copy), Log::value_in(record, segment), body.bytes);
   }
   Index::replace(place, to);
   log_.drop_live(from, record->live_units());

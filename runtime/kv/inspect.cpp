@@ -328,7 +328,7 @@ void Sweeper::check_head_of(const Record* piece, uint64_t number, uint64_t offse
 
 // Of a sound record that the index leads to: its value, which lies on blocks, is not what was written.
 void Sweeper::report_body(const Record* record, uint64_t number, uint64_t offset) {
-  const uint64_t begin = number * log_.segment_bytes(), at = uint64_t{record->body().at} * kBlockBytes;
+  const uint64_t begin = number * log_.segment_bytes(), at = Log::body_at(record);
   report({.what = "record",
           .fault = fault_at(at, at + record->value_bytes),
           .key = store_.key_of(record),
@@ -367,9 +367,7 @@ uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t off
     check_large(record, number, offset);
   } else {
     ++out_->records;
-    const char* stored = record->has_body() ? memory_ + uint64_t{record->body().at} * kBlockBytes
-                                            : record->key() + round_up(record->key_bytes, 8);
-    const Bytes value{stored, record->value_bytes};
+    const Bytes value{Log::value_in(record, memory_), record->value_bytes};
     if (sweep_.on_pair && !sweep_.on_pair(sweep_.context, store_.key_of(record), value)) status_ = -ECANCELED;
   }
   return record->live_units();

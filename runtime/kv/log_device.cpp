@@ -463,7 +463,7 @@ char* Log::value_of(Record* record) const {
   if (!record->has_body()) return record->value();
   const auto byte = static_cast<uint64_t>(reinterpret_cast<char*>(record) - frames_memory_);
   if (byte < (frame_count_ + 1) << segment_bits_)
-    return frames_memory_ + round_down(byte, segment_bytes()) + uint64_t{record->body().at} * kBlockBytes;
+    return frames_memory_ + round_down(byte, segment_bytes()) + body_at(record);
   return reinterpret_cast<char*>(record) + record->units() * kUnitBytes;  // a copy in the read cache
 }
 
@@ -476,19 +476,16 @@ void Log::note_body(const Record* record, Address address) {
 void Log::sum_body(Record* record, Address address, const char* memory) {
   auto* body = const_cast<Body*>(&record->body());
   const Bytes key{record->key(), record->key_bytes};
-  body->checksum =
-      body_checksum(key, memory + uint64_t{body->at} * kBlockBytes, record->value_bytes, address, life_of(address));
+  body->checksum = body_checksum(key, value_in(record, memory), record->value_bytes, address, life_of(address));
   note_body(record, address);
   if (bodies_.wants_more()) (void)bodies_.grow();
 }
 
 bool Log::body_is_sound(const Record* record, Address address, uint64_t life, const char* memory, uint64_t end) const {
   if (!record->has_body()) return true;
-  const Body& body = record->body();
-  const uint64_t at = uint64_t{body.at} * kBlockBytes;
-  return at + record->value_bytes <= end &&
-         body.checksum ==
-             body_checksum({record->key(), record->key_bytes}, memory + at, record->value_bytes, address, life);
+  const Bytes key{record->key(), record->key_bytes};
+  return body_at(record) + record->value_bytes <= end &&
+         record->body().checksum == body_checksum(key, value_in(record, memory), record->value_bytes, address, life);
 }
 
 // Of the sound records in a block that was read for one of them; of those before it only if the block begins with one.
@@ -646,7 +643,7 @@ bool Log::possible(const Record* record, uint64_t room) const {
   if (record->has_body())
     return !record->is_piece() && record->units() <= kBodyRecordUnits &&
            lies_on_blocks(record->key_bytes, record->value_bytes) &&
-           uint64_t{record->body().at} * kBlockBytes + record->value_bytes <= segment_bytes();
+           body_at(record) + record->value_bytes <= segment_bytes();
   if (record->is_piece()) {
     if (record->type() != RecordType::kPair || record->key_bytes != sizeof(PieceKey)) return false;
     PieceKey key;

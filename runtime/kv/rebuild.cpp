@@ -330,7 +330,7 @@ int Rebuilder::scan_segment(uint64_t segment) {
     }
     if (sound) {
       if (const int status = note(record_at(at), address(segment, at)); status < 0) return status;
-      const uint64_t body = record_at(at)->has_body() ? record_at(at)->body().at * kBlockBytes : 0;
+      const uint64_t body = record_at(at)->has_body() ? Log::body_at(record_at(at)) : 0;
       const uint64_t body_end = body + record_at(at)->body_bytes();
       at += record_at(at)->span();
       end = static_cast<uint32_t>(std::max({uint64_t{end}, at, body_end}));

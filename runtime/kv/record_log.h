@@ -202,6 +202,12 @@ class Log {
   // Of a sound record in `memory`, which holds its segment up to byte `end`: whether its body, if it has one, is what
   // was written.
   bool body_is_sound(const Record* record, Address address, uint64_t life, const char* memory, uint64_t end) const;
+  // Of a body: bytes from the start of its segment. Pre: the record has one.
+  static uint64_t body_at(const Record* record) { return uint64_t{record->body().at} * media::kBlockBytes; }
+  // The value of a record in `segment`, the memory that holds the segment from its start.
+  static const char* value_in(const Record* record, const char* segment) {
+    return record->has_body() ? segment + body_at(record) : const_cast<Record*>(record)->value();
+  }
   BodyTable& bodies() { return bodies_; }
   uint64_t body_offset(Address address, uint64_t block) const {  // of the log, in bytes
     return (segment_of(address) << segment_bits_) + block * media::kBlockBytes;
