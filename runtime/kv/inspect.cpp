@@ -63,7 +63,15 @@ class Sweeper {
  private:
   static constexpr uint64_t kBlockBytes = media::kBlockBytes, kKeyShown = 256;
 
-  uint64_t offset_of(uint64_t at) const { return media::kHeadBytes + at; }
+  // bytes 0: not known
+  Damage damage_in(uint64_t number, uint64_t offset, uint64_t bytes, const char* what, const char* fault) const {
+    return {.what = what,
+            .fault = fault,
+            .in_segment = true,
+            .segment = number,
+            .offset = media::kHeadBytes + number * log_.segment_bytes() + offset,
+            .bytes = bytes};
+  }
   void report(Damage damage) {
     ++out_->damages;
     out_->pairs_lost += damage.pair_lost ? 1 : 0;
@@ -129,16 +137,12 @@ void Sweeper::check_heads() {
 // What salvage could not read of the saved state.
 void Sweeper::report_rebuilt() {
   for (const uint64_t segment : store_.rebuilt_.parts) {
-    Damage damage{.what = "saved state", .fault = "a part was not found; the records of its pairs were looked for"};
-    if (segment != 0) {
-      damage.fault =
-          "the checksum of a part is wrong; its sound blocks counted, and a single damaged one was computed from them";
-      damage.in_segment = true;
-      damage.segment = segment - 1;
-      damage.offset = offset_of((segment - 1) * log_.segment_bytes());
-      damage.bytes = log_.segment_bytes();
-    }
-    report(damage);
+    const char* fault =
+        "the checksum of a part is wrong; its sound blocks counted, and a single damaged one was computed from them";
+    if (segment == 0)
+      report({.what = "saved state", .fault = "a part was not found; the records of its pairs were looked for"});
+    else
+      report(damage_in(segment - 1, 0, log_.segment_bytes(), "saved state", fault));
   }
 }
 
@@ -154,12 +158,9 @@ void Sweeper::report_missing() {
 // A pair that salvage has taken from its record alone.
 void Sweeper::report_doubtful(const Record* record, uint64_t number, uint64_t offset) {
   char shown[kKeyShown];
-  Damage damage{.what = "entry",
-                .fault = "it is damaged or lost, so the pair may be older, or deleted (or of a store before this one)",
-                .in_segment = true,
-                .segment = number,
-                .offset = offset_of(number * log_.segment_bytes() + offset),
-                .bytes = record->units() * kUnitBytes};
+  Damage damage = damage_in(number, offset, record->units() * kUnitBytes, "entry",
+                            "it is damaged or lost, so the pair may be older, or deleted (or of a store before this "
+                            "one)");
   show_key(record, shown, &damage);
   ++out_->doubtful;
   ++doubtful_;
@@ -168,12 +169,9 @@ void Sweeper::report_doubtful(const Record* record, uint64_t number, uint64_t of
 
 // What salvage has left out.
 void Sweeper::report_lost(const Record* record, uint64_t number, uint64_t offset) {
-  Damage damage{.what = "log of durable sets",
-                .fault = "a batch is not what was written; the store is shown as it was before the first of these",
-                .pair_lost = true,
-                .in_segment = true,
-                .segment = number,
-                .offset = offset_of(number * log_.segment_bytes() + offset)};
+  Damage damage = damage_in(number, offset, 0, "log of durable sets",
+                            "a batch is not what was written; the store is shown as it was before the first of these");
+  damage.pair_lost = true;
   char shown[kKeyShown];
   if (record) {
     damage.bytes = record->units() * kUnitBytes;
@@ -225,15 +223,9 @@ uint64_t Sweeper::address_in(uint64_t next, uint64_t number) const {
 void Sweeper::report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end, Lives lives) {
   const bool live = lives == Lives::kPair;
   const uint64_t begin = number * log_.segment_bytes();
-  Damage damage{.what = live                     ? "record"
-                        : lives == Lives::kPiece ? "piece of a large pair"
-                                                 : "space of dead records",
-                .fault = fault_at(offset, end),
-                .pair_lost = live,
-                .in_segment = true,
-                .segment = number,
-                .offset = offset_of(begin + offset),
-                .bytes = end - offset};
+  const char* what = live ? "record" : lives == Lives::kPiece ? "piece of a large pair" : "space of dead records";
+  Damage damage = damage_in(number, offset, end - offset, what, fault_at(offset, end));
+  damage.pair_lost = live;
   const uint64_t room = log_.segment_bytes() - offset;
   if (live && sizeof(Record) + uint64_t{record->key_bytes} <= room && log_.possible(record, room)) {
     damage.key = store_.key_of(record);
@@ -287,15 +279,11 @@ void Sweeper::check_large(const Record* record, uint64_t number, uint64_t offset
   }
   if (status == 0 || status == -ENOMEM) return;
   char shown[kKeyShown];
-  Damage damage{.what = "large pair",
-                .fault = status == -ESTALE    ? "a piece of it is not there"
-                         : status == -EBADMSG ? "the checksum of a piece is wrong"
-                                              : errno_text(status),
-                .pair_lost = true,
-                .in_segment = true,
-                .segment = number,
-                .offset = offset_of(number * log_.segment_bytes() + offset),
-                .bytes = record->units() * kUnitBytes};
+  const char* fault = status == -ESTALE    ? "a piece of it is not there"
+                      : status == -EBADMSG ? "the checksum of a piece is wrong"
+                                           : errno_text(status);
+  Damage damage = damage_in(number, offset, record->units() * kUnitBytes, "large pair", fault);
+  damage.pair_lost = true;
   show_key(record, shown, &damage);
   report(damage);
 }
@@ -318,27 +306,19 @@ void Sweeper::check_head_of(const Record* piece, uint64_t number, uint64_t offse
   });
   if (head) return;
   const bool refused = error < 0 && error != -EBADMSG;
-  report({.what = "pieces of a large pair",
-          .fault = refused ? errno_text(error) : "no sound record leads to them",
-          .in_segment = true,
-          .segment = number,
-          .offset = offset_of(number * log_.segment_bytes() + offset),
-          .bytes = piece->units() * kUnitBytes});
+  report(damage_in(number, offset, piece->units() * kUnitBytes, "pieces of a large pair",
+                   refused ? errno_text(error) : "no sound record leads to them"));
 }
 
 // Of a sound record that the index leads to: its value, which lies on blocks, is not what was written.
 void Sweeper::report_body(const Record* record, uint64_t number, uint64_t offset) {
-  const uint64_t begin = number * log_.segment_bytes(), at = Log::body_at(record);
-  report({.what = "record",
-          .fault = fault_at(at, at + record->value_bytes),
-          .key = store_.key_of(record),
-          .key_bytes = record->key_bytes,
-          .key_readable = store_.lives(record, Address{(begin + offset) / kUnitBytes}),
-          .pair_lost = true,
-          .in_segment = true,
-          .segment = number,
-          .offset = offset_of(begin + at),
-          .bytes = record->value_bytes});
+  const uint64_t at = Log::body_at(record), end = at + record->value_bytes;
+  Damage damage = damage_in(number, at, record->value_bytes, "record", fault_at(at, end));
+  damage.pair_lost = true;
+  damage.key = store_.key_of(record);
+  damage.key_bytes = record->key_bytes;
+  damage.key_readable = store_.lives(record, Address{(number * log_.segment_bytes() + offset) / kUnitBytes});
+  report(damage);
 }
 
 // A sound record that the index leads to: whether it is the one that it should be. Its units.
@@ -347,13 +327,10 @@ uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t off
   const bool has_key = record->type() == RecordType::kPair || record->type() == RecordType::kLarge;
   const bool piece = lives == Lives::kPiece, is_pair = has_key && record->is_piece() == piece;
   if (!is_pair || !store_.lives(record, Address{(begin + offset) / kUnitBytes})) {
-    report({.what = "index",
-            .fault = is_pair ? "it leads another key to this record" : "it leads to a record of no pair",
-            .pair_lost = !piece,
-            .in_segment = true,
-            .segment = number,
-            .offset = offset_of(begin + offset),
-            .bytes = record->units() * kUnitBytes});
+    Damage damage = damage_in(number, offset, record->units() * kUnitBytes, "index",
+                              is_pair ? "it leads another key to this record" : "it leads to a record of no pair");
+    damage.pair_lost = !piece;
+    report(damage);
     return record->live_units();
   }
   if (piece) {
@@ -403,21 +380,14 @@ uint64_t Sweeper::check_segment(uint64_t number, uint64_t next) {
       report_damaged(record, number, at, end, lives);
       at = end;
     }
-    for (; address_in(next, number) < at; ++next)
-      report({.what = "index",
-              .fault = "it leads into the middle of a record",
-              .pair_lost = (addresses_[next] & 1) == 0,
-              .in_segment = true,
-              .segment = number,
-              .offset = offset_of(begin + address_in(next, number))});
+    for (; address_in(next, number) < at; ++next) {
+      Damage damage = damage_in(number, address_in(next, number), 0, "index", "it leads into the middle of a record");
+      damage.pair_lost = (addresses_[next] & 1) == 0;
+      report(damage);
+    }
   }
   if (status_ == 0 && damages == out_->damages && live_units != log_.live(number))
-    report({.what = "segment",
-            .fault = "what lives in it is not what the saved state says",
-            .in_segment = true,
-            .segment = number,
-            .offset = offset_of(begin),
-            .bytes = log_.segment_bytes()});
+    report(damage_in(number, 0, log_.segment_bytes(), "segment", "what lives in it is not what the saved state says"));
   return next;
 }
 
