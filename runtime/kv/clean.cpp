@@ -9,6 +9,8 @@
 // Threading: as in store.h. Pre, of all but room_*: the cleaning mutex.
 #include <errno.h>
 
+#include <algorithm>
+
 #include "kv/store.h"
 #include "sys/log.h"
 
@@ -105,12 +107,8 @@ int Store::room_for_frames() {
 int Store::save_for_space(TriesForSpace* tries) {
   if (const int status = save(); status < 0) return status;
   const uint64_t free = log_.reclaim();
-  if (free > tries->best) {
-    tries->best = free;
-    tries->fruitless = 0;
-  } else {
-    ++tries->fruitless;
-  }
+  tries->fruitless = free > tries->best ? 0 : tries->fruitless + 1;
+  tries->best = std::max(tries->best, free);
   return 0;
 }
 
