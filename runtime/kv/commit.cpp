@@ -109,11 +109,10 @@ void Log::open_batch(uint32_t at, unsigned side) {
 
 bool Log::any_in_batch() const { return tail_.used != used_durable(tail_.segment) + kHeaderBytes; }
 
-// Numbers the newest batch. Whether there is anything in it.
+// Numbers the newest batch. Whether there is anything in it. Pre: no open group.
 bool Log::finish_batch() {
   const Segment& segment = segments_[tail_.segment];
   if (!any_in_batch()) return false;
-  end_group(tail_);
   const uint32_t begin = used_durable(tail_.segment);
   auto* record = reinterpret_cast<Record*>(segment.memory.load(std::memory_order_relaxed) + begin);
   *header_of(record) = {log_id_,
@@ -128,6 +127,7 @@ bool Log::finish_batch() {
 
 // Ends the newest batch, if there is anything in it; another begins behind it, where there is room. Whether it does.
 bool Log::close_batch(unsigned next_side) {
+  end_group(tail_);
   if (!tail_.open || !finish_batch()) return false;
   const uint64_t end = tail_.used, to = batch_end(end);
   if (to + kBlockBytes > segment_bytes()) {
@@ -145,7 +145,7 @@ bool Log::close_batch(unsigned next_side) {
 // tails' lock, all shards locked.
 void Log::cut_locked(Tail& tail) {
   Segment& segment = segments_[tail.segment];
-  if (tail.open) end_group(tail);
+  end_group(tail);
   const uint64_t end = tail.used, to = batch_end(end);
   if (!tail.open || end == segment.batch.load(std::memory_order_relaxed)) return;
   if (to + kBlockBytes > segment_bytes()) return seal_locked(tail);

@@ -191,7 +191,7 @@ int Log::roll(Tail& tail, bool cleaning) {
 void Log::seal_locked(Tail& tail) {
   const uint64_t number = tail.segment;
   if (!tail.open) return;
-  if (!commits()) end_group(tail);
+  end_group(tail);
   if (commits() && !finish_batch()) segments_[number].used.store(used_durable(number), std::memory_order_relaxed);
   segments_[number].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
   tail = {.used = segment_bytes()};
