@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <string>
+#include <vector>
 
 #include "kv/store.h"
 #include "superpipe/registry.h"
@@ -56,6 +57,35 @@ inline void fill(std::string* out, uint64_t key, uint64_t version, uint64_t leng
 
 inline lunar::kv::Bytes bytes_of(const std::string& text) { return {text.data(), text.size()}; }
 inline std::string text_of(lunar::kv::Bytes bytes) { return {static_cast<const char*>(bytes.data), bytes.size}; }
+
+// Of a persistent store that takes all of its device.
+inline lunar::kv::StoreOptions kept_options(lunar::Device* device, lunar::kv::Contents contents,
+                                            lunar::kv::Durability durability, bool read_only = false) {
+  lunar::kv::StoreOptions options;
+  options.device = device;
+  options.contents = contents;
+  options.durability = read_only ? lunar::kv::Durability::kFlush : durability;
+  options.log_bytes = 0;
+  options.read_only = read_only;
+  return options;
+}
+
+// What of a store outlives its opens: the memory that its device has.
+template <class D>
+struct KeptStore {
+  std::vector<char> memory;
+  D device;
+  lunar::kv::Store* store = nullptr;
+  lunar::kv::Durability durability = lunar::kv::Durability::kFlush;
+  explicit KeptStore(uint64_t bytes) : memory(bytes), device(memory.data(), bytes) {}
+  ~KeptStore() { close(); }
+  KeptStore(const KeptStore&) = delete;
+  KeptStore& operator=(const KeptStore&) = delete;
+  void close() {
+    if (store) store->close();
+    store = nullptr;
+  }
+};
 
 inline lunar::kv::Store* open_store(const lunar::kv::StoreOptions& options) {
   lunar::ErrorText why;

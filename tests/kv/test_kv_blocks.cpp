@@ -32,32 +32,16 @@ struct CountingDevice final : lunar_test::MemoryDevice {
   }
 };
 
-struct Kept {
-  std::vector<char> memory;
-  CountingDevice device;
-  Store* store = nullptr;
-  Durability durability = Durability::kFlush;
-  bool salvage = false;
-  explicit Kept(uint64_t bytes) : memory(bytes), device(memory.data(), bytes) {}
-  ~Kept() {
-    if (store) store->close();
-  }
-  Kept(const Kept&) = delete;
-  Kept& operator=(const Kept&) = delete;
-  void open(Contents contents, uint64_t segment_bytes = 0, bool read_only = false) {
-    if (store) store->close();
-    store = nullptr;
-    StoreOptions options;
-    options.device = &device;
-    options.contents = contents;
-    options.durability = read_only ? Durability::kFlush : durability;
-    options.log_bytes = 0;
+struct Kept : kv_test::KeptStore<CountingDevice> {
+  using KeptStore::KeptStore;
+  void open(Contents contents, uint64_t segment_bytes = 0, bool read_only = false, bool salvage = false) {
+    close();
+    StoreOptions options = kv_test::kept_options(&device, contents, durability, read_only);
     options.segment_bytes = segment_bytes;
     options.dram_bytes = memory.size() / 6;
     options.shards = 2;
     options.expected_keys = 16;
-    options.read_only = read_only;
-    options.salvage = read_only && salvage;
+    options.salvage = salvage;
     store = kv_test::open_store(options);
   }
   static std::string key(uint64_t number) { return "key " + std::to_string(number); }
@@ -104,6 +88,15 @@ struct Kept {
     kv::CheckReport report;
     REQUIRE(store->sweep(what, &report) == 0);
     return {keys, report.pairs_lost};
+  }
+  // Of `count` pairs; salvage says the same.
+  void check_lost(uint64_t count, uint64_t lost) {
+    for (const bool salvage : {false, true}) {
+      open(Contents::kKept, 0, true, salvage);
+      const auto [keys, told] = sweep();
+      CHECK(told == lost);
+      CHECK(keys.size() == count - lost);
+    }
   }
 };
 
@@ -220,14 +213,7 @@ TEST_CASE("kv-blocks: a damaged value is found out, costs no other, and a set en
     CHECK(kv.store->get(bytes_of(key), found.data(), kBlock, 0) == -EBADMSG);
     CHECK(value_of(kv.store, Kept::key(39)) == Kept::value(39, kBlock));
   }
-  for (const bool salvage : {false, true}) {
-    kv.salvage = salvage;
-    kv.open(Contents::kKept, 0, true);
-    const auto [keys, lost] = kv.sweep();
-    CHECK(lost == 1);
-    CHECK(keys.size() == kCount - 1);
-    CHECK(keys.count(key) == 0);
-  }
+  kv.check_lost(kCount, 1);
   kv.open(Contents::kKept);
   REQUIRE(kv.store->set(bytes_of(key), bytes_of(Kept::value(40, kBlock))) == 0);
   CHECK(value_of(kv.store, key) == Kept::value(40, kBlock));
@@ -253,13 +239,7 @@ TEST_CASE("kv-blocks: a block of their records that is gone costs these pairs al
   }
   CHECK(gone >= 1);
   CHECK(gone <= 64);
-  for (const bool salvage : {false, true}) {
-    kv.salvage = salvage;
-    kv.open(Contents::kKept, 0, true);
-    const auto [keys, lost] = kv.sweep();
-    CHECK(lost == gone);
-    CHECK(keys.size() == kCount - gone);
-  }
+  kv.check_lost(kCount, gone);
 }
 
 TEST_CASE("kv-blocks: what values of 4 KiB take of a device") {

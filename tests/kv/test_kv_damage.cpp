@@ -39,30 +39,17 @@ struct RefusingDevice final : lunar_test::MemoryDevice {
   }
 };
 
-struct Kept {
-  std::vector<char> memory;
-  RefusingDevice device;
-  Store* store = nullptr;
-  Durability durability = Durability::kFlush;
-  explicit Kept(uint64_t bytes = kBytes) : memory(bytes), device(memory.data(), bytes) {}
-  ~Kept() {
-    if (store) store->close();
-  }
-  Kept(const Kept&) = delete;
-  Kept& operator=(const Kept&) = delete;
+struct Kept : kv_test::KeptStore<RefusingDevice> {
+  explicit Kept(uint64_t bytes = kBytes) : KeptStore(bytes) {}
   int try_open(Contents contents, bool read_only, ErrorText* why) {
-    if (store) store->close();
-    store = nullptr;
-    StoreOptions options;
-    options.device = &device;
-    options.contents = contents;
-    options.durability = contents == Contents::kNew || read_only ? Durability::kFlush : durability;
-    options.log_bytes = 0;
-    options.segment_bytes = contents == Contents::kNew ? 64 * kKiB : 0;
+    close();
+    const bool is_new = contents == Contents::kNew;
+    StoreOptions options =
+        kv_test::kept_options(&device, contents, is_new ? Durability::kFlush : durability, read_only);
+    options.segment_bytes = is_new ? 64 * kKiB : 0;
     options.dram_bytes = 4 * kMiB;
     options.shards = 4;
     options.expected_keys = 16;
-    options.read_only = read_only;
     return Store::open(options, &store, why);
   }
   void open(Contents contents, bool read_only = false) {

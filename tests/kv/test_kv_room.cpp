@@ -51,6 +51,14 @@ constexpr Kind kKinds[] = {{"in DRAM", false, Contents::kScratch, Durability::kF
                            {"kept", true, Contents::kNew, Durability::kFlush},
                            {"durable sets", true, Contents::kNew, Durability::kGroup}};
 
+StoreOptions options_for(Device* device, Contents contents, Durability durability, uint64_t dram_bytes) {
+  StoreOptions options = kv_test::kept_options(device, contents, durability);
+  options.segment_bytes = kSegment;
+  options.dram_bytes = dram_bytes;
+  options.expected_keys = 1000;
+  return options;
+}
+
 // What was set and deleted again, large pairs among it, and flushed at times.
 void fill_and_empty(Store* store, uint64_t seed, uint64_t longest) {
   kv_test::Random random(seed);
@@ -79,14 +87,9 @@ TEST_CASE("kv-room: an emptied store takes a pair of all its room but what is ke
         INFO(kind.name << ", " << bytes / kMiB << " MiB, seed " << seed);
         std::vector<char> memory(kind.on_device ? bytes : 0);
         lunar_test::MemoryDevice device(memory.data(), memory.size());
-        StoreOptions options;
-        options.device = kind.on_device ? &device : nullptr;
-        options.contents = kind.contents;
-        options.durability = kind.durability;
+        StoreOptions options = options_for(kind.on_device ? &device : nullptr, kind.contents, kind.durability,
+                                           kind.on_device ? 6 * kMiB : 0);
         options.log_bytes = kind.on_device ? 0 : bytes;
-        options.segment_bytes = kSegment;
-        options.dram_bytes = kind.on_device ? 6 * kMiB : 0;
-        options.expected_keys = 1000;
         Store* store = kv_test::open_store(options);
         if (seed != 0) fill_and_empty(store, seed, bytes / 40);
         const uint64_t segments = store->bytes_allocated() / kSegment, most = segments - kind.kept();
@@ -112,14 +115,7 @@ TEST_CASE("kv-room: a store that held many keys takes a large pair as soon as th
   constexpr uint64_t kBytes = 16 * kMiB, kKeys = 200'000;
   std::vector<char> memory(kBytes);
   lunar_test::MemoryDevice device(memory.data(), memory.size());
-  StoreOptions options;
-  options.device = &device;
-  options.contents = Contents::kNew;
-  options.log_bytes = 0;
-  options.segment_bytes = kSegment;
-  options.dram_bytes = 16 * kMiB;
-  options.expected_keys = 1000;
-  Store* store = kv_test::open_store(options);
+  Store* store = kv_test::open_store(options_for(&device, Contents::kNew, Durability::kFlush, 16 * kMiB));
   for (uint64_t key = 0; key < kKeys; ++key) REQUIRE(store->set({&key, sizeof key}, {}) == 0);
   for (uint64_t key = 0; key < kKeys; ++key) REQUIRE(store->del({&key, sizeof key}) == 0);
   const std::string value(kBytes / 100 * 80, 'w');
@@ -133,15 +129,7 @@ TEST_CASE("kv-room: pairs of half of a store come and go while others write and 
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
     std::vector<char> memory(kBytes);
     LockedDevice device(memory.data(), memory.size());
-    StoreOptions options;
-    options.device = &device;
-    options.contents = Contents::kNew;
-    options.durability = durability;
-    options.log_bytes = 0;
-    options.segment_bytes = kSegment;
-    options.dram_bytes = 6 * kMiB;
-    options.expected_keys = 1000;
-    Store* store = kv_test::open_store(options);
+    Store* store = kv_test::open_store(options_for(&device, Contents::kNew, durability, 6 * kMiB));
     std::atomic<bool> over{false};
     std::atomic<uint64_t> small{0};
     std::vector<std::thread> threads;
@@ -184,13 +172,8 @@ TEST_CASE("kv-room: many threads overwrite a store that is three quarters full, 
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
     std::vector<char> memory(kBytes);
     LockedDevice device(memory.data(), memory.size());
-    StoreOptions options;
-    options.device = &device;
-    options.contents = Contents::kNew;
-    options.durability = durability;
-    options.log_bytes = 0;
+    StoreOptions options = options_for(&device, Contents::kNew, durability, 16 * kMiB);
     options.segment_bytes = 128 * kKiB;
-    options.dram_bytes = 16 * kMiB;
     options.expected_keys = kKeys;
     Store* store = kv_test::open_store(options);
     std::atomic<uint64_t> refused{0};

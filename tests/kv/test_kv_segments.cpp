@@ -47,15 +47,10 @@ struct Big {
   Big& operator=(const Big&) = delete;
   void open(Contents contents, bool read_only = false) {
     if (store) store->close();
-    StoreOptions options;
-    options.device = &device;
-    options.contents = contents;
-    options.durability = read_only ? Durability::kFlush : durability;
-    options.log_bytes = 0;
+    StoreOptions options = kv_test::kept_options(&device, contents, durability, read_only);
     options.segment_bytes = kSegment;
     options.dram_bytes = 32 * kMiB;
     options.expected_keys = 1 << 16;
-    options.read_only = read_only;
     store = kv_test::open_store(options);
   }
   static uint64_t length_of(uint64_t key) { return key % 64 ? kSmall : kLarge; }
