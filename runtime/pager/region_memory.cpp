@@ -84,7 +84,7 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   if (rc < 0) return rc;
   LUNAR_CHECK(state.regions.find(base) == nullptr, "a system call past Lunar has unmapped a part of a region");
   region->base = static_cast<char*>(base);
-  (void)sys::advise(base, bytes, MADV_UNMERGEABLE);  // see Evictor::forbid_merging
+  (void)sys::advise(base, bytes, MADV_UNMERGEABLE);  // see Taker::forbid_merging
   rc = region->table.map(region->pages) && map_arrays(*region) ? 0 : -ENOMEM;
   {
     sys::Locked<sys::Mutex> lock(state.activation.lock);

@@ -66,7 +66,8 @@ void Chooser::choose_clock(Batch& batch, unsigned want) {
       ++laps;
     }
     Region* region = regions.sorted[hand_region_].load(std::memory_order_acquire);
-    if (hand_page_ < sweep(batch, want, region)) continue;
+    const uint64_t end = sweep(batch, want, region);
+    if (hand_page_ < end) continue;
     ++hand_region_;
     hand_page_ = 0;
   }

@@ -60,11 +60,11 @@ class Evictor {
 
   PagerState& state_;
   FramePool& frames_;
-  Chooser chooser_;
+  uint32_t low_water_ = 64, high_water_ = 128;  // read at each fault, so apart from the hand of the clock
+  alignas(64) Chooser chooser_;
   Taker taker_;
   Writer writer_;
   Batch batch_;
-  uint32_t low_water_ = 64, high_water_ = 128;
   uint64_t swept_ns_ = 0;
   int64_t nothing_ns_ = 50000;
   uint64_t short_since_ = 0;  // DRAM has been short since then while others were above their share

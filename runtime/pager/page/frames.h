@@ -31,11 +31,12 @@ struct Frame {
   uint8_t lun = 0;
   uint8_t slots_tried = 0;   // for the write that the evictor has in progress
   bool slot_failed = false;  // a write to `slot` has failed, and is to be repeated
-  uint32_t writes_then = 0;  // Evictor::writes_done_ at that time
+  uint32_t writes_then = 0;  // Writer::writes_done_ at that time
   std::atomic<FrameState> state{FrameState::kFree};
 };
 
-class FramePool {
+// On lines of its own: the evictor writes to it with each page.
+class alignas(64) FramePool {
  public:
   // `count` frames of page_size bytes, on NUMA node `node` (-1: anywhere). 0 or -ENOMEM.
   [[nodiscard]] int open(uint32_t count, size_t page_size, int node);

@@ -106,15 +106,16 @@ struct ServiceThreads {
   unsigned handler_count = 0;
   // threads that serve: a new thread may touch tiered memory before (libc reads the locale)
   std::atomic<uint32_t> handlers_running{0};
-  Bell bells[kHandlersMax];
   pthread_t housekeeping{};  // the housekeeping thread
   std::atomic<int> housekeeping_tid{0}, evictor_tid{0};
   std::atomic<uint32_t> housekeeping_word{kHousekeepingRuns};  // pending requests; its shared futex
   // futex: sweeps of the account by the housekeeping thread that began after a request
   std::atomic<uint32_t> sweeps{0};
-  std::atomic<bool> room_wanted{false};  // a handler has parked faults
   TableRequest table_request;
-  alignas(64) std::atomic<bool> evictor_asleep{false};  // apart: it changes under load
+  // Apart: these change under load.
+  alignas(64) std::atomic<bool> evictor_asleep{false};
+  std::atomic<bool> room_wanted{false};  // a handler has parked faults
+  Bell bells[kHandlersMax];
 };
 
 struct PagerState {

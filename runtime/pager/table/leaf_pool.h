@@ -25,7 +25,7 @@ void table_note_committed(Region& region, uint64_t end);  // scans go so far fro
 [[nodiscard]] int table_reach_waiting(PagerState& state, Region& region, uint64_t first, uint64_t end);
 
 // Takes the leaves of [first, end) whose pages are all empty out of the directory. pre: no fork can come in between
-// (MutatorScope, the evictor, activation_lock, settling a note).
+// (MutatorScope, the evictor, activation.lock, settling a note).
 void table_retire(PagerState& state, Region& region, uint64_t first, uint64_t end);
 // When the region ends: all of them, whatever they hold, and its directory's pages. pre: no thread uses the region.
 void table_retire_all(PagerState& state, Region& region);
