@@ -29,6 +29,8 @@ void Writer::forget_parents() {
 void Writer::free_buffers() {
   unmap_private(ops_, kWriteOps * sizeof(WriteOp));
   for (uint32_t* ids : {failed_, retrying_}) unmap_private(ids, frames_.count() * sizeof(uint32_t));
+  ops_ = nullptr;  // open() may not come to make others
+  failed_ = retrying_ = nullptr;
 }
 
 int Writer::open(uint32_t frame_count) {
