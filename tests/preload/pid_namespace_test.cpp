@@ -5,6 +5,9 @@
 //                  closes nothing of its parent's
 //   first-thread   a process below the threshold whose first thread has ended can grow after an active process outside
 //                  of its namespace has looked at it
+//   no-threads     a process that may make no threads any more is refused memory, however often, and keeps its
+//                  descriptors for itself
+#include <dirent.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -138,10 +141,39 @@ int first_thread_ends() {
   return 0;
 }
 
+int descriptors() {
+  int count = 0;
+  DIR* all = opendir("/proc/self/fd");
+  CHECK(all != nullptr);
+  while (readdir(all) != nullptr) ++count;
+  closedir(all);
+  return count;
+}
+
+int no_threads() {
+  constexpr int kAttempts = 5;
+  constexpr useconds_t kApart = 150000;  // an attempt to become active is not repeated sooner
+  if (!can_make_namespace()) return 77;
+  CHECK(unshare(CLONE_NEWPID) == 0);
+  const auto refused = [] {
+    return mmap(nullptr, kHeap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED;
+  };
+  CHECK(refused());
+  const int before = descriptors();
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    usleep(kApart);
+    CHECK(refused());
+  }
+  CHECK(descriptors() == before);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   // Three small processes stay below the second one's threshold, also on a host with several nodes.
   return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
-                   {{"same-ids", in_namespace}, {"first-thread", first_thread_ends, {"LUNAR_DRAM=32m"}}});
+                   {{"same-ids", in_namespace},
+                    {"first-thread", first_thread_ends, {"LUNAR_DRAM=32m"}},
+                    {"no-threads", no_threads, {"LUNAR_DRAM=32m"}}});
 }

@@ -246,6 +246,7 @@ int start_threads(PagerState& state, ErrorText* why) {
   state.activation.making_threads_ns.store(0);
   if (rc < 0) {
     if (state.activation.passed.load()) fatal("%s; memory has been committed meanwhile", why->text);
+    if (state.evictor != nullptr) state.evictor->give_up();
     state.account.end_reserved();
     state.account.give_fixed(state.account.own_fixed() - before);
   }

@@ -24,9 +24,16 @@ class Evictor {
   [[nodiscard]] int open(uint32_t frame_count);
   [[nodiscard]] int start();  // its thread
   // In a forked child, before open(): gives back the memory of its parent's context.
-  void forget_parents() { writer_.forget_parents(); }
+  void forget_parents() {
+    writer_.forget_parents();
+    taker_.forget_descriptors();
+  }
   void add_descriptors(int* out, unsigned* count) const { taker_.add_descriptors(out, count); }
   void close_descriptors() const { taker_.close_descriptors(); }
+  void give_up() {  // instead of start()
+    taker_.close_descriptors();
+    taker_.forget_descriptors();
+  }
   void wake_if_low();  // below low water
   uint32_t low_water() const { return low_water_; }
 

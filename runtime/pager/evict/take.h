@@ -28,7 +28,8 @@ class Taker {
     out[(*count)++] = pipe_[0];
     out[(*count)++] = pipe_[1];
   }
-  void close_descriptors() const;            // of the pipe, in the program's table
+  void close_descriptors() const;  // of the pipe, in the program's table
+  void forget_descriptors() { pipe_[0] = pipe_[1] = -1; }
   unsigned limit() const { return limit_; }  // pages of a batch
 
   // Victims that are `dropped` have their content in their frames; what cannot leave has left the batch or is not
