@@ -52,7 +52,7 @@ static size_t arrays_bytes(const Region& region) {
 }
 
 static bool map_arrays(Region& region) {
-  char* at = static_cast<char*>(map_private(arrays_bytes(region), ForkPolicy::kInherit));
+  char* at = static_cast<char*>(map_table(arrays_bytes(region)));
   if (at == nullptr) return false;
   const uint64_t chunks = chunk_count(region);
   const auto take = [&at](auto*& array, uint64_t count) {
@@ -68,7 +68,7 @@ static bool map_arrays(Region& region) {
 
 static void unmap_tables(Region& region) {
   region.table.unmap();
-  if (region.chunk_resident != nullptr) unmap_private(region.chunk_resident, arrays_bytes(region));
+  if (region.chunk_resident != nullptr) unmap_table(region.chunk_resident, arrays_bytes(region));
 }
 
 int region_create(size_t bytes, unsigned flags, Region** out) {

@@ -178,4 +178,14 @@ void unmap_private(void* address, size_t bytes) {
   if (address) unmap_pages(address, round_up(bytes, sys::page_bytes()));
 }
 
+static bool is_small(size_t bytes) { return bytes <= 256; }
+
+void* map_table(size_t bytes) {
+  return is_small(bytes) ? arena_alloc(bytes) : map_private(bytes, ForkPolicy::kInherit);
+}
+
+void unmap_table(void* address, size_t bytes) {
+  if (!is_small(bytes)) unmap_private(address, bytes);
+}
+
 }  // namespace lunar

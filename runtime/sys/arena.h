@@ -26,6 +26,10 @@ size_t arena_bytes();  // mapped now, by arena_alloc and map_private, in bytes
 void* map_private(size_t bytes, ForkPolicy fork_policy);
 void* map_readable(size_t bytes);
 void unmap_private(void* address, size_t bytes);
+// A table of its own, or, if it is small, a part of the arena (which keeps it when it is unmapped): thousands of small
+// objects would take a page and a mapping each. Inherited by children.
+void* map_table(size_t bytes);
+void unmap_table(void* address, size_t bytes);
 // The same, aligned and rounded up to 2 MiB, of huge pages where the kernel provides them. A huge page is contiguous
 // for a device, and takes 2 MiB of DRAM once a byte of it is touched. Where a limit on address space or on the number
 // of mappings forbids the alignment: a plain mapping of the same size.
