@@ -14,6 +14,7 @@
 #include "preload_faults.h"
 #include "raw_call.h"
 #include "seccomp_filter.h"
+#include "tests/support/own_status.h"
 #include "tier_stats.h"
 
 #ifndef MADV_GUARD_INSTALL
@@ -192,15 +193,6 @@ void guard_pages(bool heap) {
   CHECK(munmap(p, kBytes) == 0);
 }
 
-unsigned long locked_kb() {
-  FILE* file = fopen("/proc/self/status", "r");
-  char line[256];
-  unsigned long kb = 0;
-  while (file != nullptr && fgets(line, sizeof line, file) != nullptr) sscanf(line, "VmLck: %lu", &kb);
-  if (file != nullptr) fclose(file);
-  return kb;
-}
-
 uint64_t pinned_bytes() { return tier_stats().pinned_bytes; }
 uint64_t major_faults() { return tier_stats().major_faults; }
 uint64_t prefetched() { return tier_stats().prefetched; }
@@ -210,7 +202,8 @@ void locks() {
   auto* heap = static_cast<char*>(aligned_alloc(g_page, 2 * kMiB));
   fill(p, 4 * kMiB, 37);
   fill(heap, 2 * kMiB, 37);
-  CHECK(mlock(p + kMiB, kMiB) == 0 && mlock(heap, kMiB) == 0 && pinned_bytes() == 2 * kMiB && locked_kb() == 0);
+  CHECK(mlock(p + kMiB, kMiB) == 0 && mlock(heap, kMiB) == 0 && pinned_bytes() == 2 * kMiB &&
+        lunar_test::status_kib("VmLck") == 0);
   push_out();
   errno = 0;
   CHECK(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);  // up to the lock
@@ -222,10 +215,12 @@ void locks() {
   int fd = memfd_create("plain", MFD_CLOEXEC);
   CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(64 * 1024)) == 0);
   CHECK(mmap(plain, 64 * 1024, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == plain);
-  CHECK(mlock(plain - 128 * 1024, 256 * 1024) == 0 && locked_kb() == 64 && pinned_bytes() == 192 * 1024);
-  CHECK(munlock(plain - 128 * 1024, 256 * 1024) == 0 && locked_kb() == 0 && pinned_bytes() == 0);
-  CHECK(mlock(plain, 128 * 1024) == 0 && locked_kb() == 64 && pinned_bytes() == 64 * 1024);  // begins in plain memory
-  CHECK(munlockall() == 0 && locked_kb() == 0 && pinned_bytes() == 0);
+  CHECK(mlock(plain - 128 * 1024, 256 * 1024) == 0 && lunar_test::status_kib("VmLck") == 64 &&
+        pinned_bytes() == 192 * 1024);
+  CHECK(munlock(plain - 128 * 1024, 256 * 1024) == 0 && lunar_test::status_kib("VmLck") == 0 && pinned_bytes() == 0);
+  CHECK(mlock(plain, 128 * 1024) == 0 && lunar_test::status_kib("VmLck") == 64 &&
+        pinned_bytes() == 64 * 1024);  // begins in plain memory
+  CHECK(munlockall() == 0 && lunar_test::status_kib("VmLck") == 0 && pinned_bytes() == 0);
   CHECK(mlock(p, g_page) == 0 && munmap(p, 4 * kMiB) == 0 && pinned_bytes() == 0);
   errno = 0;
   CHECK(mlock(p, g_page) == -1 && errno == ENOMEM);

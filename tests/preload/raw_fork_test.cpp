@@ -8,6 +8,7 @@
 
 #include "preload_test.h"
 #include "raw_call.h"
+#include "tests/support/own_status.h"
 
 namespace {
 
@@ -71,11 +72,8 @@ void use_tiered_memory() {
 }
 
 size_t anonymous_bytes() {
-  char line[256];
-  unsigned long kib = 0;
-  FILE* file = fopen("/proc/self/status", "r");
-  while (file != nullptr && fgets(line, sizeof line, file) != nullptr) (void)sscanf(line, "RssAnon: %lu", &kib);
-  CHECK(kib != 0 && fclose(file) == 0);
+  const size_t kib = lunar_test::status_kib("RssAnon");
+  CHECK(kib != 0);
   return kib << 10;
 }
 

@@ -3,12 +3,12 @@
 // Threading: one thread.
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "lunar/lunar.h"
 #include "tests/catch.h"
+#include "tests/support/own_status.h"
 
 namespace {
 
@@ -18,13 +18,6 @@ bool destroy_all(const std::vector<char*>& regions, size_t bytes) {
   size_t refused = 0;
   for (char* region : regions) refused += lunar_region_destroy(region, bytes) != 0;
   return refused == 0;
-}
-
-size_t anonymous_kib() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;)
-    if (size_t kib = 0; word == "RssAnon:" && status >> kib) return kib;
-  return SIZE_MAX;
 }
 
 }  // namespace
@@ -48,7 +41,9 @@ TEST_CASE("ten thousand small regions keep their content, and the last one refus
     return wrong == 0;
   };
   CHECK(keep_content());
-  CHECK(anonymous_kib() < (kDram >> 10) + 4096);  // tables of so many are small, or in the budget
+  const size_t anonymous_kib = lunar_test::status_kib("RssAnon");
+  CHECK(anonymous_kib != 0);
+  CHECK(anonymous_kib < (kDram >> 10) + 4096);  // tables of so many are small, or in the budget
 
   // On to the end: that of the table, or of what the kernel maps.
   std::vector<char*> small;

@@ -4,27 +4,19 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <string>
 
 #include "base/units.h"
 #include "lun/compose.h"
 #include "sys/arena.h"
 #include "tests/catch.h"
+#include "tests/support/own_status.h"
 
 using namespace lunar;
 
 namespace {
 
 constexpr int kOpens = 20'000;
-
-// "VmRSS", "VmData" of this process.
-size_t kibibytes(const std::string& field) {
-  std::ifstream status("/proc/self/status");
-  for (std::string name, rest; status >> name && std::getline(status, rest);)
-    if (name == field + ":") return strtoul(rest.c_str(), nullptr, 10);
-  return 0;
-}
 
 int open_once(const std::string& uri) {
   DeviceOptions options;
@@ -42,13 +34,14 @@ void opens_leave_nothing(const std::string& uri, int opens, bool refused = false
   const int expected = open_once(uri);
   REQUIRE((expected < 0) == refused);
   for (int i = 0; i < 64; ++i) REQUIRE(open_once(uri) == expected);
-  const size_t data = kibibytes("VmData"), resident = kibibytes("VmRSS"), mapped = arena_bytes();
+  const size_t data = lunar_test::status_kib("VmData"), resident = lunar_test::status_kib("VmRSS"),
+               mapped = arena_bytes();
   int failed = 0;
   for (int i = 0; i < opens; ++i) failed += open_once(uri) != expected;
   CHECK(failed == 0);
   CHECK(arena_bytes() == mapped);
-  CHECK(kibibytes("VmData") < data + 512);
-  CHECK(kibibytes("VmRSS") < resident + 512);
+  CHECK(lunar_test::status_kib("VmData") < data + 512);
+  CHECK(lunar_test::status_kib("VmRSS") < resident + 512);
 }
 
 }  // namespace
