@@ -165,6 +165,7 @@ int64_t Evictor::evict_range(Region* region, PageIndex first, PageIndex end) {
 // Takes the batch out. Returns how many pages have left DRAM.
 unsigned Evictor::evict() {
   counters().batches.add();
+  taker_.forbid_merging();
   if (!writer_.make_room(batch_.count)) {  // before the batch, as others wait for its end
     for (Victim& victim : batch_) keep(state_, victim, 0);
     return 0;

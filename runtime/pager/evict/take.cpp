@@ -75,7 +75,6 @@ void Taker::close_descriptors() const {
 }
 
 unsigned Taker::take(Batch& batch) {
-  forbid_merging();
   const bool by_move = pins_possible() || splice_refused_ || state_.account.someone_writes_elsewhere();
   split_huge_pages(batch);
   make_exclusive(batch, by_move);

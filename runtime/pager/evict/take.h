@@ -32,6 +32,7 @@ class Taker {
   void forget_descriptors() { pipe_[0] = pipe_[1] = -1; }
   unsigned limit() const { return limit_; }  // pages of a batch
 
+  void forbid_merging();  // before each batch
   // Victims that are `dropped` have their content in their frames; what cannot leave has left the batch or is not
   // dropped. Returns how many are. pre: there is a free frame for each.
   unsigned take(Batch& batch);
@@ -43,7 +44,6 @@ class Taker {
     void add(unsigned i) { at[count++] = i; }
   };
 
-  void forbid_merging();
   void split_huge_pages(Batch& batch);
   void make_exclusive(Batch& batch, bool by_move);
   Picks to_make_exclusive(Batch& batch, bool by_move) const;
