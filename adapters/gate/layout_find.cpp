@@ -17,7 +17,6 @@ constexpr unsigned kDatabasesMax = 1u << 16;
 constexpr uint64_t kSlotsScanned = 65536;
 constexpr unsigned kKeysChecked = 8;
 
-//                                    database  loop     type  connection  client
 constexpr Shape kRedis7 = {
     .keyspace = Keyspace::kDict,
     .database_id = 40,

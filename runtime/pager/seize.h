@@ -12,16 +12,16 @@ namespace lunar {
 
 struct PagerState;
 
+// Whether the kernel has something in its place: content, or the mark of a lost page.
+inline bool is_present(PageWord word) {
+  return word.state() == PageState::kResident || word.state() == PageState::kPoisoned;
+}
 // Waits for the thread that has a page busy; returns the word it leaves.
 PageWord wait_while_busy(const Region& region, uint64_t page);
 // Seizes a page; waits for the thread that has it busy. Returns its word. Empty pages and guard pages are not locked:
 // seized() is false for them.
 PageWord seize(Region& region, uint64_t page);
 inline bool seized(PageWord was) { return was.state() != PageState::kEmpty && was.state() != PageState::kGuard; }
-// Whether the kernel has something in its place: content, or the mark of a lost page.
-inline bool is_present(PageWord word) {
-  return word.state() == PageState::kResident || word.state() == PageState::kPoisoned;
-}
 // The same, but also takes empty and guard pages (a neighbour's first touch fills in runs). False: it has no word.
 [[nodiscard]] bool take_there(Region& region, uint64_t page, PageWord* was);
 // The same for all of [first, end), which gets words. 0, or -ENOMEM: none is taken.

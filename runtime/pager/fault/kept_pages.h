@@ -8,8 +8,8 @@ namespace lunar {
 struct PagerState;
 struct Region;
 
-// Sets or removes the program's own pins (mlock); pages kept for a thread stay pinned. Returns how
-// many of them were pinned before, and may be unpinned; -ENOMEM: they cannot have words. Any program thread.
+// Sets or removes the program's own pins (mlock); pages kept for a thread stay pinned. Returns how many of them were
+// pinned before, and may be unpinned; -ENOMEM: they cannot have words. Any program thread.
 int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t end, bool set);
 bool pinned_by_program(Region& region, uint64_t page);  // not only for a thread. Any program thread
 void kept_pages_enter_child();

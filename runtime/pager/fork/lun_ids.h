@@ -7,8 +7,8 @@ namespace lunar {
 
 struct PagerState;
 
-// A number for the LUN of a future child. If none is free, frees one by taking the pages of the LUN that
-// has the fewest into DRAM: before a fork, while there is eviction. -EAGAIN: none available.
+// A number for the LUN of a future child. If none is free, frees one by taking the pages of the LUN that has the fewest
+// into DRAM: before a fork, while there is eviction. -EAGAIN: none available.
 [[nodiscard]] int lun_id_for_child(PagerState& state);
 // In the child: forgets the LUNs that none of its pages refers to, and closes their descriptors.
 void lun_ids_forget_unused(PagerState& state);

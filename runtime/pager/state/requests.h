@@ -31,4 +31,5 @@ void answer_table_request(PagerState& state);  // by the housekeeping thread
 inline void wake_waiters(PagerState& state, void* address, size_t bytes) {
   if (sys::uffd_wake(state.uffd, address, bytes) < 0) housekeeping_wake(state, kHousekeepingWake);
 }
+
 }  // namespace lunar
