@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// mmap, munmap, mremap, madvise, mprotect: which of the program's maps are tiered. Ours are anonymous private maps of 1
-// MiB and more, also small ones that mremap makes so large, that are not stacks, huge-page, in the low 2 GiB
-// (MAP_32BIT), executable or fixed (outside tiered reservations), and not the maps of jemalloc or of this library.
-// Everything else goes to the kernel as it came. libc's own maps (thread stacks, the loader) do not pass here.
+// mmap, munmap, mremap, madvise, mprotect: which of the program's maps are tiered. Ours are anonymous private maps, also
+// by /dev/zero, of 256 KiB and more, and small ones that mremap makes so large, that are not stacks, huge-page, in the
+// low 2 GiB (MAP_32BIT), executable or fixed (outside tiered reservations), and not the maps of jemalloc or of this
+// library. Everything else goes to the kernel as it came. libc's own maps (thread stacks, the loader) do not pass here.
 //
 // Threading: any thread, also under the loader's lock and in signal handlers. What does not touch an area takes no
 // lock.
@@ -21,6 +21,7 @@
 #include "heap/heap.h"
 #include "pager/pager.h"
 #include "preload.h"
+#include "sys/file.h"
 #include "sys/kernel_call.h"
 #include "sys/log.h"
 #include "sys/mem.h"
@@ -64,11 +65,27 @@ int map_over_area(char* address, size_t bytes, int prot, int flags, int fd, off_
   return maps_fixed(address, bytes, prot, flags, fd, offset);
 }
 
+// A private map of /dev/zero is anonymous memory. Whether this is one that may be tiered; read-only ones stay plain.
+bool is_zero_map(const void* hint, size_t bytes, int prot, int flags, int fd, const void* caller) {
+  if ((flags & (MAP_ANONYMOUS | MAP_TYPE)) != MAP_PRIVATE || (prot & PROT_WRITE) == 0) return false;
+  const bool fixed = (flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) != 0;
+  const bool may_be =
+      fixed ? ready() && areas_overlap(hint, bytes) : wants_tier(bytes, prot, flags | MAP_ANONYMOUS, caller);
+  return may_be && sys::is_zero_device(fd);
+}
+
 int map_memory(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller, void** out) {
   size_t page = sys::page_bytes();
   char* address = static_cast<char*>(hint);
   if (bytes == 0 || bytes > PTRDIFF_MAX - page) return sys::map(hint, bytes, prot, flags, fd, offset, out);
   size_t rounded = round_up(bytes, page);
+  if (is_zero_map(hint, rounded, prot, flags, fd, caller)) {
+    void* trial = nullptr;  // the kernel may refuse the descriptor or the offset
+    const int rc = sys::map(nullptr, page, prot, MAP_PRIVATE, fd, offset, &trial);
+    if (rc < 0) return rc;
+    (void)sys::unmap(trial, page);
+    flags |= MAP_ANONYMOUS;
+  }
   if ((flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) != 0 && ready()) {
     if (!aligned(hint, page)) return -EINVAL;
     if (areas_overlap(address, rounded)) {

@@ -12,6 +12,7 @@
 #include "base/format.h"
 #include "base/units.h"
 #include "pager/pager.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/mem.h"
 #include "tiered_maps.h"
@@ -38,19 +39,22 @@ struct SmapsMapping {
   uint64_t* outside = nullptr;  // nullptr: nowhere
 };
 
-// By its first line: "start-end perms offset device inode   path".
+// By its first line: "start-end perms offset device inode   path". Private maps of /dev/zero are anonymous memory.
 SmapsMapping mapping_of(UntieredMemory* memory, const char* line) {
   const char* at = line;
   const uint64_t start = number(&at, 16), end = *at == '-' ? number(&++at, 16) : 0;
   if (end <= start) return {};
-  SmapsMapping mapping{reinterpret_cast<char*>(start), reinterpret_cast<char*>(end), &memory->large_map_bytes};
   const char* path = strpbrk(at, "/[");
-  if (path == nullptr && end - start < kMapBytesMin) mapping.outside = &memory->small_map_bytes;
-  if (path == nullptr) return mapping;
-  if (strncmp(path, "[heap]", 6) == 0) mapping.outside = &memory->brk_bytes;
-  if (path[0] == '/') mapping.outside = &memory->file_bytes;
-  if (strncmp(path, "/dev/zero", 9) == 0) mapping.outside = nullptr;  // the runtime's own, part of the budget
-  return mapping;                                                     // [stack], [anon:...]
+  at += strnlen(at, strlen(" rwxp "));
+  const bool own = number(&at, 16) >> kOwnMapsShift == kOwnMapsMark;  // part of the budget
+  uint64_t* outside = &memory->large_map_bytes;                       // [stack], [anon:...]
+  if (path == nullptr || strncmp(path, "/dev/zero", 9) == 0)
+    outside = end - start < kMapBytesMin ? &memory->small_map_bytes : outside;
+  else if (strncmp(path, "[heap]", 6) == 0)
+    outside = &memory->brk_bytes;
+  else if (path[0] == '/')
+    outside = &memory->file_bytes;
+  return {reinterpret_cast<char*>(start), reinterpret_cast<char*>(end), own ? nullptr : outside};
 }
 
 uint64_t present_bytes(const char* begin, const char* end) {

@@ -16,8 +16,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
 
 #include <atomic>
 
@@ -47,9 +45,10 @@ void* map_zero_device(size_t bytes, int protection, int flags) {
   const int fd = sys::open_file("/dev/zero", O_RDONLY);
   if (fd < 0) return nullptr;
   void* address = nullptr;
-  const bool mapped = sys::map(nullptr, bytes, protection, MAP_PRIVATE | (flags & ~MAP_POPULATE), fd, 0, &address) == 0;
-  struct stat status;
-  const bool is_zero = sys::file_status(fd, &status) == 0 && S_ISCHR(status.st_mode) && status.st_rdev == makedev(1, 5);
+  constexpr off_t kOffset = off_t{kOwnMapsMark} << kOwnMapsShift;
+  const bool mapped =
+      sys::map(nullptr, bytes, protection, MAP_PRIVATE | (flags & ~MAP_POPULATE), fd, kOffset, &address) == 0;
+  const bool is_zero = sys::is_zero_device(fd);
   if (is_zero) sys::close_file(fd);
   if (mapped && is_zero) {
     if ((flags & MAP_POPULATE) != 0) (void)sys::advise(address, bytes, kPopulateWrite);

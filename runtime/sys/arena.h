@@ -13,6 +13,11 @@
 
 namespace lunar {
 
+// Maps of this memory begin at such an offset of /dev/zero, by which /proc/self/maps tells them from those of the
+// program: the mark is what is left of it after the shift.
+constexpr uint64_t kOwnMapsMark = 0x4C55;
+constexpr unsigned kOwnMapsShift = 48;
+
 // kDontFork: the child must not see it (MADV_DONTFORK). kWipe: zeros in a forked child (MADV_WIPEONFORK).
 enum class ForkPolicy : uint8_t { kInherit, kDontFork, kWipe };
 

@@ -23,6 +23,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -484,6 +485,11 @@ int random_bytes(void* out, size_t bytes) {
 }
 
 int file_status(int fd, struct stat* out) { return status_at(fd, "", out, AT_EMPTY_PATH); }
+
+bool is_zero_device(int fd) {
+  struct stat status;
+  return file_status(fd, &status) == 0 && S_ISCHR(status.st_mode) && status.st_rdev == makedev(1, 5);
+}
 
 int path_status(const char* path, struct stat* out, int flags) {
   const int error = status_at(AT_FDCWD, path, out, flags), proc = error == 0 ? -1 : proc_directory();

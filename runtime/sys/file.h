@@ -35,6 +35,7 @@ bool is_file(int fd, const FileIdentity& identity);  // in the calling thread's 
 [[nodiscard]] int make_memory_file(const char* name, uint64_t bytes);
 // Whether `fd` is memory sealed in size (the account of `lunar run`), not another file that has taken its number.
 bool is_sealed_memory(int fd);
+bool is_zero_device(int fd);  // /dev/zero
 // Closes every descriptor of the calling thread's table except those listed (in any order); for unshared tables.
 void close_all_but(const int* keep, unsigned count);
 [[nodiscard]] int64_t read_at(int fd, void* buffer, size_t bytes, uint64_t offset);

@@ -12,6 +12,8 @@
 #include <thread>
 
 #include "preload_faults.h"
+#include "raw_call.h"
+#include "sys/arena.h"
 #include "tier_stats.h"
 
 namespace {
@@ -24,6 +26,12 @@ constexpr size_t kBytes = 8 * kMiB, kWords = kMiB / sizeof(long);
 int memory_file(size_t bytes) {
   const int fd = memfd_create("image", MFD_CLOEXEC);
   CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes)) == 0);
+  return fd;
+}
+
+int zero_device() {
+  const int fd = open("/dev/zero", O_RDONLY);
+  CHECK(fd >= 0);
   return fd;
 }
 
@@ -242,6 +250,39 @@ void neighbours() {
   CHECK(good && munmap(p, kBytes) == 0 && close(fd) == 0);
 }
 
+// A private map of /dev/zero is anonymous memory to the kernel, too.
+void zeros() {
+  const int fd = zero_device(), unreadable = open("/dev/zero", O_WRONLY);
+  const auto map = [](size_t bytes, int prot, int flags, int of, long offset) {
+    return static_cast<char*>(mmap(nullptr, bytes, prot, flags, of, offset));
+  };
+  const auto refused = [&](char* at, int of, long offset, int error) {
+    constexpr int kPrivateFixed = MAP_PRIVATE | MAP_FIXED;
+    errno = 0;
+    CHECK(mmap(at, kBytes, kRw, at != nullptr ? kPrivateFixed : MAP_PRIVATE, of, offset) == MAP_FAILED &&
+          errno == error);
+  };
+  char* p = map(kBytes, kRw, MAP_PRIVATE, fd, 7L << 40);
+  CHECK(p != MAP_FAILED && tiered(p) && all_zero(p, kBytes));
+  fill(p, kBytes, 47);
+  push_out();
+  for (char* at : {static_cast<char*>(nullptr), p}) {
+    refused(at, unreadable, 0, EACCES);
+    refused(at, fd, 1, EINVAL);
+    refused(at, 9999, 0, EBADF);
+  }
+  CHECK(holds(p, kBytes, 47) && in_child([=] { return holds(p, kBytes, 47); }));
+  for (const size_t bytes : {g_page, kMiB}) {
+    CHECK(mmap(p + kMiB, bytes, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == p + kMiB && tiered(p + kMiB));
+    CHECK(all_zero(p + kMiB, bytes) && holds(p, kMiB, 47) && holds(p + 2 * kMiB, kMiB, 47, 2 * kWords));
+  }
+  CHECK(syscall(SYS_mmap, p, kBytes, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == reinterpret_cast<long>(p) && tiered(p));
+  CHECK(all_zero(p, kBytes) && munmap(p, kBytes) == 0 && faults(p));
+  for (char* plain : {map(kBytes, kRw, MAP_SHARED, open("/dev/zero", O_RDWR), 0), map(g_page, kRw, MAP_PRIVATE, fd, 0),
+                      map(kBytes, PROT_READ, MAP_PRIVATE, memory_file(kBytes), 0)})
+    CHECK(plain != MAP_FAILED && !tiered(plain));
+}
+
 // Several processes, each with pieces of its own.
 void forks() {
   char* p = map_tiered(kBytes);
@@ -273,16 +314,16 @@ void forks() {
 
 // ---- what is outside ------------------------------------------------------------------------------------------------
 
-// What smaps shows as anonymous, but for the runtime's own memory (private maps of /dev/zero), without pages of the
-// tier: those have words, or while there are none the tier's maps are `plain` bytes.
+// What smaps shows as anonymous, but for the runtime's own memory (kOwnMapsMark), without pages of the tier: those have
+// words, or while there are none the tier's maps are `plain` bytes.
 uint64_t outside_by_smaps(uint64_t plain) {
   FILE* smaps = fopen("/proc/self/smaps", "r");
   CHECK(smaps != nullptr);
   char line[512];
   uint64_t sum = 0;
   for (bool own = false; fgets(line, sizeof line, smaps) != nullptr;) {
-    uint64_t begin = 0, end = 0, kib = 0;
-    if (sscanf(line, "%" SCNx64 "-%" SCNx64, &begin, &end) == 2) own = strstr(line, "/dev/zero") != nullptr;
+    uint64_t offset = 0, kib = 0;
+    if (sscanf(line, "%*x-%*x %*s %" SCNx64, &offset) == 1) own = offset >> lunar::kOwnMapsShift == lunar::kOwnMapsMark;
     if (!own && sscanf(line, "Anonymous: %" SCNu64, &kib) == 1) sum += kib << 10;
   }
   fclose(smaps);
@@ -301,6 +342,8 @@ void outside() {
   if (what == "locked") CHECK(mmap(p, kOutside, kRw, flags | MAP_LOCKED, -1, 0) == p);
   if (what == "file") CHECK(mmap(p, kOutside, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == p);
   if (what == "code") CHECK(mprotect(p, kOutside, PROT_READ | PROT_EXEC) == 0 && mprotect(p, kOutside, kRw) == 0);
+  if (what == "zero") p = reinterpret_cast<char*>(raw(SYS_mmap, 0, kOutside, kRw, MAP_PRIVATE, zero_device(), 0));
+  CHECK(p != MAP_FAILED);
   fill(p, kOutside, 43);
   push_out();
   fill(p, kOutside, 45);
@@ -348,10 +391,12 @@ int main(int argc, char** argv) {
                     {"second-views", second_views},
                     {"segments", shared_segments},
                     {"neighbours", neighbours},
+                    {"zeros", zeros},
                     {"forks", forks},
                     {"outside-stack", outside},
                     {"outside-locked", outside},
                     {"outside-file", outside},
-                    {"outside-code", outside}},
+                    {"outside-code", outside},
+                    {"outside-zero", outside}},
                    kEarly);
 }
