@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mmap, munmap, mremap, madvise, mprotect: which of the program's maps are tiered. Ours are anonymous private maps of
-// 256 KiB and more (also of /dev/zero), and small ones that mremap makes so large, that are not stacks, huge-page, in the
-// low 2 GiB (MAP_32BIT), executable or fixed (outside tiered reservations), and not the maps of jemalloc or of this
+// 256 KiB and more (also of /dev/zero), and small ones that mremap makes so large, that are not stacks, huge-page, in
+// the low 2 GiB (MAP_32BIT), executable or fixed (outside tiered reservations), and not the maps of jemalloc or of this
 // library. Everything else goes to the kernel as it came. libc's own maps (thread stacks, the loader) do not pass here.
 //
 // Threading: any thread, also under the loader's lock and in signal handlers. What does not touch an area takes no
