@@ -19,6 +19,7 @@
 #include "pager/pager.h"
 #include "program_malloc.h"
 #include "sys/file.h"
+#include "sys/kernel_call.h"
 #include "sys/program_file.h"
 #include "tiered_maps.h"
 
@@ -64,16 +65,18 @@ TextRange text_of(const void* function) {
   char line[sizeof(why.text) + 32];
   size_t length = format_to(line, sizeof(line), "lunar: %s\n", why.text);
   (void)!write(STDERR_FILENO, line, length);
-  g_real.exit_now(125);
+  for (;;) (void)sys::kernel_call(SYS_exit_group, {125});  // a sanitizer's _exit needs its constructor, later
 }
 
 // They have a malloc of their own, and check all of the program's memory.
-void refuse_sanitizers() {
+void refuse_sanitizers(const char* program) {
   ErrorText why;
   for (unsigned i = 0; const char* symbol = sys::sanitizer_symbol(i); ++i) {
     if (dlsym(RTLD_DEFAULT, symbol) == nullptr) continue;
-    (void)why.set(-ENOTSUP, "this program is built with %s, which needs the memory that Lunar serves; run it without",
-                  sys::sanitizer_name(i));
+    (void)why.set(-ENOTSUP,
+                  "%s, or a library of it, is built with %s, which needs the memory that Lunar serves; run it without "
+                  "Lunar (env -u LD_PRELOAD)",
+                  program != nullptr ? program : "this program", sys::sanitizer_name(i));
     refuse(why);
   }
 }
@@ -84,7 +87,7 @@ void refuse_sanitizers() {
   refuse(why);
 }
 
-__attribute__((constructor(101))) void start(int, char**, char** environment) {
+__attribute__((constructor(101))) void start(int, char** words, char** environment) {
   HostGuard guard;
   const int errno_of_program = errno;             // 0 when main begins
   if (environ == nullptr) environ = environment;  // libc's initialiser, which sets it, has not run yet
@@ -119,7 +122,7 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   look_up(g_real.io_uring_queue_init_mem, "io_uring_queue_init_mem");
   ErrorText why;
   if (options_load(&g_options, environment, &why) < 0) refuse(why);
-  refuse_sanitizers();
+  refuse_sanitizers(words[0]);
   g_runtime_text[0] = text_of(jemalloc_prepare());
   g_runtime_text[1] = text_of(reinterpret_cast<const void*>(&start));
   g_linker_text = text_of(dlsym(RTLD_DEFAULT, "__tls_get_addr"));

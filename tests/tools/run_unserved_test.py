@@ -71,6 +71,16 @@ def test_refused(directory):
         assert says in ended.stderr and ended.stderr.count("\n") == 1
 
 
+def test_library_with_sanitizer():
+    """Only a library of the program has it: a refusal that names the program, also of a child."""
+    user = os.path.join(BUILD, "tests/tools/library_user")
+    for words in ([user], ["/bin/sh", "-c", f"{user}; exit $?"]):
+        ended = lunar(*words)
+        assert ended.returncode == 125 and ended.stdout == "", ended
+        assert f"{user}, or a library of it, is built with AddressSanitizer" in ended.stderr
+        assert ended.stderr.count("\n") == 1
+
+
 def refused_under(before, says):
     ended = lunar("true", before=before)
     assert ended.returncode == 125 and says in ended.stderr and ended.stderr.count("\n") == 1, ended
