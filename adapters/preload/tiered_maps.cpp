@@ -22,6 +22,7 @@ constexpr unsigned kAreasMax = 64;
 constexpr size_t kAreaBytesMin = 16 * kGiB;
 constexpr size_t kMapBytesMax = 16 * kTiB;  // larger reservations are left to the kernel
 constexpr size_t kHugeBytes = 2 * kMiB, kAlignedBytesMin = 32 * kMiB;
+constexpr size_t kGuardBytesMax = 64 * kKiB, kStackBytesMax = 16 * kMiB;
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
 constinit Area g_areas[kAreasMax];
@@ -171,6 +172,15 @@ int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
   Mapping now = foreign(old.prot);
   if (done != 0) g_table.set(begin, begin + done, now);
   return rc;
+}
+
+// A guard of so many bytes has been made, up to `guard_end`. Above it lies a stack, which will be used from its top on.
+void fill_stack_above(const Area& area, char* guard_end, size_t guard_bytes) {
+  if (guard_bytes > kGuardBytesMax) return;
+  const Mapping* above = nullptr;
+  char* top = g_table.piece(guard_end, area.limit, &above);
+  if (above != nullptr && above->prot == kReadWrite && static_cast<size_t>(top - guard_end) <= kStackBytesMax)
+    pager_fill_ahead(top - sys::page_bytes());
 }
 
 // The end of what is tiered from `begin` on without a gap, at most `end`.
@@ -435,6 +445,7 @@ int maps_protect(char* address, size_t bytes, int prot) {
     if (rc == 0) rc = sys::protect(address, part, prot);
     if (rc == 0) g_table.set(address, stop, now);
     if (rc < 0) return rc;
+    if (prot == PROT_NONE) fill_stack_above(*area, stop, part);
     address = stop;
   }
   return 0;

@@ -115,6 +115,9 @@ struct OtherMap {
 //   discard    the content becomes zeros, LUN slots are freed. After an error other than -EINVAL for the range, pages
 //              that could not be dropped are as they were
 [[nodiscard]] int pager_touch(const void* address, size_t bytes);
+// The empty page at `address` will probably be touched next: it is filled with zeros now, which saves the fault, if a
+// quarter of the budget is free. Any thread; it waits for nothing.
+void pager_fill_ahead(const void* address);
 [[nodiscard]] int pager_prefetch(const lunar_range* ranges, size_t count);
 enum class Discard : uint8_t {
   kContents,  // MADV_DONTNEED, MADV_FREE: -EINVAL from the first locked (pinned) page on, like the kernel

@@ -10,10 +10,12 @@
 #include "pager/evict/pins.h"
 #include "pager/fault/bring_in.h"
 #include "pager/fault/kept_pages.h"
+#include "pager/fault/zero_fill.h"
 #include "pager/fork/wipe.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/space/lun_space.h"
+#include "pager/state/descriptors.h"
 #include "pager/state/install.h"
 #include "pager/table/leaf_pool.h"
 #include "pager/table/table_promise.h"
@@ -139,6 +141,18 @@ int pager_touch(const void* address, size_t bytes) {
   if (!pager_active()) return region_find(address) != nullptr ? 0 : -EINVAL;
   lunar_range range{address, bytes};
   return bring_in_ranges(pager_state(), &range, 1, Want::kTouch);
+}
+
+void pager_fill_ahead(const void* address) {
+  auto& state = pager_state();
+  PageRange range;
+  if (!pager_active() || state.account.free_pages() < state.account.cap_pages() / 4 || !uffd_in_place(state) ||
+      pages_of(state, address, 1, false, &range) < 0)
+    return;
+  const sys::ScopedSignalBlock signals;
+  const TableScope scope;
+  if (range.region->table.peek(range.first).state() == PageState::kEmpty)
+    (void)zero_fill(state, *range.region, PageIndex(range.first), {1, kHeatReadAhead});
 }
 
 int pager_prefetch(const lunar_range* ranges, size_t count) {

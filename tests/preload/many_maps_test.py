@@ -18,7 +18,7 @@ def cycle_ns(command, live, cycles):
 
 
 @pytest.mark.parametrize("dram, live, cycles, most", [   # with 64 MiB the process is active
-    ("16g", 200, 10000, 2.5), ("16g", 20000, 4000, 2.5), ("64m", 10000, 2000, 8.0)])
+    ("16g", 200, 10000, 2.5), ("16g", 20000, 4000, 2.5), ("64m", 10000, 2000, 4.0)])
 def test_cycle(dram, live, cycles, most):
     lunar, ratios = [LUNAR, "run", "--dram", dram, "--size", "16g", "--"], []
     for _ in range(ROUNDS):

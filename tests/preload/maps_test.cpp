@@ -410,8 +410,25 @@ void vast_reservations() {
   }
 }
 
+// A guard page below read-write memory: that is a stack, of which the top is filled without a fault. A larger map is
+// none. What is not used of it costs one page.
+void guard_below_a_stack() {
+  constexpr size_t kStack = 320 * 1024, kStacks = 16;
+  fill(map_tiered(2 * kMiB), 2 * kMiB, 1);  // active now
+  for (size_t i = 0; i < kStacks; ++i) {
+    char* p = map_tiered(kStack, kRw, kPrivate | MAP_NORESERVE);
+    CHECK(present_pages(p, kStack) == 0 && mprotect(p, g_page, PROT_NONE) == 0);
+    CHECK(present_pages(p + kStack - g_page, g_page) == 1 && present_pages(p, kStack) == 1);
+    CHECK(faults(p) && all_zero(p + g_page, kStack - g_page));
+  }
+  char* large = map_tiered(32 * kMiB);
+  CHECK(mprotect(large, g_page, PROT_NONE) == 0 && present_pages(large, 32 * kMiB) == 0);
+  CHECK(munmap(large, 32 * kMiB) == 0);
+}
+
 void body() {
   what_is_tiered();
+  guard_below_a_stack();
   larger_than_dram();
   partial_unmap();
   remap();

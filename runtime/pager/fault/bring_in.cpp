@@ -9,6 +9,7 @@
 #include "base/host_guard.h"
 #include "pager/evict/evictor.h"
 #include "pager/fault/resolver.h"
+#include "pager/fault/zero_fill.h"
 #include "pager/state/descriptors.h"
 #include "pager/state/requests.h"
 #include "sys/arena.h"
@@ -134,12 +135,13 @@ struct Pass {
 };
 
 // A row for each state of the page's word. 0 or the page's error; *begun stays as it is where nothing is to be begun.
-int begin_page(Resolver& r, Region& region, PageIndex page, Want want, const Demand& demand, Begun* begun) {
+int begin_page(PagerState& state, Resolver& r, Region& region, PageIndex page, Want want, const Demand& demand,
+               Begun* begun) {
   const TableScope scope;
   const PageWord seen = region.table.peek(page.value);
   switch (seen.state()) {
     case PageState::kEmpty:
-      if (want == Want::kTouch) *begun = r.zero_fill(region, page, demand);
+      if (want == Want::kTouch) *begun = zero_fill(state, region, page, demand);
       return 0;
     case PageState::kInFrame:
       *begun = r.from_frame(region, page, seen, demand);
@@ -168,7 +170,8 @@ int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, 
     const uint64_t left = range.end - page;
     const Demand demand{left > kReadRunMax ? kReadRunMax : static_cast<unsigned>(left), kHeatFault};
     Begun begun{Outcome::kResident, 0};
-    if (const int error = begin_page(r, *range.region, PageIndex(page), want, demand, &begun); error < 0) rc = error;
+    if (const int error = begin_page(state, r, *range.region, PageIndex(page), want, demand, &begun); error < 0)
+      rc = error;
     switch (begun.outcome) {
       case Outcome::kResident:
       case Outcome::kStarted:

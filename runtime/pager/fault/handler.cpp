@@ -10,6 +10,7 @@
 #include "pager/evict/evictor.h"
 #include "pager/fault/cow_gate.h"
 #include "pager/fault/map_events.h"
+#include "pager/fault/zero_fill.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/install.h"
 #include "pager/state/program_end.h"
@@ -317,7 +318,7 @@ void Handler::answer_missing(Region& region, PageIndex page, const sys::UffdMess
     switch (seen.state()) {
       case PageState::kEmpty:
         look_ahead(true);
-        begun = resolver_.zero_fill(region, page, demand);
+        begun = zero_fill(state_, region, page, demand);
         break;
       case PageState::kInFrame:
         look_ahead(false);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Resolver: starting reads, frames, zero pages. Finishing (verify, install, retry, poison) is in resolve_finish.cpp.
+// Resolver: starting reads, frames. Finishing (verify, install, retry, poison) is in resolve_finish.cpp.
 #include "pager/fault/resolver.h"
 
 #include <errno.h>
@@ -8,6 +8,7 @@
 #include "base/test_switches.h"
 #include "pager/evict/evictor.h"
 #include "pager/fault/cow_gate.h"
+#include "pager/fault/zero_fill.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/requests.h"
 #include "pager/table/leaf_pool.h"
@@ -19,56 +20,10 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kZeroPages = 128;
 constexpr int64_t kPollNs = 20000;        // how long one of several rings is waited on
 constexpr int64_t kFullRingNs = 1000000;  // and one that does not take what is queued
 
-// Whether charging has failed for a while, in which the housekeeping thread has given back what dead members held.
-class OutSince {
- public:
-  bool for_a_while() {
-    constexpr uint64_t kTryNs = 200000000;
-    const uint64_t now = sys::now_ns();
-    if (now - last_.exchange(now) > kTryNs) since_.store(now);  // the first one, or the last was a while ago
-    return now - since_.load() > kTryNs;
-  }
-
- private:
-  std::atomic<uint64_t> since_{0}, last_{0};
-};
-constinit OutSince g_space_out, g_tables_out;
-
 }  // namespace
-
-// DRAM for pages that are to become resident. What is not kept is given back.
-class Reservation {
- public:
-  explicit Reservation(Account& account) : account_(account) {}
-  ~Reservation() { shrink(0); }
-  Reservation(const Reservation&) = delete;
-  Reservation& operator=(const Reservation&) = delete;
-  // False: the budget would have fewer than `keep_free` pages free then. Pre: it holds none.
-  [[nodiscard]] bool take(unsigned pages, int64_t keep_free) {
-    if (!account_.take(pages, keep_free)) return false;
-    pages_ = pages;
-    return true;
-  }
-  unsigned pages() const { return pages_; }
-  void shrink(unsigned to) {
-    if (pages_ > to) account_.give(pages_ - to);
-    pages_ = to;
-  }
-  void keep(unsigned pages) { pages_ -= pages; }  // so many are resident now, or a read's
-
- private:
-  Account& account_;
-  unsigned pages_ = 0;
-};
-
-const char* zero_run() {
-  static char* const zeros = static_cast<char*>(map_private(kZeroPages * sys::page_bytes(), ForkPolicy::kInherit));
-  return zeros;
-}
 
 int Resolver::open(const ResolverOptions& options) {
   window_pages_ = options.window_pages > 512 ? 512 : options.window_pages;
@@ -201,121 +156,6 @@ Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const 
   if (there) slot_release(state_, lun, slot);
   if (guarded) fork_guard_lift(state_, address, state_.page_size);
   return {Outcome::kResident, 1};
-}
-
-// While a quarter of the budget is free: as much as is in use just before the page, so that memory which grows upwards
-// is filled in doubling runs whichever thread touches it, however many places grow at once. Where there are holes, by
-// density: memory touched here and there, a page each, is filled as the kernel would.
-unsigned Resolver::fill_run(const Region& region, PageIndex page, unsigned asked) const {
-  const Account& account = state_.account;
-  if (region.on_touch || account.free_pages() < account.cap_pages() / 4) return asked;
-  const uint64_t first = page.value < kZeroPages ? 0 : page.value - kZeroPages;
-  unsigned used = 0, before = 0;
-  for (uint64_t at = page.value; at > first; --at) {
-    if (region.table.peek(at - 1).state() == PageState::kEmpty) continue;
-    ++used;
-    if (before == page.value - at) ++before;
-  }
-  unsigned run = before == 0 ? 1 : before * 2;
-  if (used > before && used >= kZeroPages / 2) run = used / 2 > run ? used / 2 : run;
-  return run > asked ? run : asked;
-}
-
-// Locks empty pages from `page` on, at most `run`, and charges their space where touching is what charges it.
-unsigned Resolver::lock_empty(Region& region, PageIndex page, const Demand& demand, unsigned run) {
-  const bool on_touch = region.on_touch;
-  for (unsigned locked = 0; locked < run; ++locked) {
-    const uint64_t at = page.value + locked;
-    if (const int rc = table_reach(state_, region, at, at + 1, demand.keep_free); rc < 0) {
-      if (rc == -ENOMEM && locked == 0 && g_tables_out.for_a_while())
-        fatal(
-            "the page tables take all that they may of the DRAM budget: there is no room for that of page %p%s; give "
-            "a larger --dram",
-            static_cast<void*>(region.address_of(page)),
-            on_touch ? ", of a map without reservation (MAP_NORESERVE)" : ", which was not committed");
-      return locked;
-    }
-    const PageWord seen = region.table.peek(at);
-    if (seen.state() != PageState::kEmpty) return locked;
-    if (int rc = on_touch ? space_charge(state_, 1, false) : 0; rc < 0) {
-      // members may have died; more is reserved
-      housekeeping_wake(state_, rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
-      if ((rc == -ENOMEM || state_.luns.growth_refused.load()) && locked == 0 && g_space_out.for_a_while())
-        fatal("LUN space is used up: none is left for page %p of a map without reservation (MAP_NORESERVE); %s",
-              static_cast<void*>(region.address_of(page)), space_remedy(state_, space_bound(state_, state_.page_size)));
-      return locked;
-    }
-    if (region.table.lock(at, seen)) continue;
-    if (on_touch) space_uncharge(state_, 1);
-    return locked;
-  }
-  return run;
-}
-
-// A locked page becomes empty again.
-void Resolver::leave_empty(Region& region, PageIndex page, Wake wake) {
-  if (region.on_touch) space_uncharge(state_, 1);
-  const PageWord busy = region.table.at(page.value).load(std::memory_order_relaxed);
-  release_page(state_, region, page, busy.with_state(PageState::kEmpty), wake);
-}
-
-// A locked page has been filled; `epoch` as of before. The copy has woken those that met it missing, but one may have
-// met it write-protected since (a fork goes on).
-void Resolver::settle_filled(Region& region, PageIndex page, uint16_t epoch, Wake wake) {
-  const bool on_touch = region.on_touch;
-  count_resident(state_, region, page, 1);
-  if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);
-  const PageWord busy = region.table.at(page.value).load(std::memory_order_relaxed);
-  release_page(state_, region, page,
-               resident_word(busy, kNoSlot, state_.luns.own, kHeatFault, epoch).with_charged(on_touch), wake);
-}
-
-// Fills locked pages with zeros and releases them. Returns how many; the others are empty again.
-unsigned Resolver::fill_locked(Region& region, PageIndex page, unsigned locked, Reservation& room) {
-  if (test_switches.reach_delay_us != 0) sys::sleep_ns(test_switches.reach_delay_us * 1000);
-  for (unsigned done = 0; done < locked;) {
-    const PageIndex at(page.value + done);
-    const uint16_t epoch = exclusive_epoch(state_);
-    const Install run = install(state_, region.address_of(at), zero_run(), locked - done);
-    if (run.outcome == Installed::kRefused || run.outcome == Installed::kBorder) {
-      const unsigned kept = run.outcome == Installed::kBorder ? done + 1 : done;  // only the first page is asked for
-      for (; locked > kept; --locked) leave_empty(region, PageIndex(page.value + locked - 1), Wake::kWaiters);
-      continue;
-    }
-    if (test_switches.release_delay_us != 0) sys::sleep_ns(test_switches.release_delay_us * 1000);
-    const bool there = run.outcome == Installed::kThere;
-    const unsigned filled = run.outcome == Installed::kDone ? run.pages : 1;
-    if (run.outcome == Installed::kGone) {
-      leave_empty(region, at, Wake::kAll);
-    } else {
-      for (unsigned i = 0; i < filled; ++i)
-        settle_filled(region, PageIndex(at.value + i), there ? shared_epoch() : epoch,
-                      there ? Wake::kAll : Wake::kWaiters);
-      room.keep(filled);
-    }
-    done += filled;
-  }
-  counters().zero_fills.add(locked);
-  return locked;
-}
-
-Begun Resolver::zero_fill(Region& region, PageIndex page, const Demand& demand) {
-  unsigned run = demand.fault ? fill_run(region, page, demand.run) : 1;
-  if (run > kZeroPages) run = kZeroPages;
-  if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
-  bool foreign = false;
-  char* at = region.address_of(page);
-  run = static_cast<unsigned>(static_cast<size_t>(state_.foreign.run(at, at + run * state_.page_size, &foreign) - at) >>
-                              state_.page_shift);
-  Reservation room(state_.account);
-  while (run > 1 && !room.take(run, demand.keep_free + state_.evictor->low_water() / 2)) run /= 2;
-  const bool no_room = run <= 1 && !room.take(run = 1, demand.keep_free);
-  const unsigned locked = no_room ? 0 : lock_empty(region, page, demand, run);
-  room.shrink(locked);
-  const unsigned filled = locked == 0 ? 0 : fill_locked(region, page, locked, room);
-  if (filled != 0) return {Outcome::kResident, filled};
-  const PageWord now = region.table.peek(page.value);
-  return {now.state() == PageState::kEmpty ? Outcome::kNoRoom : Outcome::kChanged};
 }
 
 // How many pages from `page` on are evicted to consecutive slots.

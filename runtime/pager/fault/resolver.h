@@ -5,12 +5,7 @@
 //
 // It has one function for each state from which a page comes in. The caller looks at the page's word and dispatches on
 // its state, once: a handler for a fault (Handler::answer_missing), a range operation for the next page of a range. The
-// functions return:
-//   kResident  it is resident now (zero-filled, or installed from a frame)
-//   kStarted   a read is in flight; progress() will install it
-//   kBusy      another thread is working on it (and will wake the waiters)
-//   kNoRoom    there is no DRAM, window or ring now: try again after progress()
-//   kChanged   the word is not `seen` any more: look again
+// functions return an Outcome (demand.h). Empty pages are filled by zero_fill.h, without a resolver.
 //
 // Threading: used by one thread. Fault path: no allocation, no host lock, and tiered memory is touched only through
 // userfaultfd.
@@ -18,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "pager/fault/demand.h"
 #include "pager/fault/watched.h"
 #include "pager/state/install.h"
 #include "pager/state/state.h"
@@ -26,22 +22,6 @@
 namespace lunar {
 
 struct Handler;
-class Reservation;
-
-enum class Outcome : uint8_t { kResident, kStarted, kBusy, kNoRoom, kChanged };
-
-struct Begun {
-  Outcome outcome = Outcome::kChanged;
-  unsigned pages = 0;  // kResident, kStarted: how many from the page on
-};
-
-// What is asked for with a page.
-struct Demand {
-  unsigned run = 1;  // pages to bring in, this one included; fewer if those behind it cannot come in with it
-  unsigned heat = 0;
-  bool fault = false;  // a thread waits for this page
-  int64_t keep_free = kKeepFreePages;
-};
 
 // Around the installing of evicted pages and their release: odd inside.
 class ReleasingScope {
@@ -64,9 +44,6 @@ struct ResolverOptions {
   int node = -1;  // NUMA node of the window; -1: anywhere
 };
 
-// One read-only run of zero pages that all threads share: untouched private memory, so it costs no DRAM.
-const char* zero_run();
-
 class Resolver {
  public:
   explicit Resolver(PagerState& state) : state_(state) {}
@@ -81,8 +58,6 @@ class Resolver {
   }
 
   // A function for each state from which `page` comes in. Its word was `seen` a moment ago.
-  // kEmpty: for a fault, with empty pages behind it.
-  Begun zero_fill(Region& region, PageIndex page, const Demand& demand);
   // kInFrame: this page alone.
   Begun from_frame(Region& region, PageIndex page, PageWord seen, const Demand& demand);
   // kEvicted: with the pages behind it whose slots are consecutive. Submitted by the next progress().
@@ -125,15 +100,10 @@ class Resolver {
 
   Context* context_for(unsigned lun);
   void detach();
-  unsigned fill_run(const Region& region, PageIndex page, unsigned asked) const;
   void submit_queued();
   int window_take(unsigned pages);
   void window_give(unsigned first, unsigned pages);
   unsigned lock_run(Region& region, PageIndex page, PageWord first, unsigned run);
-  unsigned lock_empty(Region& region, PageIndex page, const Demand& demand, unsigned run);
-  unsigned fill_locked(Region& region, PageIndex page, unsigned locked, Reservation& room);
-  void leave_empty(Region& region, PageIndex page, Wake wake);
-  void settle_filled(Region& region, PageIndex page, uint16_t epoch, Wake wake);
   void finish(unsigned op_index, int64_t result);
   void finish_failed(unsigned op_index, uint64_t bad, int error);
   void install_read(ReadOp& op, unsigned from, unsigned count);
