@@ -119,6 +119,7 @@ __attribute__((constructor(101))) void start(int, char** words, char** environme
   look_up(g_real.fcntl64, "fcntl64");
   // the runtime's own rings, too, which activation makes while another thread may hold the linker's lock
   look_up(g_real.io_uring_queue_init_params, "io_uring_queue_init_params");
+  look_up(g_real.io_uring_register_probe, "io_uring_register_probe");
   look_up(g_real.io_uring_queue_init_mem, "io_uring_queue_init_mem");
   ErrorText why;
   if (options_load(&g_options, environment, &why) < 0) refuse(why);

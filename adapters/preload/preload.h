@@ -24,6 +24,7 @@
 
 struct io_uring;
 struct io_uring_params;
+struct io_uring_probe;
 
 namespace lunar::preload {
 
@@ -63,6 +64,7 @@ struct RealCalls {
   int (*fcntl)(int, int, ...) = nullptr;
   int (*fcntl64)(int, int, ...) = nullptr;
   int (*io_uring_queue_init_params)(unsigned, io_uring*, io_uring_params*) = nullptr;
+  int (*io_uring_register_probe)(io_uring*, io_uring_probe*, unsigned) = nullptr;
   int (*io_uring_queue_init_mem)(unsigned, io_uring*, io_uring_params*, void*, size_t) = nullptr;  // liburing 2.5
   int (*pthread_create)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = nullptr;
   int (*thrd_create)(thrd_t*, thrd_start_t, void*) = nullptr;
@@ -150,7 +152,7 @@ auto with_mutexes_kept(Call call) {
 }
 
 // ring_family.cpp
-long ring_by_call(const long (&arguments)[6]);  // io_uring_setup, as libc's syscall() returns it
+long ring_by_call(long number, const long (&arguments)[6]);  // io_uring_setup, _register, as syscall() returns
 
 // signal_family.cpp
 void signals_prepare();  // at start

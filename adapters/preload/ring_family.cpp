@@ -4,7 +4,7 @@
 //   (pager/evict/pins.h).
 // - IORING_OP_MADVISE drops pages without a call that the tier could serve: what is evicted would come back with its
 //   old content. So a ring is restricted, before it is enabled, to all that its kernel knows but this operation, which
-//   then completes with -EACCES.
+//   then completes with -EACCES. A probe says that it is not there.
 // Threading: any thread.
 #include <errno.h>
 #include <liburing.h>
@@ -98,6 +98,24 @@ int queue_init(io_uring* ring, io_uring_params* parameters, Make make) {
   return rc < 0 ? rc : made;
 }
 
+// What the kernel said of its operations, without the one that rings refuse.
+io_uring_probe* hide_advice(io_uring_probe* probe) {
+  if (ready() && probe != nullptr && probe->ops_len > IORING_OP_MADVISE) probe->ops[IORING_OP_MADVISE].flags = 0;
+  return probe;
+}
+
+int register_with(const long (&a)[6]) {
+  const long rc = sys::kernel_call(SYS_io_uring_register, a);
+  if (rc >= 0 && (static_cast<unsigned>(a[1]) & ~kUseRegisteredRing) == IORING_REGISTER_PROBE)
+    hide_advice(reinterpret_cast<io_uring_probe*>(a[2]));
+  return static_cast<int>(rc);
+}
+
+int probe_ring(io_uring* ring, io_uring_probe* probe, unsigned count) {
+  look_up(g_real.io_uring_register_probe, "io_uring_register_probe");
+  return g_real.io_uring_register_probe(ring, probe, count);
+}
+
 int init_params(unsigned entries, io_uring* ring, io_uring_params* parameters) {
   look_up(g_real.io_uring_queue_init_params, "io_uring_queue_init_params");
   return g_real.io_uring_queue_init_params(entries, ring, parameters);
@@ -105,8 +123,10 @@ int init_params(unsigned entries, io_uring* ring, io_uring_params* parameters) {
 
 }  // namespace
 
-long ring_by_call(const long (&a)[6]) {
-  const int rc = set_up(static_cast<unsigned>(a[0]), reinterpret_cast<io_uring_params*>(a[1]));
+long ring_by_call(long number, const long (&a)[6]) {
+  const int rc = number == SYS_io_uring_register
+                     ? register_with(a)
+                     : set_up(static_cast<unsigned>(a[0]), reinterpret_cast<io_uring_params*>(a[1]));
   if (rc >= 0) return rc;
   errno = -rc;
   return -1;
@@ -116,13 +136,41 @@ long ring_by_call(const long (&a)[6]) {
 
 using namespace lunar::preload;
 
-// What this library calls by that name.
+// What this library calls by these names.
 extern "C" __attribute__((visibility("hidden"))) int __wrap_io_uring_queue_init_params(unsigned entries, io_uring* ring,
                                                                                        io_uring_params* parameters) {
   return init_params(entries, ring, parameters);
 }
 
+extern "C" __attribute__((visibility("hidden"))) int __wrap_io_uring_register_probe(io_uring* ring,
+                                                                                    io_uring_probe* probe,
+                                                                                    unsigned count) {
+  return probe_ring(ring, probe, count);
+}
+
 LUNAR_EXPORT int io_uring_setup(unsigned entries, io_uring_params* parameters) { return set_up(entries, parameters); }
+
+LUNAR_EXPORT int io_uring_register(unsigned fd, unsigned operation, const void* argument, unsigned count) {
+  return register_with({static_cast<long>(fd), operation, reinterpret_cast<long>(argument), count});
+}
+
+LUNAR_EXPORT int io_uring_register_probe(io_uring* ring, io_uring_probe* probe, unsigned count) {
+  const int rc = probe_ring(ring, probe, count);
+  if (rc >= 0) hide_advice(probe);
+  return rc;
+}
+
+LUNAR_EXPORT io_uring_probe* io_uring_get_probe() {
+  static constinit decltype(&io_uring_get_probe) real = nullptr;
+  look_up(real, "io_uring_get_probe");
+  return hide_advice(real());
+}
+
+LUNAR_EXPORT io_uring_probe* io_uring_get_probe_ring(io_uring* ring) {
+  static constinit decltype(&io_uring_get_probe_ring) real = nullptr;
+  look_up(real, "io_uring_get_probe_ring");
+  return hide_advice(real(ring));
+}
 
 LUNAR_EXPORT int io_uring_queue_init_params(unsigned entries, io_uring* ring, io_uring_params* parameters) {
   return queue_init(ring, parameters, [&] { return init_params(entries, ring, parameters); });

@@ -164,7 +164,7 @@ LUNAR_EXPORT long syscall(long number, ...) noexcept {
   if (number == SYS_process_vm_writev) return lunar::pager_write_elsewhere(a);
   if (number == SYS_execve || number == SYS_execveat) return exec_by_call(number, a);
   if (number == SYS_futex) return futex_call(a);
-  if (number == SYS_io_uring_setup) return ring_by_call(a);
+  if (number == SYS_io_uring_setup || number == SYS_io_uring_register) return ring_by_call(number, a);
   // cleared when the thread has ended (thread_family.cpp)
   if (number == SYS_set_tid_address) lunar::pager_keep_for_thread(pointer<void>(a[0]), sizeof(int));
   long result;

@@ -166,6 +166,28 @@ int library() {
   return 0;
 }
 
+bool says(const io_uring_probe* probe, int operation) { return io_uring_opcode_supported(probe, operation) != 0; }
+
+// Each way to ask what the kernel serves says what rings do here.
+void probe(io_uring* ring) {
+  for (const bool own : {false, true}) {
+    io_uring_probe* probe = own ? io_uring_get_probe() : io_uring_get_probe_ring(ring);
+    CHECK(probe != nullptr && says(probe, IORING_OP_FADVISE) && !says(probe, IORING_OP_MADVISE));
+    io_uring_free_probe(probe);
+  }
+  const auto number = static_cast<unsigned>(ring->ring_fd);
+  constexpr auto kProbe = IORING_REGISTER_PROBE;
+  for (const unsigned room : {64, int{IORING_OP_MADVISE}})
+    for (const int how : {0, 1, 2}) {
+      alignas(io_uring_probe) char memory[sizeof(io_uring_probe) + 64 * sizeof(io_uring_probe_op)] = {};
+      auto* probe = reinterpret_cast<io_uring_probe*>(memory);
+      if (how == 0) CHECK(io_uring_register_probe(ring, probe, room) == 0);
+      if (how == 1) CHECK(io_uring_register(number, kProbe, probe, room) == 0);
+      if (how == 2) CHECK(syscall(SYS_io_uring_register, number, kProbe, probe, room) == 0);
+      CHECK(says(probe, IORING_OP_FADVISE) && !says(probe, IORING_OP_MADVISE));
+    }
+}
+
 // The program's own calls to a ring, of whatever kind it is.
 void use(io_uring* ring) {
   char* buffer = map_tiered(kMiB);
@@ -174,9 +196,7 @@ void use(io_uring* ring) {
   CHECK(zeros >= 0 && event >= 0);
   CHECK(io_uring_register_buffers(ring, &registered, 1) == 0 && io_uring_register_files(ring, &zeros, 1) == 0);
   CHECK(io_uring_register_eventfd(ring, event) == 0 && io_uring_unregister_eventfd(ring) == 0);
-  io_uring_probe* probe = io_uring_get_probe_ring(ring);
-  CHECK(probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ_FIXED));
-  io_uring_free_probe(probe);
+  probe(ring);
   fill(buffer, kMiB, 8);
   io_uring_sqe* sqe = next(ring, 0);
   io_uring_prep_read_fixed(sqe, 0, buffer, kMiB, 0, 0);
