@@ -160,6 +160,8 @@ def test_streams(directory):
     for code, what, stream in ((4, "is cut off", dump[:-1]), (4, "is cut off", dump[:1000]),
                                (4, "checksum", dump[:100] + flipped + dump[101:]), (4, "goes on", dump + b"x"),
                                (2, "not of this version", b"LunarKV dump 9\r\n" + dump[16:]), (2, "is empty", b""),
+                               (2, "is empty up to line 1", b"\xef\xbb\xbf"),
+                               (2, "is empty up to line 2", b"\xef\xbb\xbf\n \n"),
                                (2, "100 GiB", begun + b"P" + struct.pack("<QQ", 1 << 62, 1)),
                                (2, "is cut off", begun + b"P" + struct.pack("<QQ", 1 << 36, 1)),
                                (2, "is damaged", begun + b"Q"), (2, "line 1 is not a JSON", b"hello\n"),

@@ -180,6 +180,8 @@ bool PairReader::next_line(std::string* key, std::string* value) {
   for (;;) {
     const ssize_t length = getline(&text_, &text_room_, file_);
     if (length < 0 && !feof(file_)) return fail(text_of("cannot be read: %s", strerror(errno)));  // or: no memory
+    if (length < 0 && pairs_ == 0)
+      return fail("is empty up to line " + std::to_string(line_) + ", its end: neither a dump nor lines of JSON");
     if (length < 0) return over_ = true, false;
     ++line_;
     std::string_view text(text_, static_cast<size_t>(length));

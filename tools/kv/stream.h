@@ -11,8 +11,8 @@
 //
 // Lines. One JSON object a line: {"key":"text","value":"text"}. Instead of "key" there may be "key_base64", and instead
 // of "value" "value_base64": what is not valid UTF-8 is written so. Other members are left alone, and so are empty
-// lines, and a byte order mark in front. These have no end that could be missed. Which of the two a stream is, its
-// first byte tells.
+// lines, and a byte order mark in front. These have no end that could be missed, but one pair at least. Which of the
+// two a stream is, its first byte tells.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>
