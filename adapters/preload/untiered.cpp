@@ -15,7 +15,6 @@
 #include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/mem.h"
-#include "tiered_maps.h"
 
 namespace lunar::preload {
 namespace {
@@ -47,13 +46,9 @@ SmapsMapping mapping_of(UntieredMemory* memory, const char* line) {
   const char* path = strpbrk(at, "/[");
   at += strnlen(at, strlen(" rwxp "));
   const bool own = number(&at, 16) >> kOwnMapsShift == kOwnMapsMark;  // part of the budget
-  uint64_t* outside = &memory->large_map_bytes;                       // [stack], [anon:...]
-  if (path == nullptr || strncmp(path, "/dev/zero", 9) == 0)
-    outside = end - start < kMapBytesMin ? &memory->small_map_bytes : outside;
-  else if (strncmp(path, "[heap]", 6) == 0)
-    outside = &memory->brk_bytes;
-  else if (path[0] == '/')
-    outside = &memory->file_bytes;
+  uint64_t* outside = &memory->map_bytes;                             // [stack], [anon:...]
+  if (path != nullptr && strncmp(path, "[heap]", 6) == 0) outside = &memory->brk_bytes;
+  if (path != nullptr && path[0] == '/' && strncmp(path, "/dev/zero", 9) != 0) outside = &memory->file_bytes;
   return {reinterpret_cast<char*>(start), reinterpret_cast<char*>(end), own ? nullptr : outside};
 }
 
@@ -110,11 +105,10 @@ int untiered_memory(UntieredMemory* out) {
 
 void untiered_describe(const UntieredMemory& memory, char* out, size_t size) {
   format_to(out, size,
-            "%s of %s of anonymous memory in DRAM were outside the tier (brk %s, maps below 256 KiB %s, larger maps "
-            "and stacks %s, data of files %s)",
+            "%s of %s of anonymous memory in DRAM were outside the tier (brk %s, maps and stacks %s, data of files %s)",
             format_size(memory.outside_bytes()).text, format_size(memory.outside_bytes() + memory.tiered_bytes).text,
-            format_size(memory.brk_bytes).text, format_size(memory.small_map_bytes).text,
-            format_size(memory.large_map_bytes).text, format_size(memory.file_bytes).text);
+            format_size(memory.brk_bytes).text, format_size(memory.map_bytes).text,
+            format_size(memory.file_bytes).text);
 }
 
 }  // namespace lunar::preload

@@ -9,8 +9,8 @@ namespace lunar::preload {
 
 struct UntieredMemory {  // bytes in DRAM now
   uint64_t tiered_bytes = 0;
-  uint64_t brk_bytes = 0, small_map_bytes = 0, large_map_bytes = 0, file_bytes = 0;
-  uint64_t outside_bytes() const { return brk_bytes + small_map_bytes + large_map_bytes + file_bytes; }
+  uint64_t brk_bytes = 0, map_bytes = 0, file_bytes = 0;
+  uint64_t outside_bytes() const { return brk_bytes + map_bytes + file_bytes; }
 };
 
 // 0, or -errno without /proc. Allocates nothing.

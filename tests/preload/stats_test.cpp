@@ -39,6 +39,11 @@ void child_outside() {
   fill(reinterpret_cast<void*>(at), kOutside, 1);
 }
 
+// Small maps, of which the kernel makes one.
+void child_small() {
+  for (long bytes = 0; bytes < kOutside; bytes += 128 << 10) fill(map_any(128 << 10), 128 << 10, 1);
+}
+
 void child_of_child_outside() {
   const pid_t pid = fork();
   if (pid == 0) {
@@ -66,6 +71,8 @@ unsigned long value(const std::string& text, const char* key) {
 void says_what_is_outside(char** argv) {
   const std::string table = run(argv, "outside");
   CHECK(value(table, "armed") == 0 && value(table, "outside_bytes") >= kOutside);
+  const std::string small = run(argv, "small");
+  CHECK(value(small, "outside_bytes") >= kOutside && small.find("B, maps and stacks 64.") != std::string::npos);
   constexpr char kLine[] = "of anonymous memory in DRAM were outside the tier";
   for (const char* name : {"outside", "child"})
     for (const char* setting : {"LUNAR_STATS=yes", "LUNAR_LOG=info", "LUNAR_LOG=warning", "LUNAR_LOG=error"}) {
@@ -90,6 +97,7 @@ int main(int argc, char** argv) {
                      {{"return", child_return},
                       {"exit", child_exit_now},
                       {"outside", child_outside},
+                      {"small", child_small},
                       {"child", child_of_child_outside}});
   }
   if (argc < 2) return 1;
