@@ -67,7 +67,8 @@ bool copy_without_own(const char* variable, char* out) {
   return to != out + kVariableLength;
 }
 
-// Follows #! lines, and looks at what runs in the end. False: the library is to be taken from its environment.
+// Follows #! lines, and looks at what runs in the end. path: "" of a descriptor. False: the library is to be taken from
+// its environment.
 bool may_preload(int fd, const char* path) {
   sys::ProgramFile file;
   sys::program_look(fd, &file);
@@ -83,6 +84,7 @@ bool may_preload(int fd, const char* path) {
   }
   const char* why = sys::program_unserved(file);
   if (why == nullptr) return true;
+  if (*path == '\0') path = sys::descriptor_path(fd, name, sizeof name) > 0 ? name : "a program";
   log_info("%s %s: it runs without Lunar", path, why);
   return file.kind == sys::ProgramKind::kStatic || file.kind == sys::ProgramKind::kPrivileged;
 }
@@ -156,7 +158,7 @@ int open_of(int directory, const char* path) {
 template <class Call>
 auto execute_of(int directory, const char* path, Words environment, Call call) {
   return with_environment(
-      path != nullptr && *path != '\0' ? path : "a program", environment, [=] { return open_of(directory, path); },
+      path != nullptr ? path : "", environment, [=] { return open_of(directory, path); },
       [=](Words changed) { return with_mutexes_kept([=] { return call(changed); }); });
 }
 
