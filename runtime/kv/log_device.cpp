@@ -639,6 +639,7 @@ bool Log::possible_size(const Record* record, uint64_t room) const {
 
 bool Log::possible(const Record* record, uint64_t room) const {
   if (!possible_size(record, room)) return false;
+  if (record->type() == RecordType::kMark) return record->value_bytes % kBlockBytes == 0;
   if (record->type() == RecordType::kDeleted) return record->key_bytes == sizeof(DeletedKey);
   if (record->has_body())
     return !record->is_piece() && record->units() <= kBodyRecordUnits &&

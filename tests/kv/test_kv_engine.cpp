@@ -303,6 +303,18 @@ uint64_t cpu_ns() {
 
 }  // namespace
 
+TEST_CASE("kv: a mark leads over whole blocks or is not possible") {
+  const BareLog bare(16);
+  alignas(Record) char memory[sizeof(Record)];
+  auto* mark = reinterpret_cast<Record*>(memory);
+  const auto possible = [&](uint64_t bytes) {
+    fill_head(mark, 0, RecordType::kMark, sizeof(Record) / kUnitBytes, {}, bytes);
+    return bare.log.possible(mark, bare.log.segment_bytes());
+  };
+  for (const uint64_t bytes : {0, 4096, 3 * 4096}) CHECK(possible(bytes));
+  for (const uint64_t bytes : {1, 4, 8, 4095, 4104}) CHECK_FALSE(possible(bytes));
+}
+
 TEST_CASE("kv: what to clean is found among many segments as fast as among few") {
   constexpr uint64_t kFew = 20'000, kMany = 16 * kFew;
   const auto cpu_of = [](uint64_t segments) {
