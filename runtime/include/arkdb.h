@@ -175,7 +175,7 @@ int ark_random(ARK *ark, uint64_t kbuflen, uint64_t *klen, void *kbuf);
 
 /* ---- the store ---- */
 int ark_allocated(ARK *ark, uint64_t *size); /* bytes that the log of pairs can hold */
-int ark_inuse(ARK *ark, uint64_t *size);     /* of these, bytes in segments that hold pairs */
+int ark_inuse(ARK *ark, uint64_t *size);     /* of these, bytes that the records of pairs take */
 int ark_actual(ARK *ark, uint64_t *size);    /* bytes of keys and values */
 int ark_count(ARK *ark, int64_t *count);     /* pairs */
 /* Operations so far (including steps of iterators); reads and writes of the device so far. */

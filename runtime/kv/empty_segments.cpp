@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Segments in which no record lives: they are free again at once, without cleaning, and a store in memory gives their
-// memory back to the kernel.
+// memory back to the kernel. It also empties segments by cleaning while all of them hold more than twice what lives:
+// so a delete or set moves less than it has left dead, and at most half a segment.
 //
 //   last record deleted ──► retired ──► (readers have left) ──► free, touched ──► free, without memory
 //
@@ -29,6 +30,11 @@ uint64_t Log::bytes_in_use() const {
     for (const Tail& tail : tails_) unused += tail.open && records(tail.segment) == 0 ? 1 : 0;
   }
   return unused < count_ ? (count_ - unused) << segment_bits_ : 0;
+}
+
+bool Log::wastes_memory() const {
+  const uint64_t unused = free_.load(std::memory_order_relaxed) + retired_.load(std::memory_order_relaxed) + kTails;
+  return !device_ && unused < count_ && (count_ - unused) << segment_bits_ > 2 * bytes_live();
 }
 
 // Pre: the mutex.
@@ -84,6 +90,14 @@ void Store::give_back_empty(uint64_t segment) {
   if (locked || !kept_) log_.retire_empty(segment);
   if (!locked) return;
   log_.reclaim();
+  cleaning_.unlock();
+}
+
+void Store::give_back_dead() {
+  if (!log_.wastes_memory() || !cleaning_.try_lock()) return;
+  log_.reclaim();
+  uint64_t segment;
+  if (log_.wastes_memory() && log_.victim(&segment) == 0 && clean(segment) == 0) log_.reclaim();
   cleaning_.unlock();
 }
 

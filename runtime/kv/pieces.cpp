@@ -199,7 +199,10 @@ void Store::delete_piece(const InHand& hand, uint64_t number, bool* says) {
 // knows that all are gone. Where there is none, a replay deletes them at its end.
 void Store::delete_pieces(const InHand& hand, uint64_t count) {
   if (hand.unsure()) count = count_left({hand.pieces().hash, hand.pieces().id, count});
-  for (bool says = log_.commits(); count > 0;) delete_piece(hand, --count, &says);
+  for (bool says = log_.commits(); count > 0;) {
+    delete_piece(hand, --count, &says);
+    give_back_dead();
+  }
 }
 
 // Whether there is room for it at all, in the index and in the log, so that what certainly has none is not written.

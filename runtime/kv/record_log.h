@@ -416,6 +416,8 @@ class Log {
   uint64_t bytes() const { return count_ << segment_bits_; }
   uint64_t bytes_live() const { return live_units_.load(std::memory_order_relaxed) * kUnitBytes; }
   uint64_t bytes_in_use() const;  // in segments that are neither free nor empty
+  // Whether a log in memory holds more than twice what lives, besides the tails.
+  bool wastes_memory() const;
   uint64_t ios() const { return ios_.load(std::memory_order_relaxed); }
 
  private:

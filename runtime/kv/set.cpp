@@ -168,6 +168,7 @@ int Store::set(Bytes key, Bytes value) {
 // it; one that took none is not held up by that.
 int Store::end_change(bool took_room) {
   const int status = log_.commits() ? log_.commit() : 0;
+  give_back_dead();
   if (took_room) {
     save_early();
     clean_early();
@@ -178,7 +179,7 @@ int Store::end_change(bool took_room) {
 int Store::set_now(Bytes key, Bytes value) {
   const bool large = key.size > kPairBytesMax || value.size > kPairBytesMax ||
                      record_units(key.size, value.size) > log_.inline_units_max();
-  if (large || log_.on_device()) return -EAGAIN;
+  if (large || log_.on_device() || log_.wastes_memory()) return -EAGAIN;
   const int status = set_inline(hash_of(key), key, value, false);
   return status == kInPlace ? 0 : status;
 }

@@ -165,6 +165,7 @@ class Store {
   uint64_t pieces() const;                                       // of large pairs
   uint64_t bytes_allocated() const { return log_.bytes(); }      // what the log can hold
   uint64_t bytes_in_use() const { return log_.bytes_in_use(); }  //   of these, in segments in which something lives
+  uint64_t bytes_live() const { return log_.bytes_live(); }      //   of records that live
   uint64_t bytes_actual() const;                                 // of keys and values
   // number of get, exists, set, del, random and steps of walks so far
   uint64_t operations() const;
@@ -392,6 +393,7 @@ class Store {
   int end_change(bool took_room);
   void drop(const Found& found);
   void give_back_empty(uint64_t segment);
+  void give_back_dead();  // pre: no lock
   uint64_t units_of_notes(const Found& found) const;
   void note_replaced(Record* record, const Found& found);
   void forget_record(Address address, uint64_t units, uint64_t body_bytes = 0);

@@ -174,7 +174,7 @@ struct Options {
 
 struct Stats {
   std::uint64_t pair_bytes;       // keys and values
-  std::uint64_t in_use_bytes;     // bytes of the log of pairs in segments that are in use
+  std::uint64_t in_use_bytes;     // bytes of the log that their records take
   std::uint64_t allocated_bytes;  // bytes that the log can hold
   std::uint64_t operations;       // so far, including steps of iterators
   std::uint64_t device_ios;       // reads and writes of the device so far

@@ -189,7 +189,7 @@ ARK_API int ark_random(ARK* ark, uint64_t kbuflen, uint64_t* klen, void* kbuf) {
 // ---- the store ----
 
 ARK_API int ark_allocated(ARK* ark, uint64_t* size) { return tell(ark, size, &kv::Store::bytes_allocated); }
-ARK_API int ark_inuse(ARK* ark, uint64_t* size) { return tell(ark, size, &kv::Store::bytes_in_use); }
+ARK_API int ark_inuse(ARK* ark, uint64_t* size) { return tell(ark, size, &kv::Store::bytes_live); }
 ARK_API int ark_actual(ARK* ark, uint64_t* size) { return tell(ark, size, &kv::Store::bytes_actual); }
 ARK_API int ark_count(ARK* ark, int64_t* count) { return tell(ark, count, &kv::Store::count); }
 

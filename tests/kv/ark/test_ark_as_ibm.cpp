@@ -5,6 +5,9 @@
 #include <lunar/kv.h>
 #include <stdlib.h>
 
+#include <algorithm>
+#include <numeric>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
@@ -39,6 +42,14 @@ void fill(const Store& store, int keys, size_t bytes) {
   const std::string value(bytes, 'v');
   for (int i = 0; i < keys; ++i) refused += store.set(std::to_string(i), value) != 0;
   REQUIRE(refused == 0);
+}
+
+// Numbers below `keys` in any order.
+std::vector<int> shuffled(int keys) {
+  std::vector<int> order(static_cast<size_t>(keys));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::minstd_rand(1));
+  return order;
 }
 
 uint64_t resident() {
@@ -217,6 +228,60 @@ TEST_CASE("ark-as-ibm: a store in memory gives the memory of deleted pairs back,
   CHECK(wrong == 0);
   fill(store, kKeys, 4000);
   CHECK(store.get("49999") == std::string(4000, 'v'));
+}
+
+TEST_CASE("ark-as-ibm: what ark_inuse says is what lives, whichever pairs are deleted, also after an open") {
+  setenv("LUNAR_KV_DRAM", "96m", 1);
+  const File scratch(96 << 20), kept(96 << 20);
+  struct Place {
+    const char* path;
+    uint64_t flags;
+  };
+  const auto near = [](const Store& store) {
+    const uint64_t in_use = told(store, ark_inuse), actual = told(store, ark_actual);
+    INFO(in_use << " of " << actual);
+    CHECK((in_use >= actual && in_use <= actual * 5 / 4));
+  };
+  for (const Place& place : {Place{"mem:64m", 0}, {scratch.path, 0}, {kept.path, ARK_KV_PERSIST_STORE}}) {
+    INFO(place.path);
+    {
+      const Store store(place.path, 4, 0, 0, place.flags);
+      REQUIRE(store.status == 0);
+      fill(store, 10'000, 4000);
+      near(store);
+      for (const int i : shuffled(10'000))
+        if (i % 10 != 7) REQUIRE(del(store, std::to_string(i)) == 0);
+      near(store);
+    }
+    if (place.flags == 0) continue;
+    const Store store(place.path, 4, 0, 0, ARK_KV_PERSIST_LOAD);
+    REQUIRE(store.status == 0);
+    CHECK(store.count() == 1000);
+    near(store);
+  }
+  unsetenv("LUNAR_KV_DRAM");
+}
+
+TEST_CASE("ark-as-ibm: a store in memory keeps at most about twice of what lives, whatever was deleted or replaced") {
+  const Store store("mem:256m");
+  REQUIRE(store.status == 0);
+  constexpr int kKeys = 50'000;
+  constexpr uint64_t kLive = uint64_t{kKeys} / 10 * 4064, kMost = kLive * 9 / 4 + (16ull << 20);
+  const uint64_t before = resident();
+  fill(store, kKeys, 4000);
+  REQUIRE(resident() > before + 9 * kLive);
+  for (const int i : shuffled(kKeys))  // every segment holds some that stay
+    if (i % 10 != 7) REQUIRE(del(store, std::to_string(i)) == 0);
+  CHECK(resident() < before + kMost);
+  int wrong = 0;
+  for (int i = 7; i < kKeys; i += 10) wrong += store.get(std::to_string(i)) != std::string(4000, 'v');
+  CHECK(wrong == 0);
+
+  fill(store, kKeys, 4000);
+  REQUIRE(resident() > before + 9 * kLive);
+  for (const int i : shuffled(kKeys))
+    if (i % 10 != 7) REQUIRE(store.set(std::to_string(i), "short") == 0);
+  CHECK(resident() < before + kMost + kKeys * 64ull * 9 / 4);
 }
 
 TEST_CASE("ark-as-ibm: stores on one LUN share it: each has what it asked for, and grows into what is free") {

@@ -32,6 +32,7 @@ struct ArkCalls {
     find(&get_async, "ark_get_async_cb");
     find(&flush, "ark_flush");
     find(&in_use, "ark_inuse");
+    find(&allocated, "ark_allocated");
   }
   decltype(ark_create_verbose)* create;
   decltype(ark_delete)* remove;
@@ -41,6 +42,7 @@ struct ArkCalls {
   decltype(ark_get_async_cb)* get_async;
   decltype(ark_flush)* flush;
   decltype(ark_inuse)* in_use;
+  decltype(ark_allocated)* allocated;
 };
 
 // The interface takes keys and values that it does not change as plain pointers.
@@ -96,9 +98,11 @@ class ArkSystem : public KvSystem {
   }
   // IBM's empties the store.
   int flush() override { return setup_.kept ? calls_.flush(ark_) : 0; }
+  // Of a place that is to be full, all; of another what lives, as its size is the bench's choice.
   int64_t bytes_in_use() const override {
     uint64_t bytes;
-    return calls_.in_use(ark_, &bytes) == 0 ? static_cast<int64_t>(bytes) : -1;
+    return (setup_.full_percent > 0 ? calls_.allocated : calls_.in_use)(ark_, &bytes) == 0 ? static_cast<int64_t>(bytes)
+                                                                                           : -1;
   }
 
  private:
