@@ -6,6 +6,7 @@
 #include "base/format.h"
 #include "pager/evict/evictor.h"
 #include "pager/evict/pins.h"
+#include "pager/fault/fault_state.h"
 #include "pager/fault/handler.h"
 #include "pager/pager.h"
 #include "pager/space/lun_space.h"
@@ -63,7 +64,7 @@ void pager_dump(int fd) {
   say(fd, line, n);
   state.account.dump(fd);
   state.evictor->dump(fd);
-  for (unsigned i = 0; i < state.services.handler_count; ++i) state.fault.handlers[i]->dump(fd);
+  for (unsigned i = 0; i < state.services.handler_count; ++i) g_fault.handlers[i]->dump(fd);
   auto& c = counters();
   n = format_to(
       line, sizeof line,

@@ -210,7 +210,7 @@ int take_back_vacated(PagerState& state, char* at, size_t bytes) {
 template <class Plain, class Active>
 int before_or_active(PagerState& state, Plain plain, Active active) {
   if (!pager_active()) {
-    sys::Locked<sys::Mutex> lock(state.activation.lock);
+    sys::Locked<sys::Mutex> lock(g_activation.lock);
     if (!pager_active()) return plain();
   }
   return active();

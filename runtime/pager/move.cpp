@@ -392,7 +392,7 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
   if (rc == 0 && wipe_any()) rc = wipe_move(state, static_cast<char*>(dst), static_cast<char*>(src), bytes);
   if (rc != 0) return rc;
   if (!pager_active()) {
-    sys::Locked<sys::Mutex> lock(state.activation.lock);
+    sys::Locked<sys::Mutex> lock(g_activation.lock);
     if (!pager_active()) {
       rc = reach_guards(state, to, from);
       if (rc == 0) rc = move_plain(static_cast<char*>(dst), static_cast<char*>(src), bytes, how);

@@ -128,8 +128,8 @@ int pager_create(const Options& options, ErrorText* why) {
   if (pager_active()) return create_again(state, options, why);
   // Nothing may remain of an earlier attempt with other options (a module whose first load failed).
   close_device(state, 0);
-  state.activation.next_ns.store(0);
-  state.activation.failed.store(false);
+  g_activation.next_ns.store(0);
+  g_activation.failed.store(false);
   state.options = options;
   // What loads libraries, or looks into them: now, not where the program allocates.
   pager_read_nodes();

@@ -2,7 +2,7 @@
 // What lunar_stats tells: sums over counters, the account and our LUN, none of them stopped meanwhile.
 // Threading: any thread, at any time. Takes no lock.
 #include "pager/evict/evictor.h"
-#include "pager/fault/resolver.h"
+#include "pager/fault/fault_state.h"
 #include "pager/pager.h"
 
 namespace lunar {
@@ -25,14 +25,10 @@ static void lun_space_stats(const PagerState& state, uint64_t committed, lunar_s
   out->lun_forked_bytes = static_cast<uint64_t>(forked > 0 ? forked : 0);
 }
 
-void pager_watch_thread(int thread_id) {
-  pager_state().fault.watched.thread_id.store(thread_id, std::memory_order_relaxed);
-}
-const std::atomic<uint64_t>* pager_watched_reads() { return &pager_state().fault.watched.reads; }
-const std::atomic<uint64_t>* pager_watched_read_ns() { return &pager_state().fault.watched.read_ns; }
-uint64_t pager_take_longest_fault_ns() {
-  return pager_state().fault.watched.longest_ns.exchange(0, std::memory_order_relaxed);
-}
+void pager_watch_thread(int thread_id) { g_fault.watched.thread_id.store(thread_id, std::memory_order_relaxed); }
+const std::atomic<uint64_t>* pager_watched_reads() { return &g_fault.watched.reads; }
+const std::atomic<uint64_t>* pager_watched_read_ns() { return &g_fault.watched.read_ns; }
+uint64_t pager_take_longest_fault_ns() { return g_fault.watched.longest_ns.exchange(0, std::memory_order_relaxed); }
 
 bool pager_tree_says_once() { return pager_state().account.says_once(); }
 

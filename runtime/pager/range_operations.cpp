@@ -183,7 +183,7 @@ int guard_range(PagerState& state, const PageRange& range, bool install, bool wa
     if (rc < 0) return rc;
     bool before_activation = false;
     if (!pager_active()) {
-      sys::Locked<sys::Mutex> lock(state.activation.lock);
+      sys::Locked<sys::Mutex> lock(g_activation.lock);
       before_activation = !pager_active();
       if (before_activation) rc = guard_pages(state, *range.region, p, next, install);
     }
@@ -292,7 +292,7 @@ int pager_advise_huge(void* address, size_t bytes, int advice) {
   if (region == nullptr) return -EINVAL;
   const int refused = advice == MADV_COLLAPSE ? -EINVAL : 0;  // not a hint: success would mean a huge page
   if (pager_active()) return refused;
-  sys::Locked<sys::Mutex> lock(state.activation.lock);
+  sys::Locked<sys::Mutex> lock(g_activation.lock);
   if (pager_active() || (advice != MADV_NOHUGEPAGE && !plain_allow_huge(state, *region))) return refused;
   return sys::advise(address, bytes, advice);
 }

@@ -10,6 +10,7 @@
 #include "base/format.h"
 #include "pager/activation/activation.h"
 #include "pager/evict/evictor.h"
+#include "pager/fault/fault_state.h"
 #include "pager/fault/handler.h"
 #include "pager/fault/map_events.h"
 #include "pager/fork/checked_forks.h"
@@ -87,7 +88,7 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   (void)sys::advise(base, bytes, MADV_UNMERGEABLE);  // see Taker::forbid_merging
   rc = region->table.map(region->pages) && map_arrays(*region) ? 0 : -ENOMEM;
   {
-    sys::Locked<sys::Mutex> lock(state.activation.lock);
+    sys::Locked<sys::Mutex> lock(g_activation.lock);
     if (rc == 0 && state.active.load()) rc = watch_fresh_range(state, base, bytes);
     if (rc == 0) rc = state.regions.insert(region);
   }
@@ -111,7 +112,7 @@ int region_destroy(Region* region) {
   state.regions.remove(region);
   if (pager_active()) {
     state.evictor->resume();
-    for (unsigned i = 0; i < state.services.handler_count; ++i) state.fault.handlers[i]->wait_for_round();
+    for (unsigned i = 0; i < state.services.handler_count; ++i) g_fault.handlers[i]->wait_for_round();
   }
   {
     std::optional<OwnUnmap> own;

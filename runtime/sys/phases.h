@@ -4,7 +4,8 @@
 //
 // Users enter, check that what they use is still there, use it, and leave. To remove it: first make that check fail,
 // then drain, which waits for both phases in turn: this covers a thread that read the phase long ago.
-// Threading: enter, leave: any thread, lock-free. drain: one at a time.
+// Section: the same for one thread, which enters and leaves again and again.
+// Threading: enter, leave: any thread, lock-free. drain: one at a time. wait_for_end: any thread.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -43,6 +44,30 @@ class Phases {
 
  private:
   std::atomic<unsigned> phase_{0};
+};
+
+class Section {
+ public:
+  class Inside {
+   public:
+    explicit Inside(Section& section) : count_(section.count_) { count_.fetch_add(1, std::memory_order_seq_cst); }
+    ~Inside() { count_.fetch_add(1, std::memory_order_release); }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+
+   private:
+    std::atomic<uint64_t>& count_;
+  };
+  // Returns when the thread has left the section that it is in now. At once if it is in none.
+  void wait_for_end() const {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    const uint64_t seen = count_.load(std::memory_order_seq_cst);
+    while ((seen & 1) != 0 && count_.load(std::memory_order_acquire) == seen) sleep_ns(5000);
+  }
+  void reset_in_child() { count_.store(0); }
+
+ private:
+  std::atomic<uint64_t> count_{0};  // odd: inside
 };
 
 }  // namespace lunar::sys

@@ -16,8 +16,6 @@
 
 namespace lunar {
 
-constinit Activation g_activation;
-
 namespace {
 
 // Of the thread that activates the pager, under the lock, which blocks signals: what becomes active may be a
@@ -54,7 +52,7 @@ int activate_parts(PagerState& state, ErrorText* why) {
 // pre: the lock is held.
 int activate_locked(PagerState& state, ErrorText* why) {
   if (state.is_active()) return 0;
-  if (sys::now_ns() < state.activation.next_ns.load()) return why->set(-EAGAIN, "pager: activation has just failed");
+  if (sys::now_ns() < g_activation.next_ns.load()) return why->set(-EAGAIN, "pager: activation has just failed");
   const uint64_t began = sys::now_ns();
   close_holes(state);
   // From here on plain memory can be evicted: it is no reason to refuse.
@@ -62,7 +60,7 @@ int activate_locked(PagerState& state, ErrorText* why) {
   state.account.plain_to_evictable(plain);
   int rc = activate_parts(state, why);
   if (rc == 0) {
-    uint64_t promised = state.activation.committed.load();
+    uint64_t promised = g_activation.committed.load();
     rc = state.account.lun_take(static_cast<int64_t>(promised));
     if (rc < 0)
       (void)why->set(rc, "lun: no room for what the program holds already (%s)", format_size(promised).text);
@@ -93,8 +91,8 @@ int activate_locked(PagerState& state, ErrorText* why) {
   tables_go_live(state);
   promise_go_live(state);
   state.account.give(plain - found);
-  state.activation.plain_forks = 0;  // their handlers find an active process
-  state.activation.plain_fork_pages = 0;
+  g_activation.plain_forks = 0;  // their handlers find an active process
+  g_activation.plain_fork_pages = 0;
   state.active.store(true, std::memory_order_release);
   log_info("activated: LUN and threads in %llu us, %s adopted in %llu us",
            static_cast<unsigned long long>((threads_run - began) / 1000),
@@ -150,7 +148,7 @@ int activate(PagerState& state, ErrorText* why) {
     return -EPERM;
   }
   HostGuard guard;
-  sys::Locked<sys::Mutex> lock(state.activation.lock);
+  sys::Locked<sys::Mutex> lock(g_activation.lock);
   int rc = 0;
   g_stack.call([&] { rc = activate_locked(state, why); });
   return rc;

@@ -35,10 +35,10 @@ bool huge_pages_always() {
 
 // The tables that committed memory may take are charged with it. By how many pages the charge changes.
 int64_t charge_change(PagerState& state, const Region& region, Committed change) {
-  const int64_t before = pages_for_units(state.activation.plain_table_units);
-  state.activation.plain_table_units += change.units;
+  const int64_t before = pages_for_units(g_activation.plain_table_units);
+  g_activation.plain_table_units += change.units;
   if (!region.on_touch) (void)promise_change(state, change.units);  // it limits nothing yet
-  return change.pages + pages_for_units(state.activation.plain_table_units) - before;
+  return change.pages + pages_for_units(g_activation.plain_table_units) - before;
 }
 
 int64_t count_plain(PagerState& state, Region& region, uint64_t first, uint64_t end, int sign) {
@@ -47,7 +47,7 @@ int64_t count_plain(PagerState& state, Region& region, uint64_t first, uint64_t 
 
 bool may_stay_plain(PagerState& state, int64_t own, uint64_t committed_bytes) {
   Account& account = state.account;
-  const int64_t pages = own * (1 + state.activation.plain_forks);  // children about to be forked will have the same
+  const int64_t pages = own * (1 + g_activation.plain_forks);  // children about to be forked will have the same
   const int64_t cap = account.cap_pages();
   if (state.options.activate_at != 0)
     return committed_bytes <= state.options.activate_at && account.take_plain(pages, cap - kKeepFreePages);
@@ -99,19 +99,19 @@ int64_t plain_limit(const PagerState& state) {
 
 int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   if (static_cast<int64_t>(end - first) > state.account.cap_pages()) return -EAGAIN;  // not counted chunk by chunk
-  const uint64_t committed = state.activation.committed.load() + ((end - first) << state.page_shift);
+  const uint64_t committed = g_activation.committed.load() + ((end - first) << state.page_shift);
   const int64_t pages = count_plain(state, region, first, end, 1);
   if (!may_stay_plain(state, pages, committed)) {
     (void)count_plain(state, region, first, end, -1);
     return -EAGAIN;
   }
-  state.activation.plain_fork_pages += pages * state.activation.plain_forks;
-  if (!region.on_touch) state.activation.committed.store(committed);  // LUN space is promised for that
+  g_activation.plain_fork_pages += pages * g_activation.plain_forks;
+  if (!region.on_touch) g_activation.committed.store(committed);  // LUN space is promised for that
   return 0;
 }
 
 void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  if (!region.on_touch) state.activation.committed.fetch_sub((end - first) << state.page_shift);
+  if (!region.on_touch) g_activation.committed.fetch_sub((end - first) << state.page_shift);
   state.account.give_plain(-count_plain(state, region, first, end, -1));
 }
 
@@ -122,23 +122,22 @@ bool plain_allow_huge(PagerState& state, Region& region) {
       const int32_t committed = region.chunk_committed[chunk].load(std::memory_order_relaxed);
       if (committed != 0) more += static_cast<int64_t>(region.chunk_size(chunk)) - committed;
     }
-    if (!state.account.take_plain(more * (1 + state.activation.plain_forks), plain_limit(state))) return false;
-    state.activation.plain_fork_pages += more * state.activation.plain_forks;
+    if (!state.account.take_plain(more * (1 + g_activation.plain_forks), plain_limit(state))) return false;
+    g_activation.plain_fork_pages += more * g_activation.plain_forks;
     region.huge.store(true);
   }
   return true;
 }
 
 bool plain_charge_fork(PagerState& state) {
-  const int64_t cap = state.account.cap_pages(),
-                pages = state.account.plain_pages() - state.activation.plain_fork_pages;
+  const int64_t cap = state.account.cap_pages(), pages = state.account.plain_pages() - g_activation.plain_fork_pages;
   const int64_t small = cap / 16 < kSmallPagesMax ? cap / 16 : kSmallPagesMax;
   // An idle plain child cannot evict: a tree of such children may hold a quarter of the budget.
   const int64_t limit = pages <= small || state.options.activate_at != 0 ? cap - kKeepFreePages : cap / 4;
   for (unsigned waited = 0; waited < kSmallWaitMs; ++waited) {
     if (state.account.take_plain(pages, limit)) {
-      ++state.activation.plain_forks;
-      state.activation.plain_fork_pages += pages;
+      ++g_activation.plain_forks;
+      g_activation.plain_fork_pages += pages;
       return true;
     }
     if (pages > small) return false;
@@ -149,34 +148,33 @@ bool plain_charge_fork(PagerState& state) {
 }
 
 void plain_uncharge_fork(PagerState& state) {
-  if (state.activation.plain_forks == 0) return;
-  const int64_t part = state.activation.plain_fork_pages / state.activation.plain_forks--;
-  state.activation.plain_fork_pages -= part;
+  if (g_activation.plain_forks == 0) return;
+  const int64_t part = g_activation.plain_fork_pages / g_activation.plain_forks--;
+  g_activation.plain_fork_pages -= part;
   state.account.give_plain(part);
 }
 
 int plain_reserve_child(PagerState& state, uint64_t* ticket) {
-  const int64_t pages = state.account.plain_pages() - state.activation.plain_fork_pages;
-  const int64_t prepaid =
-      state.activation.plain_forks == 0 ? 0 : state.activation.plain_fork_pages / state.activation.plain_forks;
-  if (state.activation.plain_forks != 0) --state.activation.plain_forks;
-  state.activation.plain_fork_pages -= prepaid;
+  const int64_t pages = state.account.plain_pages() - g_activation.plain_fork_pages;
+  const int64_t prepaid = g_activation.plain_forks == 0 ? 0 : g_activation.plain_fork_pages / g_activation.plain_forks;
+  if (g_activation.plain_forks != 0) --g_activation.plain_forks;
+  g_activation.plain_fork_pages -= prepaid;
   return state.account.reserve_plain_child(pages, prepaid, ticket);
 }
 
 CommitLock::CommitLock(PagerState& state) : state_(state) {
   constexpr int64_t kLookNs = 10000000;
   constexpr uint64_t kMakingThreadsNs = 30000000;
-  while (!(locked_ = state.activation.lock.lock_within(kLookNs))) {
-    const uint64_t since = state.activation.making_threads_ns.load(std::memory_order_acquire);
+  while (!(locked_ = g_activation.lock.lock_within(kLookNs))) {
+    const uint64_t since = g_activation.making_threads_ns.load(std::memory_order_acquire);
     if (since == 0 || sys::now_ns() - since < kMakingThreadsNs) continue;
-    state.activation.passed.store(true);
+    g_activation.passed.store(true);
     return;
   }
 }
 
 CommitLock::~CommitLock() {
-  if (locked_) state_.activation.lock.unlock();
+  if (locked_) g_activation.lock.unlock();
 }
 
 bool CommitLock::plain() const { return locked_ && !state_.is_active(); }
@@ -247,8 +245,8 @@ int64_t adopt_present(PagerState& state, Region& region) {
 }
 
 void activation_failure(PagerState& state, const ErrorText& why) {
-  state.activation.next_ns.store(sys::now_ns() + kRetryNs);
-  if (!state.activation.failed.exchange(true)) log_error("%s", why.text);
+  g_activation.next_ns.store(sys::now_ns() + kRetryNs);
+  if (!g_activation.failed.exchange(true)) log_error("%s", why.text);
 }
 
 // Room for writes in flight and a second chance. More of them would be a longer second chance at the cost of resident

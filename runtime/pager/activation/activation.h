@@ -28,6 +28,7 @@ struct Activation {
   int plain_forks = 0;
   int64_t plain_fork_pages = 0;
 };
+inline constinit Activation g_activation;  // the process'
 
 // Opens in advance what activation may not get later, when the process has dropped rights, changed its root directory
 // or installed a seccomp filter: /proc, pagemap, /dev/userfaultfd (or a userfaultfd), and a LUN file if the LUN is a

@@ -14,6 +14,7 @@
 #include "base/host_guard.h"
 #include "pager/activation/activation.h"
 #include "pager/evict/evictor.h"
+#include "pager/fault/fault_state.h"
 #include "pager/fault/handler.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/program_end.h"
@@ -147,7 +148,7 @@ void housekeeping_thread(void* argument) {
   state.account.lock_alive();
   // Handlers before all else that could evict or fault.
   int rc = 0;
-  for (unsigned i = 0; rc == 0 && i < state.services.handler_count; ++i) rc = state.fault.handlers[i]->start();
+  for (unsigned i = 0; rc == 0 && i < state.services.handler_count; ++i) rc = g_fault.handlers[i]->start();
   const auto handlers_run = [&] {
     return state.services.handlers_running.load(std::memory_order_acquire) >= state.services.handler_count;
   };
@@ -181,9 +182,9 @@ int make_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
   LUNAR_DCHECK(nodes > 0);
   state.services.handler_count = 0;
   for (unsigned i = 0; i < need.handlers; ++i) {
-    if (state.fault.handlers[i] == nullptr) state.fault.handlers[i] = arena_new<Handler>(state);
-    if (state.fault.handlers[i] == nullptr) return why->set(-ENOMEM, "pager: out of memory");
-    rc = state.fault.handlers[i]->open(i, i < nodes || window < 128 ? window : window / 2, static_cast<int>(i % nodes));
+    if (g_fault.handlers[i] == nullptr) g_fault.handlers[i] = arena_new<Handler>(state);
+    if (g_fault.handlers[i] == nullptr) return why->set(-ENOMEM, "pager: out of memory");
+    rc = g_fault.handlers[i]->open(i, i < nodes || window < 128 ? window : window / 2, static_cast<int>(i % nodes));
     if (rc < 0)
       return why->set(rc, "pager: the DRAM budget of %s has no room for handlers; give more (--dram)",
                       format_size(state.dram_bytes).text);
@@ -192,7 +193,7 @@ int make_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
   state.account.end_reserved();  // from here on others take, too
   if (rc = program_end_prepare(); rc < 0)
     return why->set(rc, "pager: a pipe cannot be made (%s); raise the limit (ulimit -n)", errno_name(rc));
-  state.activation.making_threads_ns.store(sys::now_ns(), std::memory_order_release);
+  g_activation.making_threads_ns.store(sys::now_ns(), std::memory_order_release);
   // Making threads allocates. A thread that forks meanwhile holds the allocator's locks and waits for us.
   host_fork_bootstrap.store(true);
   state.services.handlers_running.store(0);
@@ -243,9 +244,9 @@ int start_threads(PagerState& state, ErrorText* why) {
     state.account.use_reserved(need.pages());
   }
   const int rc = make_threads(state, need, why);
-  state.activation.making_threads_ns.store(0);
+  g_activation.making_threads_ns.store(0);
   if (rc < 0) {
-    if (state.activation.passed.load()) fatal("%s; memory has been committed meanwhile", why->text);
+    if (g_activation.passed.load()) fatal("%s; memory has been committed meanwhile", why->text);
     if (state.evictor != nullptr) state.evictor->give_up();
     state.account.end_reserved();
     state.account.give_fixed(state.account.own_fixed() - before);

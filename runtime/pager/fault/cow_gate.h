@@ -25,7 +25,7 @@ enum class Lift { kLifted, kBusy, kNoRoom, kNotThere };
 Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, bool force);
 
 // While a fork goes on, an evicted page comes back write-protected, and stays so until its word says that it is
-// resident: so a child knows it by its content. Read inside of a ReleasingScope.
+// resident: so a child knows it by its content. Read inside of Resolver::releases_.
 bool fork_guards(const PagerState& state);
 void fork_guard_lift(PagerState& state, void* address, uint64_t bytes);  // pre: the words are released
 

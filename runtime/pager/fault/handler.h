@@ -11,89 +11,70 @@
 // page is filled from and into memory of the faulting thread's node. A handler that reads a message of another node's
 // thread puts it into the inbox of a handler of that node.
 #pragma once
-#include <pthread.h>
-
-#include <atomic>
-#include <cstdint>
-
+#include "pager/fault/answerer.h"
 #include "pager/fault/follower.h"
 #include "pager/fault/inbox.h"
 #include "pager/fault/resolver.h"
-#include "pager/fault/streams.h"
-#include "sys/thread.h"
+#include "sys/phases.h"
 #include "sys/uffd.h"
 
 namespace lunar {
 
 struct Handler {
-  explicit Handler(PagerState& state) : state_(state), resolver_(state), follower_(state) {}
+  explicit Handler(PagerState& state)
+      : state_(state), resolver_(state), answerer_(state, resolver_), follower_(state) {}
   [[nodiscard]] int open(unsigned index, unsigned window_pages, int node);
   [[nodiscard]] int start();
   void wait_for_release() const { resolver_.wait_for_release(); }
   void forget_parents() { resolver_.forget_parents(); }  // in a forked child, before open()
   // Waits until the handler holds nothing that it looked up before the call. Only for threads of the program.
-  void wait_for_round() const;
-  // Waits until it has judged the events that it had read before the call. The same.
-  void wait_for_reading() const;
-  void stalled();  // called by its own thread, in the middle of an answer
+  void wait_for_round() const { round_.wait_for_end(); }
   void dump(int fd) const;
 
  private:
-  Bell& bell() const { return state_.services.bells[index_]; }
-  int node_of(int thread_id);
+  enum class Next { kGoOn, kWait, kRest };
+  void run();
+  void set_up();
+  Next do_round();
+  void wait_for_more();
+  void see_what_came();
+  void rest();
+  unsigned answer_inbox();
+  unsigned take_messages();
+  void answer(const sys::UffdMessage& message, bool again);
+  void read_in_stall();
   Handler& owner_of(const sys::UffdMessage& message);
   bool hand_over(Handler& owner, const sys::UffdMessage& message);
-  static void run_thread(void* self);
-  void run();
-  unsigned take_messages();
-  int read_messages(sys::UffdMessage* messages, unsigned max);
-  bool may_pass_budget(const sys::UffdMessage& message);
-  unsigned answer_inbox();
-  void note_stuck();
-  void answer(const sys::UffdMessage& message);
-  void answer_outside(const sys::UffdMessage& message);
-  void answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message);
-  void mark_lost(Region& region, PageIndex page, PageWord seen);
-  void answer_missing(Region& region, PageIndex page, const sys::UffdMessage& message);
-  Ahead ahead_of(const Region& region, PageIndex page, int thread_id, bool first_touch);
-  bool check_guard(Region& region, PageIndex page, PageWord was);
-  void read_ahead(Region& region, PageIndex page, const Ahead& ahead, unsigned taken);
-  void answer_evictor(const sys::UffdMessage& message);
-  void check_resident(Region& region, PageIndex page);
-  void park(const sys::UffdMessage& message);
-  void wait_for_room();
   void call_helpers(unsigned load);
-  void rest_when_calm(unsigned load);
+  bool may_rest(unsigned load);
+  void arm_watches(unsigned messages);
+  void note_stuck();
+  Bell& bell() const { return state_.services.bells[index_]; }
 
-  PagerState& state_;
-  Resolver resolver_;
-  Follower follower_;
-  Streams streams_;
-  Inbox inbox_;
-  bool retrying_ = false;  // the message in hand was parked
-  unsigned retries_ = 0;
-  int pagemap_ = -1;           // in the service threads' table; made by its thread
-  uint64_t stuck_since_ = 0;   // 0: a parked message was answered recently
-  uint64_t passed_since_ = 0;  // since when faults that exceeded the budget during a fork are counted
-  unsigned passed_ = 0;
-  bool stuck_said_ = false;
-  unsigned index_ = 0;
-  bool watching_ = false;
+  PagerState& state_;    // the pager's
+  Resolver resolver_;    // brings pages in
+  Answerer answerer_;    // decides what a message needs
+  Follower follower_;    // keeps this thread on the CPU of the one that it serves
+  Inbox inbox_;          // messages in hand, the parked ones among them
+  sys::Section round_;   // it has looked something up and may still hold it
+  unsigned index_ = 0;   // of FaultState::handlers
+  int node_ = 0;         // the NUMA node that it serves
+  bool helper_ = false;  // not the first handler of its node
 
-  bool watching_bell_ = false;
+  bool watching_messages_ = false;  // the ring watches for messages: there were none
+  bool watching_bell_ = false;      // and for the bell
+  unsigned hot_rounds_ = 0;         // rounds with much in hand, less those with little
+  unsigned calm_rounds_ = 0;        // rounds in succession with next to nothing, of a helper
 
-  int node_ = 0;
+  unsigned vain_retries_ = 0;  // rounds in which no parked message could be answered
+  uint64_t stuck_since_ = 0;   // when that began; 0: one was answered since
+  bool stuck_said_ = false;    // in the log
+
   struct ThreadNode {
     int thread_id = 0, node = 0;
-    unsigned left = 0;
+    unsigned left = 0;  // faults until it is looked at again
   };
-  ThreadNode thread_nodes_[64];
-
-  bool helper_ = false;  // not the first of its node
-  unsigned calm_rounds_ = 0, hot_rounds_ = 0;
-
-  std::atomic<uint64_t> readings_{0};  // odd: it reads messages and judges the events among them
-  std::atomic<uint64_t> round_{0};     // odd: it has looked something up and may still hold it
+  ThreadNode thread_nodes_[64];  // on which node threads ran, by their ids
 };
 
 }  // namespace lunar

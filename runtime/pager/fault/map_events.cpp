@@ -5,7 +5,7 @@
 #include <atomic>
 
 #include "base/units.h"
-#include "pager/fault/handler.h"
+#include "pager/fault/fault_state.h"
 #include "sys/fatal.h"
 
 namespace lunar {
@@ -28,18 +28,6 @@ const char* remedy(const PagerState& state, const void* address) {
                  : "give a region back by lunar_region_destroy";
 }
 
-}  // namespace
-
-OwnUnmap::OwnUnmap(PagerState& state, char* begin, size_t bytes) : lock_(g_own_lock), state_(state) {
-  g_own_begin.store(reinterpret_cast<uintptr_t>(begin));
-  g_own_end.store(reinterpret_cast<uintptr_t>(begin) + bytes);
-}
-
-OwnUnmap::~OwnUnmap() {
-  for (unsigned i = 0; i < state_.services.handler_count; ++i) state_.fault.handlers[i]->wait_for_reading();
-  g_own_end.store(0);
-}
-
 void judge_event(const PagerState& state, const sys::UffdMessage& event) {
   const bool is_unmap = event.kind == sys::UffdMessage::Kind::kUnmap;
   if (is_unmap && event.address == g_own_begin.load() && event.address + event.bytes == g_own_end.load()) return;
@@ -48,6 +36,31 @@ void judge_event(const PagerState& state, const sys::UffdMessage& event) {
   fatal("%s of %llu KiB of tiered memory at %p by a system call in the program's own code, which cannot be served: %s",
         name_of(event), static_cast<unsigned long long>(event.bytes / kKiB), static_cast<const void*>(address),
         remedy(state, address));
+}
+
+}  // namespace
+
+OwnUnmap::OwnUnmap(PagerState& state, char* begin, size_t bytes) : lock_(g_own_lock), state_(state) {
+  g_own_begin.store(reinterpret_cast<uintptr_t>(begin));
+  g_own_end.store(reinterpret_cast<uintptr_t>(begin) + bytes);
+}
+
+OwnUnmap::~OwnUnmap() {
+  for (unsigned i = 0; i < state_.services.handler_count; ++i) g_fault.readings[i].wait_for_end();
+  g_own_end.store(0);
+}
+
+int read_faults(const PagerState& state, unsigned handler, sys::UffdMessage* messages, unsigned max) {
+  const sys::Section::Inside reading(g_fault.readings[handler]);
+  const int n = sys::uffd_read(state.uffd, messages, max);
+  int faults = 0;
+  for (int i = 0; i < n; ++i) {
+    if (messages[i].kind == sys::UffdMessage::Kind::kFault)
+      messages[faults++] = messages[i];
+    else
+      judge_event(state, messages[i]);
+  }
+  return n < 0 ? n : faults;
 }
 
 }  // namespace lunar

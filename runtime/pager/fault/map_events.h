@@ -30,7 +30,8 @@ class OwnUnmap {
   PagerState& state_;
 };
 
-// Called by a handler for each event that it has read: ends the process, unless the event is that of an OwnUnmap.
-void judge_event(const PagerState& state, const sys::UffdMessage& event);
+// Reads messages, for handler `handler`, which gets the faults among them. An event ends the process, unless it is that
+// of an OwnUnmap. Returns how many faults there are, or -errno.
+int read_faults(const PagerState& state, unsigned handler, sys::UffdMessage* messages, unsigned max);
 
 }  // namespace lunar

@@ -7,6 +7,7 @@
 #include "base/test_switches.h"
 #include "pager/evict/choose.h"
 #include "pager/fault/cow_gate.h"
+#include "pager/fault/fault_state.h"
 #include "pager/fault/resolver.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
@@ -38,9 +39,9 @@ void Resolver::finish(unsigned op_index, int64_t result) {
       if (page_hash(window_ + (op.window + i) * state_.page_size) != op.region->table.hash(op.first + i))
         bad |= uint64_t{1} << i;
   }
-  const ReleasingScope releasing(releases_);
-  const uint64_t since = op.fault && bad == 0 ? state_.fault.watched.take(op.region->address_of(PageIndex(op.first)),
-                                                                          op.count * state_.page_size)
+  const sys::Section::Inside releasing(releases_);
+  const uint64_t since = op.fault && bad == 0 ? g_fault.watched.take(op.region->address_of(PageIndex(op.first)),
+                                                                     op.count * state_.page_size)
                                               : 0;
   for (unsigned i = 0; i < op.count;) {
     if (bad >> i & 1) {
@@ -52,7 +53,7 @@ void Resolver::finish(unsigned op_index, int64_t result) {
     install_read(op, i, n);
     i += n;
   }
-  state_.fault.watched.ends(since, true);
+  g_fault.watched.ends(since, true);
   (op.fault ? counters().major_faults : counters().prefetched).add(op.fault ? 1 : op.count);
   if (op.fault && op.count > 1) counters().prefetched.add(op.count - 1u);
   counters().read_bytes.add(op.count * state_.page_size);

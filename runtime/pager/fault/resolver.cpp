@@ -95,11 +95,6 @@ int Resolver::watch(int fd, uint64_t tag) {
   return contexts_[watch_lun_]->watch(fd, tag | (uint64_t{1} << 63));
 }
 
-void Resolver::wait_for_release() const {
-  const uint64_t seen = releases_.load(std::memory_order_seq_cst);
-  while ((seen & 1) != 0 && releases_.load(std::memory_order_acquire) == seen) sys::sleep_ns(5000);
-}
-
 // First index of `pages` adjacent free window pages within one word, or -1.
 int Resolver::window_take(unsigned pages) {
   for (unsigned w = 0; w < (window_pages_ + 63) / 64; ++w) {
@@ -133,7 +128,7 @@ Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const 
   uint32_t id = seen.index();
   void* address = region.address_of(page);
   uint16_t epoch = exclusive_epoch(state_);
-  const ReleasingScope releasing(releases_);
+  const sys::Section::Inside releasing(releases_);
   const bool guarded = fork_guards(state_);
   const Installed outcome = install(state_, address, frames.memory(id), 1, guarded).outcome;
   if (test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);

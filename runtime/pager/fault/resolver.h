@@ -4,38 +4,21 @@
 // window of DRAM that reads land in.
 //
 // It has one function for each state from which a page comes in. The caller looks at the page's word and dispatches on
-// its state, once: a handler for a fault (Handler::answer_missing), a range operation for the next page of a range. The
-// functions return an Outcome (demand.h). Empty pages are filled by zero_fill.h, without a resolver.
+// its state, once: Answerer::answer_missing for a fault, a range operation for the next page of a range. The functions
+// return an Outcome (demand.h). Empty pages are filled by zero_fill.h, without a resolver.
 //
 // Threading: used by one thread. Fault path: no allocation, no host lock, and tiered memory is touched only through
 // userfaultfd.
 #pragma once
-#include <atomic>
 #include <cstdint>
 
 #include "pager/fault/demand.h"
-#include "pager/fault/watched.h"
 #include "pager/state/install.h"
 #include "pager/state/state.h"
 #include "superpipe/device.h"
+#include "sys/phases.h"
 
 namespace lunar {
-
-struct Handler;
-
-// Around the installing of evicted pages and their release: odd inside.
-class ReleasingScope {
- public:
-  explicit ReleasingScope(std::atomic<uint64_t>& count) : count_(count) {
-    count_.fetch_add(1, std::memory_order_seq_cst);
-  }
-  ~ReleasingScope() { count_.fetch_add(1, std::memory_order_release); }
-  ReleasingScope(const ReleasingScope&) = delete;
-  ReleasingScope& operator=(const ReleasingScope&) = delete;
-
- private:
-  std::atomic<uint64_t>& count_;
-};
 
 struct ResolverOptions {
   unsigned window_pages = 64;
@@ -54,7 +37,7 @@ class Resolver {
   // In a forked child, before open(): gives back the memory of its parent's contexts.
   void forget_parents() {
     detach();
-    releases_.store(0);  // its thread may have been in the midst of one
+    releases_.reset_in_child();  // its thread may have been in the midst of one
   }
 
   // A function for each state from which `page` comes in. Its word was `seen` a moment ago.
@@ -79,7 +62,7 @@ class Resolver {
   bool failed() const { return failed_reads_ != 0; }
   void clear_failed() { failed_reads_ = 0; }
   // Returns when what it had installed at the call, in place of evicted pages, is released. Called by another thread.
-  void wait_for_release() const;
+  void wait_for_release() const { releases_.wait_for_end(); }
 
   Resolver* made_before = nullptr;  // the list of those of program threads (bring_in.cpp)
 
@@ -112,7 +95,7 @@ class Resolver {
   void release_op(unsigned op_index);
 
   PagerState& state_;
-  std::atomic<uint64_t> releases_{0};  // odd: evicted pages are being installed and released
+  sys::Section releases_;  // evicted pages are being installed and released
   char* window_ = nullptr;
   unsigned window_pages_ = 0;
   uint64_t window_used_[8] = {};  // bit set: in use; up to 512 pages
@@ -127,14 +110,6 @@ class Resolver {
   unsigned watch_lun_ = 0;
   bool watching_ = false, no_ring_ = false;
   unsigned failed_reads_ = 0;
-};
-
-// What handlers and resolvers share beside the pager's state.
-struct FaultState {
-  Handler* handlers[kHandlersMax] = {};
-  std::atomic<uint32_t> helpers_called{0};  // futex: further handlers rest on it
-  std::atomic<uint32_t> helpers_resting{0};
-  WatchedThread watched;
 };
 
 }  // namespace lunar

@@ -19,6 +19,7 @@
 #include "pager/evict/evictor.h"
 #include "pager/fault/bring_in.h"
 #include "pager/fault/cow_gate.h"
+#include "pager/fault/fault_state.h"
 #include "pager/fault/handler.h"
 #include "pager/fault/kept_pages.h"
 #include "pager/fork/checked_forks.h"
@@ -179,7 +180,7 @@ void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
 // Pages that have come back, and perhaps been written since, are resident in their words, too. What comes back from now
 // on is write-protected until then (fork_guards).
 void wait_for_release(const PagerState& state) {
-  for (unsigned i = 0; i < state.services.handler_count; ++i) state.fault.handlers[i]->wait_for_release();
+  for (unsigned i = 0; i < state.services.handler_count; ++i) g_fault.handlers[i]->wait_for_release();
   thread_resolvers_wait_for_release();
 }
 
@@ -194,7 +195,7 @@ void charge_child(PagerState& state) {
   // What handlers bring in from now on is protected too; what they have in hand is there before the walk.
   state.fork.gate_used.store(true);
   state.fork.gate_closing.store(true, std::memory_order_seq_cst);
-  for (unsigned i = 0; i < state.services.handler_count; ++i) state.fault.handlers[i]->wait_for_round();
+  for (unsigned i = 0; i < state.services.handler_count; ++i) g_fault.handlers[i]->wait_for_round();
   gate_close(state);
   kept_pages_open(state);
 }
@@ -202,7 +203,7 @@ void charge_child(PagerState& state) {
 void prepare_locked(PagerState& state, const ForkOrigin& origin) {
   g_fork = {};
   if (!state.is_active()) {
-    state.activation.lock.lock();
+    g_activation.lock.lock();
     if (!state.is_active()) {  // activation.lock is held until parent/child: no activation meanwhile
       state.regions.lock.lock();
       g_fork.member = plain_reserve_child(state, &g_fork.ticket);
@@ -210,7 +211,7 @@ void prepare_locked(PagerState& state, const ForkOrigin& origin) {
       g_fork.refusal = g_fork.member < 0 ? g_fork.member : 0;
       return;
     }
-    state.activation.lock.unlock();
+    g_activation.lock.unlock();
   }
   g_fork.engaged = true;
   g_fork.lun = lun_id_for_child(state);
@@ -275,7 +276,7 @@ void parent(PagerState& state) {
     housekeeping_wake(state, kHousekeepingSweep);  // it waits for this child's end, too, from now on
   } else {
     state.regions.lock.unlock();
-    state.activation.lock.unlock();
+    g_activation.lock.unlock();
   }
   state.account.fork_returned();
   state.fork.lock.unlock();
@@ -393,7 +394,7 @@ int child_restart(PagerState& state, ErrorText* why) {
   thread_resolver_forget();
   fork_descriptors_child(state, g_fork.descriptors);
   program_end_forget();
-  for (Handler* handler : state.fault.handlers)
+  for (Handler* handler : g_fault.handlers)
     if (handler != nullptr) handler->forget_parents();
   state.evictor->forget_parents();
   lun_ids_forget_unused(state);
@@ -440,10 +441,10 @@ void enter_plain_child(PagerState& state) {
   state.account.become_plain();
   state.member.pid.store(getpid());
   state.member.copy.store(sys::memory_copy());
-  state.activation.plain_forks = 0;  // of the parent's other threads
-  state.activation.plain_fork_pages = 0;
-  state.activation.failed.store(false);
-  state.activation.next_ns.store(0);
+  g_activation.plain_forks = 0;  // of the parent's other threads
+  g_activation.plain_fork_pages = 0;
+  g_activation.failed.store(false);
+  g_activation.next_ns.store(0);
   // What other threads of the parent's were in the midst of.
   kept_pages_enter_child();
   tables_enter_child(state);
@@ -452,14 +453,14 @@ void enter_plain_child(PagerState& state) {
   for (Region& region : state.regions) region.grow_lock.reset_in_child();
   standby_open(state, true);
   state.regions.lock.unlock();
-  state.activation.lock.unlock();
+  g_activation.lock.unlock();
 }
 
 // Makes the page table, the LUNs and the counts, which are copies of the parent's, this process' own. Returns the pages
 // that are resident.
 int64_t take_over(PagerState& state) {
   keep_own_files();
-  state.activation.lock.reset_in_child();  // another thread of the parent's may have held it
+  g_activation.lock.reset_in_child();  // another thread of the parent's may have held it
   counters().evicted.store(0);
   const int64_t resident = settle_words(state);
   // A LUN of its own: what ancestors wrote is read-only.
@@ -476,7 +477,7 @@ int64_t take_over(PagerState& state) {
   counters().resident.store(resident);
   state.resident_peak.store(resident);
   state.fork.mutators.store(0);
-  state.fault.helpers_resting.store(0);
+  g_fault.helpers_resting.store(0);
   reservations_forget();
   state.services.table_request.lock.reset_in_child();
   state.services.table_request.asked.store(0);
@@ -654,7 +655,7 @@ int pager_fork_check() {
   if (forked_past_us(state) != 0) return 0;
   if (!state.is_active()) {
     {
-      sys::Locked<sys::Mutex> lock(state.activation.lock);
+      sys::Locked<sys::Mutex> lock(g_activation.lock);
       if (!state.is_active() && plain_charge_fork(state)) {
         t_checked.plain = true;
         return 0;
@@ -716,7 +717,7 @@ void pager_fork_failed() {
   const ForkChecked was = t_checked;
   t_checked = {};
   if (was.plain) {
-    sys::Locked<sys::Mutex> lock(state.activation.lock);
+    sys::Locked<sys::Mutex> lock(g_activation.lock);
     if (!state.is_active()) plain_uncharge_fork(state);  // else activation has
   }
   if (was.fixed != 0) state.account.give_fixed(was.fixed);

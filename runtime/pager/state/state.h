@@ -25,10 +25,6 @@
 namespace lunar {
 
 class Evictor;
-struct Activation;
-struct FaultState;
-extern Activation g_activation;   // activation/activation.h
-extern FaultState g_fault_state;  // fault/resolver.h
 
 constexpr unsigned kLunIds = 16;  // of the LUN field of a page word
 constexpr unsigned kHandlersMax = 64;
@@ -147,8 +143,6 @@ struct PagerState {
   std::atomic<uint16_t> eviction_time{0};
   FramePool frames;  // created and given out by the evictor
   Evictor* evictor = nullptr;
-  FaultState& fault = g_fault_state;
-  Activation& activation = g_activation;
   ServiceThreads services;
   std::atomic<int64_t> pinned_pages{0};
   std::atomic<int64_t> resident_peak{0};

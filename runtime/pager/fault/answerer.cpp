@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// See answerer.h. Fault path: no allocation, no host lock, no tiered memory, no wait.
+#include "pager/fault/answerer.h"
+
+#include <errno.h>
+
+#include "base/error.h"
+#include "base/test_switches.h"
+#include "pager/evict/evictor.h"
+#include "pager/fault/cow_gate.h"
+#include "pager/fault/fault_state.h"
+#include "pager/fault/zero_fill.h"
+#include "pager/space/lun_space.h"
+#include "pager/state/install.h"
+#include "sys/fatal.h"
+
+namespace lunar {
+namespace {
+
+constexpr uint64_t kForkMaxNs = 50000000;      // a fork that takes longer waits for a thread that waits for us
+constexpr uint64_t kForkStandsNs = 100000000;  // from then on it is believed to wait for a thread that waits for DRAM
+constexpr unsigned kPassMax = 16;              // faults that may then pass the budget,
+constexpr uint64_t kPassNs = 5000000;          // in so long
+
+bool is_service_thread(const PagerState& state, int tid) {
+  if (tid == 0) return false;
+  if (tid == state.services.housekeeping_tid.load(std::memory_order_relaxed)) return true;
+  for (unsigned i = 0; i < state.services.handler_count; ++i)
+    if (tid == state.services.handler_tids[i].load(std::memory_order_relaxed)) return true;
+  return false;
+}
+
+}  // namespace
+
+void Answerer::open() { pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap); }
+
+bool Answerer::answer(const sys::UffdMessage& message, bool again) {
+  const TableScope scope;
+  void* address = reinterpret_cast<void*>(message.address);
+  if (message.thread_id != 0 && message.thread_id == state_.services.evictor_tid.load(std::memory_order_relaxed)) {
+    answer_evictor(message);
+    return true;
+  }
+  if (!again) g_fault.watched.begins(message.thread_id, message.address);
+  if (is_service_thread(state_, message.thread_id)) {
+    counters().service_faults.add();
+    LUNAR_DCHECK(!"a thread of the pager touched tiered memory");
+  }
+  Region* region = state_.regions.find(address);
+  if (region == nullptr || state_.foreign.overlaps(address, 1)) {
+    answer_outside(message);
+    return true;
+  }
+  return message.write_protected ? answer_protected(*region, region->page_of(address), message.thread_id)
+                                 : answer_missing(*region, region->page_of(address), message.thread_id);
+}
+
+// A page that is not there: a row for each state of its word. A row that finds that the word has changed looks again.
+bool Answerer::answer_missing(Region& region, PageIndex page, int thread_id) {
+  Demand demand{1, kHeatFault, true};
+  Ahead ahead;
+  bool looked = false, first_touch = false;
+  const auto look_ahead = [&](bool first) {  // once a fault: to a stream, the same page again is its end
+    if (looked) return;
+    looked = true;
+    first_touch = first;
+    ahead = ahead_of(region, page, thread_id, first);
+    if (ahead.stride == 1) demand.run = ahead.window;
+  };
+  Begun begun;
+  while (begun.outcome == Outcome::kChanged) {
+    const PageWord seen = region.table.peek(page.value);
+    switch (seen.state()) {
+      case PageState::kEmpty:
+        look_ahead(true);
+        begun = zero_fill(state_, region, page, demand);
+        break;
+      case PageState::kInFrame:
+        look_ahead(false);
+        begun = resolver_.from_frame(region, page, seen, demand);
+        break;
+      case PageState::kEvicted:
+        look_ahead(false);
+        begun = resolver_.start_read(region, page, seen, demand);
+        break;
+      case PageState::kBusy:
+        look_ahead(false);
+        begun = {set_waiter(region, page, seen) ? Outcome::kBusy : Outcome::kChanged};
+        break;
+      case PageState::kResident:
+        check_resident(region, page);
+        return true;
+      case PageState::kGuard:
+        if (region.table.lock(page.value, seen) && check_guard(region, page, seen)) return true;
+        break;
+      case PageState::kPoisoned:
+        mark_lost(region, page, seen);
+        return true;
+    }
+    if (begun.outcome == Outcome::kNoRoom && demand.keep_free >= 0 && may_pass_budget(thread_id)) {
+      demand.run = 1;
+      demand.keep_free = INT32_MIN;
+      begun = {};
+    }
+  }
+  if (begun.outcome == Outcome::kNoRoom) return false;
+  if (begun.outcome == Outcome::kBusy) g_fault.watched.is_in_other_hands();
+  if (begun.outcome == Outcome::kResident)
+    g_fault.watched.ends(g_fault.watched.take(region.address_of(page), state_.page_size), false);
+  state_.evictor->wake_if_low();
+  if (!first_touch && begun.outcome != Outcome::kBusy) read_ahead(region, page, ahead, begun.pages);
+  return true;
+}
+
+// What to bring in with a page: what its range was advised, else what the thread's stream makes likely.
+Ahead Answerer::ahead_of(const Region& region, PageIndex page, int thread_id, bool first_touch) {
+  switch (region.access_of(page)) {
+    case Access::kNormal:
+      return streams_.on_fault(thread_id, &region, page.value, first_touch);
+    case Access::kRandom:
+      break;
+    case Access::kSequential:
+      state_.evictor->leave_behind(region, page);
+      return {1, kReadRunMax};
+  }
+  return {1, 1};
+}
+
+// The rest of a window, of which `taken` pages have been begun: further runs of a sequence, or the next steps of a
+// stride.
+void Answerer::read_ahead(Region& region, PageIndex page, const Ahead& ahead, unsigned taken) {
+  const int64_t step = ahead.stride == 1 ? 0 : ahead.stride;
+  for (unsigned covered = taken; covered < ahead.window;) {
+    const uint64_t next = step == 0 ? page.value + covered : page.value + static_cast<uint64_t>(step) * covered;
+    if (next >= region.pages) break;
+    const PageWord there = region.table.peek(next);
+    if (there.state() == PageState::kEmpty) break;
+    Begun begun;
+    if (there.state() == PageState::kEvicted)
+      begun = resolver_.start_read(region, PageIndex(next), there,
+                                   {step == 0 ? ahead.window - covered : 1, kHeatReadAhead});
+    if (begun.outcome == Outcome::kNoRoom) break;
+    covered += begun.pages != 0 ? begun.pages : 1;
+  }
+}
+
+// A message for a page that is marked resident: late (another message of it was answered), or the program dropped the
+// page by a raw system call; then it reads as zeros, as the kernel would have it. A copy of zeros tells the two apart,
+// as it fails on a page that is there.
+void Answerer::check_resident(Region& region, PageIndex page) {
+  counters().duplicates.add();
+  void* address = region.address_of(page);
+  const PageWord seen = region.table.peek(page.value);
+  if (seen.state() == PageState::kResident && region.table.lock(page.value, seen)) {
+    const bool dropped = install(state_, address, zero_run(), 1).outcome == Installed::kDone;
+    if (dropped && test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
+    // It stays charged, and resident: with zeros, of which its slot is no copy.
+    const Slot slot = dropped ? kNoSlot : seen.slot();
+    // As not known to be exclusive: fork takes marks away that are too old, and skips a page in our hands.
+    release_page(state_, region, page, seen.with_slot(slot).with_epoch(kEpochUnknown));
+    if (dropped) slot_release(state_, seen.lun(), seen.slot());
+  }
+  (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
+}
+
+// A page that became a guard page when the thread had faulted already: the kernel's marker, over which nothing may be
+// copied, answers. Or a raw call has taken the marker away, and the page is empty. pre: locked. True: the marker.
+bool Answerer::check_guard(Region& region, PageIndex page, PageWord was) {
+  const void* address = region.address_of(page);
+  sys::PageFacts facts{};
+  const bool known = pagemap_ >= 0 && sys::page_facts(pagemap_, &address, 1, &facts) == 0;
+  const bool marked = known && facts.present;
+  release_page(state_, region, page, marked ? was : was.with_state(PageState::kEmpty),
+               marked ? Wake::kAll : Wake::kWaiters);
+  return marked;
+}
+
+// A lost page that is not marked yet: it was moved, or marking it was refused before.
+void Answerer::mark_lost(Region& region, PageIndex page, PageWord seen) {
+  void* address = region.address_of(page);
+  if (region.table.lock(page.value, seen)) {
+    const int rc = sys::uffd_poison(state_.uffd, address, state_.page_size);
+    // -EEXIST: it is marked, and this was a late message. -ENOENT: another map is there.
+    if (rc < 0 && rc != -EEXIST && rc != -EAGAIN && rc != -ENOENT)
+      fatal("page %p was lost to a read error, and cannot be made to say so (%s)", address, errno_name(rc));
+    release_page(state_, region, page, seen);
+  }
+  (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
+}
+
+// Nothing is evicted while a fork goes on, and the fork may wait for one of the faulting threads: for a lock, in a fork
+// handler that runs after ours. The forking thread itself touches a few pages; the others may pass a few at a time, so
+// that the thread in question gets on.
+bool Answerer::may_pass_budget(int thread_id) {
+  if (!state_.fork.forking.load(std::memory_order_seq_cst)) return false;
+  if (is_forking(thread_id)) return true;
+  const uint64_t now = sys::now_ns();
+  if (now - state_.fork.since_ns.load() < kForkStandsNs) return false;
+  if (now - passed_since_ >= kPassNs) passed_since_ = now, passed_ = 0;
+  return passed_++ < kPassMax;
+}
+
+bool Answerer::is_forking(int thread_id) const {
+  return thread_id != 0 && thread_id == state_.fork.thread_id.load(std::memory_order_relaxed);
+}
+
+// A write to a page that a fork has left shared. While a fork goes on, nothing is let through that would then be shared
+// unprotected, but for the forking thread itself, and for a thread whose lock it may be waiting for.
+bool Answerer::answer_protected(Region& region, PageIndex page, int thread_id) {
+  const bool forking = state_.fork.forking.load(std::memory_order_seq_cst),
+             passes = forking && (is_forking(thread_id) || sys::now_ns() - state_.fork.since_ns.load() > kForkMaxNs);
+  if (forking && !passes) return false;
+  switch (gate_lift(state_, region, page, pagemap_, passes)) {
+    case Lift::kLifted:
+      counters().copies_allowed.add();
+      state_.evictor->wake_if_low();
+      return true;
+    case Lift::kBusy:
+      return true;
+    case Lift::kNoRoom:
+      return false;
+    case Lift::kNotThere:
+      (void)sys::uffd_wake(state_.uffd, region.address_of(page), state_.page_size);
+      return true;
+  }
+  return true;
+}
+
+// Its region went away meanwhile, or is another map there: the message is late. Or a raw mremap has grown a map of a
+// region in its place, which is no event: what it added is zeros.
+void Answerer::answer_outside(const sys::UffdMessage& message) {
+  void* address = reinterpret_cast<void*>(message.address);
+  const bool answered = message.write_protected ? protect_pages(state_, address, state_.page_size, false) == 0
+                                                : install(state_, address, zero_run(), 1).outcome == Installed::kDone;
+  if (!answered) (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
+}
+
+// The evictor itself met a missing page (the program discarded it by a raw system call): zeros, whatever the word says.
+void Answerer::answer_evictor(const sys::UffdMessage& message) {
+  if (message.write_protected) state_.account.unshare_always(1);  // it is making the page exclusive
+  answer_outside(message);
+}
+
+}  // namespace lunar

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answerer: what a handler does with a fault message. README.md has a row for each state of the page.
+// Threading: the handler's thread. Never waits: an answer that is not possible now is refused.
+#pragma once
+#include "pager/fault/resolver.h"
+#include "pager/fault/streams.h"
+#include "sys/uffd.h"
+
+namespace lunar {
+
+class Answerer {
+ public:
+  Answerer(PagerState& state, Resolver& resolver) : state_(state), resolver_(resolver) {}
+  void open();  // by the handler's thread
+  // False: not now (no DRAM, or a fork goes on). The message is to be given again; `again`: this is such a message.
+  [[nodiscard]] bool answer(const sys::UffdMessage& message, bool again);
+
+ private:
+  bool answer_missing(Region& region, PageIndex page, int thread_id);
+  bool answer_protected(Region& region, PageIndex page, int thread_id);
+  void answer_outside(const sys::UffdMessage& message);
+  void answer_evictor(const sys::UffdMessage& message);
+  void check_resident(Region& region, PageIndex page);
+  bool check_guard(Region& region, PageIndex page, PageWord was);
+  void mark_lost(Region& region, PageIndex page, PageWord seen);
+  Ahead ahead_of(const Region& region, PageIndex page, int thread_id, bool first_touch);
+  void read_ahead(Region& region, PageIndex page, const Ahead& ahead, unsigned taken);
+  bool may_pass_budget(int thread_id);
+  bool is_forking(int thread_id) const;
+
+  PagerState& state_;
+  Resolver& resolver_;
+  Streams streams_;
+  int pagemap_ = -1;           // in the service threads' table
+  uint64_t passed_since_ = 0;  // since when faults that exceed the budget during a fork are counted
+  unsigned passed_ = 0;        // how many
+};
+
+}  // namespace lunar

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the fault handlers share. One per process.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "pager/fault/watched.h"
+#include "pager/state/state.h"
+#include "sys/phases.h"
+
+namespace lunar {
+
+struct Handler;
+
+struct FaultState {
+  Handler* handlers[kHandlersMax] = {};
+  std::atomic<uint32_t> helpers_called{0};  // futex: handlers that are not the first of their node rest on it
+  std::atomic<uint32_t> helpers_resting{0};
+  WatchedThread watched;
+  // A handler reads messages and judges the events among them.
+  struct alignas(64) Reading : sys::Section {
+  } readings[kHandlersMax];
+};
+inline constinit FaultState g_fault;
+
+}  // namespace lunar
