@@ -9,7 +9,7 @@
 #include "pager/fault/fault_state.h"
 #include "pager/fault/handler.h"
 #include "pager/pager.h"
-#include "pager/space/lun_space.h"
+#include "pager/space/deferred_slots.h"
 #include "pager/table/leaf_pool.h"
 #include "pager/table/table_promise.h"
 #include "sys/log.h"

@@ -2,13 +2,15 @@
 // Guard pages. The kernel's own markers do the work (SIGSEGV, inherited by fork); the page table knows them so that
 // nothing is copied over a marker: UFFDIO_COPY would replace it.
 // Threading: any thread; see seize.h.
+#include "pager/guard.h"
+
 #include <errno.h>
 #include <sys/mman.h>
 
+#include "pager/activation/activation.h"
 #include "pager/fault/kept_pages.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
-#include "pager/space/lun_space.h"
 #include "pager/state/install.h"
 #include "pager/state/state.h"
 #include "pager/table/leaf_pool.h"
@@ -16,35 +18,8 @@
 
 namespace lunar {
 
-bool take_there(Region& region, uint64_t page, PageWord* was) {
-  for (;;) {
-    *was = seize(region, page);
-    if (seized(*was) || region.table.lock(page, *was)) return true;
-    if (region.table.find(page) == nullptr) return false;
-  }
-}
-
-int take_all(PagerState& state, Region& region, uint64_t first, uint64_t end, PageWord* was) {
-  for (uint64_t p = first; p < end; ++p)
-    while (!take_there(region, p, &was[p - first])) {
-      if (table_reach(state, region, p, p + 1, 0) == 0) continue;
-      while (p-- > first) release_page(state, region, PageIndex(p), was[p - first]);
-      return -ENOMEM;
-    }
-  return 0;
-}
-
-PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord was, PageState next) {
-  if (was.state() == PageState::kResident && pager_active()) {
-    count_resident(state, region, PageIndex(page), -1);
-    still_exclusive(was.epoch(), exclusive_epoch(state)) ? state.account.give(1) : state.account.give_maybe_shared(1);
-  }
-  if (seized(was)) drop_content(state, was);
-  uncharge_touched(state, region, was);
-  return was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false);
-}
-
-int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, bool install) {
+// In one chunk at most, inside a MutatorScope (or before activation, under its lock).
+static int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, bool install) {
   PageWord was[kChunkPages];
   bool done[kChunkPages], taken[kChunkPages] = {};
   if (int rc = install ? take_all(state, region, first, end, was) : 0; rc < 0) return rc;
@@ -73,29 +48,39 @@ int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end,
   return rc;
 }
 
-void pager_unpin_all() {
-  auto& state = pager_state();
-  if (!pager_active()) return;
-  for (Region& region : state.regions) {
-    uint64_t end = region.table_pages.load(std::memory_order_acquire);
-    int64_t cleared = 0;
-    for (uint64_t p = 0, next; p < end; p = next) {
-      next = p + kChunkPages < end ? p + kChunkPages : end;
-      if (region.table.uses(p, next)) cleared += program_pins(state, region, p, next, false);
+int guard_range(PagerState& state, const PageRange& range, bool install, bool wait) {
+  for (uint64_t p = range.first; p < range.end;) {
+    uint64_t next = (p / kChunkPages + 1) * kChunkPages;
+    if (next > range.end) next = range.end;
+    int rc = install ? table_reach_waiting(state, *range.region, p, next) : 0;
+    if (rc < 0) return rc;
+    bool before_activation = false;
+    if (!pager_active()) {
+      sys::Locked<sys::Mutex> lock(g_activation.lock);
+      before_activation = !pager_active();
+      if (before_activation) rc = guard_pages(state, *range.region, p, next, install);
     }
-    state.pinned_pages.fetch_sub(cleared);
+    if (!before_activation) {
+      MutatorScope scope(state, wait);
+      if (!scope.entered()) return -EAGAIN;
+      rc = guard_pages(state, *range.region, p, next, install);
+    }
+    if (rc < 0) return rc;
+    p = next;
   }
+  return 0;
 }
 
-char* region_boundary(char* address, char* end) {
+int pager_guard(void* address, size_t bytes, bool install) {
   auto& state = pager_state();
-  for (const Region& region : state.regions) {
-    char *base = region.base, *limit = base + (region.pages << state.page_shift);
-    if (base > address && base < end) end = base;
-    if (limit > address && limit < end) end = limit;
-  }
-  bool foreign = false;
-  return state.foreign.run(address, end, &foreign);
+  PageRange range;
+  int rc = pages_of(state, address, bytes, true, &range);
+  if (rc < 0 || range.first == range.end) return rc;
+  // Of no bytes, it only says whether the kernel knows it. From the first guard page on, every discard removes them.
+  if (rc = sys::advise(address, 0, install ? MADV_GUARD_INSTALL : MADV_GUARD_REMOVE); rc < 0) return rc;
+  if (install) range.region->has_guards.store(true, std::memory_order_release);
+  return install || range.region->has_guards.load(std::memory_order_acquire) ? guard_range(state, range, install, true)
+                                                                             : 0;
 }
 
 }  // namespace lunar

@@ -8,6 +8,7 @@
 #include "base/host_guard.h"
 #include "base/test_switches.h"
 #include "pager/account/account_find.h"
+#include "pager/activation/activate.h"
 #include "pager/activation/activation.h"
 #include "pager/pager.h"
 #include "pager/state/descriptors.h"

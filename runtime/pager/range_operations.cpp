@@ -12,6 +12,7 @@
 #include "pager/fault/kept_pages.h"
 #include "pager/fault/zero_fill.h"
 #include "pager/fork/wipe.h"
+#include "pager/guard.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/space/lun_space.h"
@@ -26,33 +27,6 @@
 #include "sys/proc.h"
 
 namespace lunar {
-PageWord wait_while_busy(const Region& region, uint64_t page) {
-  for (unsigned spins = 0;; ++spins) {
-    const PageWord seen = region.table.peek(page);
-    if (seen.state() != PageState::kBusy) return seen;
-    spins < 100 ? sys::cpu_relax() : spins < 200 ? sys::yield_cpu() : sys::sleep_ns(10000);
-  }
-}
-
-PageWord seize(Region& region, uint64_t page) {
-  for (;;) {
-    PageWord seen = wait_while_busy(region, page);
-    if (!seized(seen) || region.table.lock(page, seen)) return seen;
-  }
-}
-
-void drop_content(PagerState& state, PageWord was) {
-  if (was.state() == PageState::kInFrame || was.state() == PageState::kEvicted) count_evicted(-1);
-  if (was.state() == PageState::kInFrame) {
-    FramePool& frames = state.frames;
-    Slot slot = kNoSlot;
-    unsigned lun = 0;
-    if (frames.release(was.index(), &slot, &lun)) slot_release(state, lun, slot);
-  } else if (was.state() != PageState::kPoisoned || was.has_slot()) {
-    slot_release(state, was.lun(), was.slot());
-  }
-}
-
 namespace {
 
 int drop_advice(Discard what) { return what == Discard::kContents ? MADV_DONTNEED : MADV_DONTNEED_LOCKED; }
@@ -175,29 +149,6 @@ void set_pattern(const PageRange& range, Access access) {
   }
 }
 
-int guard_range(PagerState& state, const PageRange& range, bool install, bool wait) {
-  for (uint64_t p = range.first; p < range.end;) {
-    uint64_t next = (p / kChunkPages + 1) * kChunkPages;
-    if (next > range.end) next = range.end;
-    int rc = install ? table_reach_waiting(state, *range.region, p, next) : 0;
-    if (rc < 0) return rc;
-    bool before_activation = false;
-    if (!pager_active()) {
-      sys::Locked<sys::Mutex> lock(g_activation.lock);
-      before_activation = !pager_active();
-      if (before_activation) rc = guard_pages(state, *range.region, p, next, install);
-    }
-    if (!before_activation) {
-      MutatorScope scope(state, wait);
-      if (!scope.entered()) return -EAGAIN;
-      rc = guard_pages(state, *range.region, p, next, install);
-    }
-    if (rc < 0) return rc;
-    p = next;
-  }
-  return 0;
-}
-
 // The loop of the discards. `wait`: for a fork under way; else -EAGAIN, with everything before it discarded.
 int discard(PagerState& state, void* address, size_t bytes, Discard what, bool wait) {
   PageRange range;
@@ -233,18 +184,6 @@ int discard(PagerState& state, void* address, size_t bytes, Discard what, bool w
 }
 
 }  // namespace
-
-int pager_guard(void* address, size_t bytes, bool install) {
-  auto& state = pager_state();
-  PageRange range;
-  int rc = pages_of(state, address, bytes, true, &range);
-  if (rc < 0 || range.first == range.end) return rc;
-  // Of no bytes, it only says whether the kernel knows it. From the first guard page on, every discard removes them.
-  if (rc = sys::advise(address, 0, install ? MADV_GUARD_INSTALL : MADV_GUARD_REMOVE); rc < 0) return rc;
-  if (install) range.region->has_guards.store(true, std::memory_order_release);
-  return install || range.region->has_guards.load(std::memory_order_acquire) ? guard_range(state, range, install, true)
-                                                                             : 0;
-}
 
 int pager_wipe_on_fork(void* address, size_t bytes, bool wipe) {
   auto& state = pager_state();
@@ -396,6 +335,20 @@ long pager_write_elsewhere(const long (&arguments)[6]) {
 int pager_page_state(const void* address) {
   Region* region = region_find(address);
   return region == nullptr ? -1 : static_cast<int>(word_of(*region, region->page_of(address)).state());
+}
+
+void pager_unpin_all() {
+  auto& state = pager_state();
+  if (!pager_active()) return;
+  for (Region& region : state.regions) {
+    uint64_t end = region.table_pages.load(std::memory_order_acquire);
+    int64_t cleared = 0;
+    for (uint64_t p = 0, next; p < end; p = next) {
+      next = p + kChunkPages < end ? p + kChunkPages : end;
+      if (region.table.uses(p, next)) cleared += program_pins(state, region, p, next, false);
+    }
+    state.pinned_pages.fetch_sub(cleared);
+  }
 }
 
 }  // namespace lunar

@@ -299,4 +299,15 @@ int region_try_decommit(Region* region, size_t offset, size_t bytes) {
   return 0;
 }
 
+char* region_boundary(char* address, char* end) {
+  auto& state = pager_state();
+  for (const Region& region : state.regions) {
+    char *base = region.base, *limit = base + (region.pages << state.page_shift);
+    if (base > address && base < end) end = base;
+    if (limit > address && limit < end) end = limit;
+  }
+  bool foreign = false;
+  return state.foreign.run(address, end, &foreign);
+}
+
 }  // namespace lunar

@@ -31,8 +31,4 @@ PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord w
 // Frees the slot of an evicted, framed or resident page.
 void drop_content(PagerState& state, PageWord was);
 
-// Installs or removes guard pages, in one chunk at most, inside a MutatorScope (or before activation, under
-// activation.lock). See pager_guard.
-[[nodiscard]] int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, bool install);
-
 }  // namespace lunar

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Activating: once, under a lock, possibly inside an allocator's hook: whatever allocates here runs under a HostGuard.
+#include "pager/activation/activate.h"
+
 #include <errno.h>
 #include <unistd.h>
 
 #include "base/host_guard.h"
 #include "pager/activation/activation.h"
+#include "pager/activation/service_threads.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
 #include "pager/table/leaf_pool.h"

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "pager/activation/activate.h"
 #include "pager/evict/batch.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"

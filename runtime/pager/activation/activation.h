@@ -74,13 +74,6 @@ void plain_uncharge_fork(PagerState& state);
 // is charged beyond the cap.
 [[nodiscard]] int plain_reserve_child(PagerState& state, uint64_t* ticket);
 
-// Opens and checks the LUN without reserving anything. 0 or -errno with *why.
-[[nodiscard]] int check_lun(PagerState& state, ErrorText* why);
-void standby_lun(PagerState& state, bool child);
-void activation_prepare();  // once, at the start
-// See pager_activate.
-[[nodiscard]] int activate(PagerState& state, ErrorText* why);
-
 // Before activating: reserves again the parts of regions that raw system calls have unmapped; otherwise the kernel
 // would map the pager's own memory there.
 void close_holes(PagerState& state);
@@ -107,10 +100,5 @@ struct OwnNeed {
 // first: the process is alone in its tree. `room`: the part of the cap that is not fixed. A forked child, or a process
 // that is not alone, needs an eighth of what the first one needs.
 OwnNeed own_need(const PagerState& state, bool first, int64_t room);
-
-// Service threads: handlers, evictor and the housekeeping thread, with their DRAM; in a forked child too. 0 or -errno
-// with *why.
-[[nodiscard]] int start_threads(PagerState& state, ErrorText* why);
-[[nodiscard]] int no_room(const PagerState& state, ErrorText* why);  // for them: -ENOMEM
 
 }  // namespace lunar

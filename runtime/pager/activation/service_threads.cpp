@@ -8,6 +8,8 @@
 // log. The live stats file has a thread of its own.
 // Threads are made by the activating thread, under activation's lock, possibly inside an allocator's hook: whatever
 // allocates then runs under a HostGuard.
+#include "pager/activation/service_threads.h"
+
 #include <errno.h>
 
 #include "base/format.h"
@@ -16,7 +18,7 @@
 #include "pager/evict/evictor.h"
 #include "pager/fault/fault_state.h"
 #include "pager/fault/handler.h"
-#include "pager/space/lun_space.h"
+#include "pager/space/deferred_slots.h"
 #include "pager/state/program_end.h"
 #include "pager/state/requests.h"
 #include "pager/table/leaf_pool.h"

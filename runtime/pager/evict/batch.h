@@ -7,10 +7,9 @@
 
 #include "pager/page/page_word.h"
 #include "pager/page/region.h"
+#include "pager/state/install.h"
 
 namespace lunar {
-
-struct PagerState;
 
 constexpr unsigned kBatchPages = 64;
 
@@ -35,10 +34,18 @@ struct Batch {
 
   Victim* begin() { return victims; }
   Victim* end() { return victims + count; }
-  void close_gaps();  // those without a region
+  void close_gaps() {  // those without a region
+    unsigned out = 0;
+    for (unsigned i = 0; i < count; ++i)
+      if (victims[i].region != nullptr) victims[out++] = victims[i];
+    count = out;
+  }
 };
 
 // The page stays resident, and leaves the batch.
-void keep(PagerState& state, Victim& victim, unsigned heat);
+inline void keep(PagerState& state, Victim& victim, unsigned heat) {
+  release_page(state, *victim.region, victim.page, victim.word.with_heat(heat));
+  victim.region = nullptr;
+}
 
 }  // namespace lunar

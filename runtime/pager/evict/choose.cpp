@@ -21,18 +21,6 @@ void try_victim(Batch& batch, Region* region, PageIndex page, bool ignore_heat) 
 
 }  // namespace
 
-void Batch::close_gaps() {
-  unsigned out = 0;
-  for (unsigned i = 0; i < count; ++i)
-    if (victims[i].region != nullptr) victims[out++] = victims[i];
-  count = out;
-}
-
-void keep(PagerState& state, Victim& victim, unsigned heat) {
-  release_page(state, *victim.region, victim.page, victim.word.with_heat(heat));
-  victim.region = nullptr;
-}
-
 void Chooser::reset() {
   behind_lock_.unlock();  // the parent may have held it
   for (Behind& one : behind_) one = {};

@@ -2,6 +2,7 @@
 #include "pager/evict/evictor.h"
 
 #include "base/format.h"
+#include "pager/space/deferred_slots.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/install.h"
 #include "pager/state/requests.h"

@@ -10,7 +10,7 @@
 #include "pager/fault/cow_gate.h"
 #include "pager/fault/fault_state.h"
 #include "pager/fault/zero_fill.h"
-#include "pager/space/lun_space.h"
+#include "pager/space/deferred_slots.h"
 #include "pager/state/install.h"
 #include "sys/fatal.h"
 

@@ -1,50 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-// Resolver: starting reads, frames. Finishing (verify, install, retry, poison) is in resolve_finish.cpp.
+// See resolver.h. Never zeros, never silence: every page's hash is verified before it is installed.
 #include "pager/fault/resolver.h"
 
 #include <errno.h>
 #include <string.h>
 
 #include "base/test_switches.h"
+#include "pager/evict/choose.h"
 #include "pager/evict/evictor.h"
 #include "pager/fault/cow_gate.h"
+#include "pager/fault/fault_state.h"
 #include "pager/fault/zero_fill.h"
-#include "pager/space/lun_space.h"
-#include "pager/state/requests.h"
-#include "pager/table/leaf_pool.h"
+#include "pager/space/deferred_slots.h"
+#include "pager/state/descriptors.h"
 #include "pager/table/table_promise.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
-#include "sys/numa.h"
+#include "sys/log.h"
 
 namespace lunar {
 namespace {
 
+constexpr uint8_t kReadRetries = 3;
 constexpr int64_t kPollNs = 20000;        // how long one of several rings is waited on
 constexpr int64_t kFullRingNs = 1000000;  // and one that does not take what is queued
 
 }  // namespace
 
 int Resolver::open(const ResolverOptions& options) {
-  window_pages_ = options.window_pages > 512 ? 512 : options.window_pages;
+  const unsigned pages = options.window_pages < ReadWindow::kPagesMax ? options.window_pages : ReadWindow::kPagesMax;
   // Windows of many threads may not fill what promised page tables leave: then handlers bring the pages in.
   constexpr int64_t kWindowRoom = kTableRoom / 2 + kReadRunMax;
   const int64_t beside = state_.account.cap_pages() - state_.account.fixed_total();
-  if (!options.required && beside - window_pages_ < kWindowRoom) return -ENOMEM;
+  if (!options.required && beside - pages < kWindowRoom) return -ENOMEM;
   if (options.required)
-    state_.account.take_fixed(window_pages_);
-  else if (!state_.account.take_fixed_within(window_pages_, kKeepFreePages))
+    state_.account.take_fixed(pages);
+  else if (!state_.account.take_fixed_within(pages, kKeepFreePages))
     return -EAGAIN;
-  window_ = static_cast<char*>(map_private(window_pages_ * state_.page_size, ForkPolicy::kDontFork));
   if (ops_ == nullptr) ops_ = static_cast<ReadOp*>(arena_alloc(kOpsMax * sizeof(ReadOp)));
-  if (window_ == nullptr || ops_ == nullptr || zero_run() == nullptr) {
-    unmap_private(window_, window_pages_ * state_.page_size);
-    state_.account.give_fixed(window_pages_);
+  if (!window_.map(pages, options.node) || ops_ == nullptr || zero_run() == nullptr) {
+    window_.unmap();
+    state_.account.give_fixed(pages);
     return -ENOMEM;
   }
-  if (options.node >= 0) sys::bind_to_node(window_, window_pages_ * state_.page_size, options.node);
-  for (uint64_t& word : window_used_) word = ~uint64_t{0};
-  for (unsigned i = 0; i < window_pages_; ++i) window_used_[i / 64] &= ~(uint64_t{1} << (i % 64));
   free_op_count_ = 0;
   for (unsigned i = 0; i < kOpsMax; ++i) free_ops_[free_op_count_++] = static_cast<uint16_t>(i);
   ops_in_flight_ = queued_count_ = failed_reads_ = 0;
@@ -56,8 +54,8 @@ int Resolver::open(const ResolverOptions& options) {
 void Resolver::close() {
   while (ops_in_flight_ != 0) (void)progress(true, 1000000);
   detach();
-  unmap_private(window_, window_pages_ * state_.page_size);
-  state_.account.give_fixed(window_pages_);
+  state_.account.give_fixed(window_.pages());
+  window_.unmap();
 }
 
 // Each is forgotten first: a child that is forked meanwhile finds a context that is whole, or none.
@@ -74,8 +72,8 @@ Context* Resolver::context_for(unsigned lun) {
   if (contexts_[lun] == nullptr && state_.luns.devices[lun] != nullptr) {
     ContextOptions options;
     options.depth = kOpsMax;
-    options.buffer = window_;
-    options.buffer_bytes = window_pages_ * state_.page_size;
+    options.buffer = window_.at(0);
+    options.buffer_bytes = window_.pages() * state_.page_size;
     options.spin = state_.options.spin;
     options.sqpoll = state_.options.sqpoll;
     no_ring_ = state_.luns.devices[lun]->attach(options, &contexts_[lun]) < 0;
@@ -93,30 +91,6 @@ bool Resolver::attach_own() {
 int Resolver::watch(int fd, uint64_t tag) {
   watching_ = true;
   return contexts_[watch_lun_]->watch(fd, tag | (uint64_t{1} << 63));
-}
-
-// First index of `pages` adjacent free window pages within one word, or -1.
-int Resolver::window_take(unsigned pages) {
-  for (unsigned w = 0; w < (window_pages_ + 63) / 64; ++w) {
-    uint64_t free = ~window_used_[w];
-    uint64_t starts = free;
-    for (unsigned have = 1; have < pages && starts != 0;) {
-      unsigned step = have < pages - have ? have : pages - have;
-      starts &= starts >> step;
-      have += step;
-    }
-    if (starts == 0) continue;
-    unsigned bit = static_cast<unsigned>(__builtin_ctzll(starts));
-    uint64_t mask = (pages == 64 ? ~uint64_t{0} : (uint64_t{1} << pages) - 1) << bit;
-    window_used_[w] |= mask;
-    return static_cast<int>(w * 64 + bit);
-  }
-  return -1;
-}
-
-void Resolver::window_give(unsigned first, unsigned pages) {
-  uint64_t mask = (pages == 64 ? ~uint64_t{0} : (uint64_t{1} << pages) - 1) << (first % 64);
-  window_used_[first / 64] &= ~mask;
 }
 
 // The page's content is still in a frame: copy it back.
@@ -169,21 +143,21 @@ Begun Resolver::start_read(Region& region, PageIndex page, PageWord seen, const 
   unsigned run = demand.run < kReadRunMax ? demand.run : kReadRunMax;
   if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
   int first = -1;
-  while (run > 1 && (first = window_take(run)) < 0) run /= 2;
-  if (first < 0 && (run = 1, first = window_take(1)) < 0) return {Outcome::kNoRoom};
+  while (run > 1 && (first = window_.take(run)) < 0) run /= 2;
+  if (first < 0 && (run = 1, first = window_.take(1)) < 0) return {Outcome::kNoRoom};
   const auto window = static_cast<unsigned>(first);
   Reservation room(state_.account);
   if (run > 1 && !room.take(run, demand.keep_free + state_.evictor->low_water() / 2)) {
-    window_give(window + 1, run - 1);
+    window_.give(window + 1, run - 1);
     run = 1;
   }
   if (room.pages() == 0 && !room.take(1, demand.keep_free)) {
-    window_give(window, 1);
+    window_.give(window, 1);
     return {Outcome::kNoRoom};
   }
   const unsigned locked = region.table.lock(page.value, seen) ? lock_run(region, page, seen, run) : 0;
   room.keep(locked);
-  if (locked < run) window_give(window + locked, run - locked);
+  if (locked < run) window_.give(window + locked, run - locked);
   if (locked == 0) return {Outcome::kChanged};
   const unsigned index = free_ops_[--free_op_count_];
   ops_[index] = {&region,
@@ -195,7 +169,7 @@ Begun Resolver::start_read(Region& region, PageIndex page, PageWord seen, const 
                  demand.fault,
                  0,
                  seen.slot(),
-                 {window_ + window * state_.page_size, locked * state_.page_size}};
+                 {window_.at(window), locked * state_.page_size}};
   ++ops_in_flight_;
   queued_[queued_count_++] = static_cast<uint16_t>(index);
   return {Outcome::kStarted, locked};
@@ -260,6 +234,154 @@ int Resolver::progress(bool wait, int64_t timeout_ns) {
   }
   submit_queued();  // what is read again
   return total;
+}
+
+// ---- the end of a read: what is right is installed; what is wrong is read again, three times, then poisoned ---------
+
+void Resolver::release_op(unsigned op_index) {
+  free_ops_[free_op_count_++] = static_cast<uint16_t>(op_index);
+  --ops_in_flight_;
+}
+
+void Resolver::finish(unsigned op_index, int64_t result) {
+  ReadOp& op = ops_[op_index];
+  uint64_t bad = 0;
+  if (result == -ECANCELED) {  // deferred by the kernel, which then had no thread for it (RLIMIT_NPROC)
+    const Command again{Op::kRead, state_.luns.slots[op.lun].offset_of(op.slot), &op.iov, 1, 0, 0};
+    result = state_.luns.devices[op.lun]->transfer(again);
+  }
+  if (result != static_cast<int64_t>(op.count * state_.page_size)) {
+    bad = op.count == 64 ? ~uint64_t{0} : (uint64_t{1} << op.count) - 1;
+  } else if (!test_switches.no_hash_check) {
+    for (unsigned i = 0; i < op.count; ++i)
+      if (page_hash(window_.at(op.window + i)) != op.region->table.hash(op.first + i)) bad |= uint64_t{1} << i;
+  }
+  const sys::Section::Inside releasing(releases_);
+  const uint64_t since = op.fault && bad == 0 ? g_fault.watched.take(op.region->address_of(PageIndex(op.first)),
+                                                                     op.count * state_.page_size)
+                                              : 0;
+  for (unsigned i = 0; i < op.count;) {
+    if (bad >> i & 1) {
+      ++i;
+      continue;
+    }
+    unsigned n = 1;
+    while (i + n < op.count && !(bad >> (i + n) & 1)) ++n;
+    install_read(op, i, n);
+    i += n;
+  }
+  g_fault.watched.ends(since, true);
+  (op.fault ? counters().major_faults : counters().prefetched).add(op.fault ? 1 : op.count);
+  if (op.fault && op.count > 1) counters().prefetched.add(op.count - 1u);
+  counters().read_bytes.add(op.count * state_.page_size);
+  if (bad == 0) {
+    window_.give(op.window, op.count);
+    release_op(op_index);
+    return;
+  }
+  finish_failed(op_index, bad,
+                result < 0                                                    ? static_cast<int>(result)
+                : result == static_cast<int64_t>(op.count * state_.page_size) ? -EBADMSG
+                                                                              : -EIO);
+}
+
+// The first bad page is read again by this op (or poisoned); the others go back to kEvicted, so that a fault on one of
+// them makes it the first of its own read.
+void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
+  ReadOp& op = ops_[op_index];
+  unsigned first = static_cast<unsigned>(__builtin_ctzll(bad));
+  counters().read_errors.add(static_cast<unsigned>(__builtin_popcountll(bad)));
+  for (unsigned i = first + 1; i < op.count; ++i)
+    if (bad >> i & 1) give_back(op, i, PageState::kEvicted);
+  for (unsigned i = 0; i < op.count; ++i)
+    if (i != first) window_.give(op.window + i, 1);
+  op.first += first;
+  op.window = static_cast<uint16_t>(op.window + first);
+  op.slot = Slot(op.slot.value + first);
+  op.count = 1;
+  op.iov = {window_.at(op.window), state_.page_size};
+  if (op.retries++ < kReadRetries) {
+    queued_[queued_count_++] = static_cast<uint16_t>(op_index);
+    return;
+  }
+  // If the program has closed the LUN under one of its threads, that says nothing about the page (range operations go
+  // on by faults).
+  const bool lost = !sys::in_program_files() || descriptors_in_place(state_);
+  if (lost) {
+    LUNAR_LOG_LIMITED(
+        log_error, 100, "page %p cannot be read back: slot %u of %s: %s; it is poisoned (touching it raises SIGBUS)",
+        static_cast<void*>(op.region->address_of(PageIndex(op.first))), op.slot.value,
+        state_.luns.devices[op.lun]->name(), error == -EBADMSG ? "content does not match its hash" : errno_text(error));
+    counters().poisoned.add();
+  }
+  ++failed_reads_;
+  give_back(op, 0, lost ? PageState::kPoisoned : PageState::kEvicted);
+  window_.give(op.window, 1);
+  release_op(op_index);
+}
+
+// Releases a page that was not installed.
+void Resolver::give_back(ReadOp& op, unsigned index, PageState next_state) {
+  PageIndex page(op.first + index);
+  void* address = op.region->address_of(page);
+  state_.account.give(1);
+  if (next_state != PageState::kEvicted) count_evicted(-1);
+  // refused: at its next fault, by a handler
+  if (next_state == PageState::kPoisoned) (void)sys::uffd_poison(state_.uffd, address, state_.page_size);
+  const PageWord busy = op.region->table.at(page.value).load(std::memory_order_relaxed);
+  release_page(state_, *op.region, page, busy.with_state(next_state),
+               op.fault || next_state == PageState::kPoisoned ? Wake::kAll : Wake::kWaiters);
+}
+
+void Resolver::install_read(ReadOp& op, unsigned from, unsigned count) {
+  unsigned step = count;
+  for (unsigned done = 0; done < count;) {
+    unsigned at = from + done;
+    if (step > count - done) step = count - done;
+    void* address = op.region->address_of(PageIndex(op.first + at));
+    uint16_t epoch = exclusive_epoch(state_);
+    const bool guarded = fork_guards(state_);
+    const Install run = install(state_, address, window_.at(op.window + at), step, guarded);
+    switch (run.outcome) {
+      case Installed::kBorder:
+        step = 1;
+        break;
+      case Installed::kDone:
+        if (test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
+        for (unsigned i = 0; i < run.pages; ++i) unlock_installed(op, at + i, false, epoch);
+        if (guarded) fork_guard_lift(state_, address, run.pages * state_.page_size);
+        count_evicted(-static_cast<int64_t>(run.pages));
+        done += run.pages;
+        break;
+      case Installed::kThere:
+        unlock_installed(op, at, true, shared_epoch());
+        count_evicted(-1);
+        ++done;
+        break;
+      case Installed::kGone:
+      case Installed::kRefused:
+        if (run.error == -ENOMEM) {
+          wait_out_stall();
+          break;
+        }
+        give_back(op, at, PageState::kEvicted);
+        ++done;
+        break;
+    }
+  }
+}
+
+void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there, uint16_t epoch) {
+  PageIndex page(op.first + index);
+  count_resident(state_, *op.region, page, 1);
+  const PageWord busy = op.region->table.at(page.value).load(std::memory_order_relaxed);
+  // where other content is already (inherited by fork), the slot is no copy of it
+  const Slot slot = already_there ? kNoSlot : busy.slot();
+  unsigned heat = op.fault && index != 0 ? kHeatReadAhead : op.heat;
+  if (heat == kHeatFault) heat = refault_heat(busy, state_.eviction_time.load(std::memory_order_relaxed), !op.fault);
+  release_page(state_, *op.region, page, resident_word(busy, slot, op.lun, heat, epoch),
+               already_there ? Wake::kAll : Wake::kWaiters);
+  if (already_there) slot_release(state_, op.lun, busy.slot());
 }
 
 }  // namespace lunar

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "pager/fault/demand.h"
+#include "pager/fault/read_window.h"
 #include "pager/state/install.h"
 #include "pager/state/state.h"
 #include "superpipe/device.h"
@@ -84,8 +85,6 @@ class Resolver {
   Context* context_for(unsigned lun);
   void detach();
   void submit_queued();
-  int window_take(unsigned pages);
-  void window_give(unsigned first, unsigned pages);
   unsigned lock_run(Region& region, PageIndex page, PageWord first, unsigned run);
   void finish(unsigned op_index, int64_t result);
   void finish_failed(unsigned op_index, uint64_t bad, int error);
@@ -96,9 +95,7 @@ class Resolver {
 
   PagerState& state_;
   sys::Section releases_;  // evicted pages are being installed and released
-  char* window_ = nullptr;
-  unsigned window_pages_ = 0;
-  uint64_t window_used_[8] = {};  // bit set: in use; up to 512 pages
+  ReadWindow window_;
   Context* contexts_[16] = {};
   ReadOp* ops_ = nullptr;
   uint16_t free_ops_[kOpsMax] = {};

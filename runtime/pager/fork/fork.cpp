@@ -15,7 +15,9 @@
 #include <initializer_list>
 
 #include "base/host_guard.h"
+#include "pager/activation/activate.h"
 #include "pager/activation/activation.h"
+#include "pager/activation/service_threads.h"
 #include "pager/evict/evictor.h"
 #include "pager/fault/bring_in.h"
 #include "pager/fault/cow_gate.h"
@@ -25,6 +27,7 @@
 #include "pager/fork/checked_forks.h"
 #include "pager/fork/lun_ids.h"
 #include "pager/fork/wipe.h"
+#include "pager/space/deferred_slots.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
 #include "pager/state/program_end.h"

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slots kept for children, and the space that forks reserve. See lun_space.h.
-// Threading: short spin locks.
-#include "pager/space/lun_space.h"
+// See deferred_slots.h.
+#include "pager/space/deferred_slots.h"
 
 #include <errno.h>
 
+#include "pager/space/lun_space.h"
 #include "pager/state/state.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"

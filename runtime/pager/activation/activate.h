@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Activating: see activation.h.
+#pragma once
+#include "base/error.h"
+#include "pager/state/state.h"
+
+namespace lunar {
+
+// Opens and checks the LUN without reserving anything. 0 or -errno with *why.
+[[nodiscard]] int check_lun(PagerState& state, ErrorText* why);
+void standby_lun(PagerState& state, bool child);
+void activation_prepare();  // once, at the start
+// See pager_activate.
+[[nodiscard]] int activate(PagerState& state, ErrorText* why);
+
+}  // namespace lunar
