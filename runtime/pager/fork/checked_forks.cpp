@@ -2,9 +2,21 @@
 // See checked_forks.h.
 #include "pager/fork/checked_forks.h"
 
+#include <errno.h>
+
 #include <atomic>
 
-#include "pager/state/state.h"
+#include "pager/activation/activate.h"
+#include "pager/activation/activation.h"
+#include "pager/fork/lun_ids.h"
+#include "pager/space/deferred_slots.h"
+#include "pager/space/lun_space.h"
+#include "pager/state/requests.h"
+#include "pager/table/leaf_pool.h"
+#include "pager/table/table_promise.h"
+#include "sys/arena.h"
+#include "sys/log.h"
+#include "sys/proc.h"
 
 namespace lunar {
 namespace {
@@ -16,20 +28,176 @@ struct CheckedForks {
 };
 constinit CheckedForks g_forks;
 
-}  // namespace
+// What this thread's check of a fork has reserved: in our name until prepare gives it to the child's member.
+struct ForkChecked {
+  bool plain = false;  // charged as plain memory
+  int64_t fixed = 0, tables = 0, lun_bytes = 0;
+  int member = -1;  // prepare has taken it over
+  uint64_t ticket = 0;
+  bool counted = false;  // by enter(), which gave `since`
+  uint64_t since = 0;
+};
+constinit thread_local ForkChecked t_checked __attribute__((tls_model("initial-exec")));
 
-uint64_t checked_forks_enter() {
+// Before the check adds up what is committed. The result is for the call that ends it.
+uint64_t enter() {
   sys::ScopedSignalBlock signals;
   sys::Locked<sys::SpinLock> lock(g_forks.lock);
   g_forks.count.fetch_add(1, std::memory_order_seq_cst);
   return g_forks.committed;
 }
 
-int64_t checked_forks_leave(PagerState& state, uint64_t since) {
+// Returns the bytes that were charged for this child since; they are the caller's now.
+int64_t leave(PagerState& state, uint64_t since) {
   sys::ScopedSignalBlock signals;
   sys::Locked<sys::SpinLock> lock(g_forks.lock);
   g_forks.count.fetch_sub(1, std::memory_order_seq_cst);
   return static_cast<int64_t>((g_forks.committed - since) << state.page_shift);
+}
+
+// Returns what was reserved for the child, with what was committed since; that is the caller's now.
+int64_t take_checked(PagerState& state) {
+  int64_t bytes = t_checked.lun_bytes;
+  if (t_checked.counted) bytes += leave(state, t_checked.since);
+  t_checked.counted = false;
+  t_checked.lun_bytes = 0;
+  return bytes;
+}
+
+// Reserves what a child needs of the tree's account: several processes may fork at the same moment.
+int reserve_for_child(PagerState& state, uint64_t pages) {
+  const int64_t fixed = own_need(state, false, state.account.cap_pages()).pages() + table_pages(),
+                tables = promise_pages();
+  const bool has_room =
+      state.account.promise_tables(tables, INT64_MIN) && state.account.reserve_fixed(fixed, kWorkRoom);
+  if (!has_room) {
+    (void)state.account.promise_tables(-tables, INT64_MIN);
+    LUNAR_LOG_LIMITED(log_warning, 4,
+                      "fork refused: the processes of this tree fill the DRAM budget with what each needs for itself; "
+                      "give more (--dram)");
+    return -ENOMEM;
+  }
+  const auto bytes = static_cast<int64_t>(pages << state.page_shift);
+  if (state.account.lun_take(bytes) < 0) {
+    wait_for_sweep(state);  // dead members count until a sweep
+    if (state.account.lun_take(bytes) < 0) {
+      state.account.give_fixed(fixed);
+      (void)state.account.promise_tables(-tables, INT64_MIN);
+      return -ENOSPC;
+    }
+  }
+  t_checked.fixed = fixed;
+  t_checked.tables = tables;
+  t_checked.lun_bytes = bytes;
+  return 0;
+}
+
+// Whether the limits on memory, which a child inherits with what is mapped, leave what its own pager maps: frames,
+// windows, threads and rings, the tables of a LUN; and what our prepare handler does. Tried, as the limits are on what
+// the whole process has. The answer errs towards no: what a child does not inherit is not counted in its favour. The
+// fork itself takes nothing of these limits.
+bool child_may_map(const PagerState& state) {
+  if (!sys::memory_is_limited()) return true;
+  constexpr uint64_t kThreadBytes = kMiB, kOtherBytes = 2 * kMiB;
+  const OwnNeed need = own_need(state, false, state.account.cap_pages());
+  const uint64_t slots = static_cast<uint64_t>(state.account.lun_cap()) >> state.page_shift,
+                 threads = need.handlers + 2,
+                 bytes = (static_cast<uint64_t>(need.pages()) << state.page_shift) + threads * kThreadBytes +
+                         2 * deferred_slots_bytes(slots) + kOtherBytes;
+  void* probe = map_private(bytes, ForkPolicy::kDontFork);
+  unmap_private(probe, bytes);
+  return probe != nullptr;
+}
+
+}  // namespace
+
+int fork_check(PagerState& state) {
+  if (t_checked.counted) fork_failed(state);  // a fork handler of the program's forks
+  t_checked = {};
+  if (forked_past_us(state) != 0) return 0;
+  if (!state.is_active()) {
+    {
+      sys::Locked<sys::Mutex> lock(g_activation.lock);
+      if (!state.is_active() && plain_charge_fork(state)) {
+        t_checked.plain = true;
+        return 0;
+      }
+    }
+    // Parent and child together would pass what the tree may hold plain: its pager makes room for the copies.
+    ErrorText why;
+    if (int rc = activate(state, &why); rc < 0) return -ENOMEM;
+  }
+  sys::ScopedSignalBlock signals;  // a handler's fork would wait for the locks taken here
+  if (!child_may_map(state)) {
+    LUNAR_LOG_LIMITED(log_warning, 4,
+                      "fork refused: the child's own pager cannot map what it needs; raise the limit (%s)",
+                      sys::memory_limit());
+    return -ENOMEM;
+  }
+  t_checked.since = enter();
+  t_checked.counted = true;
+  uint64_t pages = 0;
+  {
+    sys::Locked<sys::Mutex> lock(state.regions.lock);
+    pages = committed_pages(state);
+  }
+  int rc = reserve_for_child(state, pages);
+  if (rc == -ENOMEM) {
+    fork_failed(state);
+    return rc;
+  }
+  if (rc == 0 && state.luns.ready.load()) {
+    // Reserves the space on the device here, where waiting for the file system does no harm.
+    rc = slots_charge(state, pages);
+    if (rc < 0) {  // what is held for children that are gone
+      wait_for_sweep(state);
+      rc = slots_charge(state, pages);
+    }
+    if (rc == 0) state.luns.slots[state.luns.own].uncharge(pages);
+  }
+  if (rc < 0) {
+    int64_t left = state.account.lun_free() + t_checked.lun_bytes;
+    fork_failed(state);
+    const SpaceBound bound = space_bound(state, pages << state.page_shift);
+    LUNAR_LOG_LIMITED(log_warning, 4, "fork refused: the child may come to need %s of LUN space and %s is left; %s",
+                      format_size(pages << state.page_shift).text,
+                      format_size(static_cast<uint64_t>(left > 0 ? left : 0)).text, space_remedy(state, bound));
+    return -ENOMEM;
+  }
+  {
+    sys::Locked<sys::Mutex> forks(state.fork.lock);
+    rc = lun_id_for_child(state) < 0 ? -EAGAIN : 0;
+  }
+  if (rc < 0) fork_failed(state);
+  return rc;
+}
+
+void fork_failed(PagerState& state) {
+  sys::ScopedSignalBlock signals;
+  const int64_t lun_bytes = take_checked(state);
+  const ForkChecked was = t_checked;
+  t_checked = {};
+  if (was.plain) {
+    sys::Locked<sys::Mutex> lock(g_activation.lock);
+    if (!state.is_active()) plain_uncharge_fork(state);  // else activation has
+  }
+  if (was.fixed != 0) state.account.give_fixed(was.fixed);
+  if (was.tables != 0) (void)state.account.promise_tables(-was.tables, INT64_MIN);
+  if (lun_bytes != 0) state.account.lun_give(lun_bytes);
+  if (was.member < 0) return;
+  state.account.release_child(static_cast<unsigned>(was.member), was.ticket);
+  if (state.is_active()) housekeeping_wake(state, kHousekeepingSweep);  // what was held for it
+}
+
+CheckedFork fork_take_checked(PagerState& state) {
+  const int64_t lun_bytes = take_checked(state);
+  return {t_checked.fixed, t_checked.tables, lun_bytes};
+}
+
+void fork_has_member(int member, uint64_t ticket) {
+  t_checked = {};
+  t_checked.member = member;
+  t_checked.ticket = ticket;
 }
 
 bool checked_forks_charge(PagerState& state, uint64_t pages) {
@@ -46,6 +214,7 @@ bool checked_forks_charge(PagerState& state, uint64_t pages) {
 
 // Those of the parent's other threads are not this process'.
 void checked_forks_enter_child() {
+  t_checked = {};
   g_forks.lock.unlock();
   g_forks.count.store(0);
 }

@@ -9,12 +9,18 @@ namespace lunar {
 
 struct PagerState;
 
-// Before the check adds up what is committed. The result is for the call that ends it.
-[[nodiscard]] uint64_t checked_forks_enter();
-// Returns the bytes that were charged for this child since; they are the caller's now.
-[[nodiscard]] int64_t checked_forks_leave(PagerState& state, uint64_t since);
+// See pager_fork_check, pager_fork_failed.
+[[nodiscard]] int fork_check(PagerState& state);
+void fork_failed(PagerState& state);
+// In the prepare handler: what this thread's check has reserved is the caller's now.
+struct CheckedFork {
+  int64_t fixed, tables, lun_bytes;
+};
+CheckedFork fork_take_checked(PagerState& state);
+void fork_has_member(int member, uint64_t ticket);  // from then on it has all that is the child's
+
 // pre: the pages are counted as committed. False: there is no LUN space for the children; nothing is charged.
 [[nodiscard]] bool checked_forks_charge(PagerState& state, uint64_t pages);
-void checked_forks_enter_child();
+void checked_forks_enter_child();  // also of a process that is not active
 
 }  // namespace lunar

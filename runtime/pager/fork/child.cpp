@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// See child.h.
+#include "pager/fork/child.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/host_guard.h"
+#include "pager/activation/activation.h"
+#include "pager/activation/service_threads.h"
+#include "pager/evict/evictor.h"
+#include "pager/fault/bring_in.h"
+#include "pager/fault/cow_gate.h"
+#include "pager/fault/fault_state.h"
+#include "pager/fault/handler.h"
+#include "pager/fault/kept_pages.h"
+#include "pager/fork/checked_forks.h"
+#include "pager/fork/lun_ids.h"
+#include "pager/fork/wipe.h"
+#include "pager/space/deferred_slots.h"
+#include "pager/space/lun_space.h"
+#include "pager/state/program_end.h"
+#include "pager/table/leaf_pool.h"
+#include "pager/table/table_promise.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
+#include "sys/memory_constants.h"
+#include "sys/memory_copy.h"
+#include "sys/proc.h"
+
+namespace lunar {
+
+void set_inheritable(PagerState& state, bool yes, bool in_child) {
+  const auto mark = [=](char* at, size_t bytes) {
+    const int rc = sys::advise(at, bytes, yes ? MADV_DOFORK : MADV_DONTFORK);
+    if (in_child && rc == -ENOMEM && !sys::is_mapped(at, bytes))
+      fatal("fork: tiered memory from %p on was moved or unmapped by a system call past Lunar at the same moment",
+            static_cast<void*>(at));
+    return 0;
+  };
+  for (const Region& region : state.regions)
+    (void)for_own(state.foreign, region.base, region.base + (region.pages << state.page_shift), mark);
+}
+
+namespace {
+
+// Whether a relative maps the page, too, or it is the kernel's page of zeros.
+bool is_shared(const char* at) {
+  const void* const page = at;
+  sys::PageFacts facts;
+  const int pagemap = sys::keep_own_file(sys::OwnFile::kPagemap);
+  return pagemap >= 0 && sys::page_facts(pagemap, &page, 1, &facts) == 0 && facts.present && !facts.exclusive;
+}
+
+// The child has a page whose word is that of an evicted one. Either the parent has brought it in and not released it
+// yet: it has been write-protected since (fork_guards), so its content is the evicted one. Or something has touched its
+// place in the child, where nothing serves faults yet, and has met zeros. What cannot be read, nothing has touched.
+// Without write protection threads of the parent may have written to it, but it is shared with the parent then.
+void check_brought_in(PagerState& state, const Region& region, uint64_t page) {
+  static char* content = nullptr;
+  if (content == nullptr) content = static_cast<char*>(map_private(state.page_size, ForkPolicy::kInherit));
+  if (content == nullptr) fatal("fork: no memory for a page");
+  char* at = region.address_of(PageIndex(page));
+  if (sys::peek(at, content, state.page_size) < 0 || page_hash(content) == region.table.hash(page)) return;
+  if (!state.write_protect && !page_is_zero(content) && is_shared(at)) return;
+  fatal(
+      "fork: page %p was evicted, and something has touched it in the child before Lunar served it; a fork handler of "
+      "the program's that may do so must be registered (pthread_atfork) after lunar_init",
+      static_cast<void*>(at));
+}
+
+// A page's state as the child must see it. The kernel copied words and pages at different moments, while handlers went
+// on bringing pages in: what is present counts, whatever the word says, and what is missing is where it was before it
+// came.
+PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool present) {
+  const bool on_touch = region.on_touch;  // a page that is there is charged
+  PageWord word = region.table.peek(page);
+  word = word.with_state(word.settled());
+  word.raw &= ~PageWord::kWaiter;
+  switch (word.state()) {
+    case PageState::kResident:
+      if (present || word.has_slot()) return present ? word : word.with_state(PageState::kEvicted);
+      return word.with_state(PageState::kEmpty).with_charged(false);
+    case PageState::kEvicted:
+      if (!present) return word;
+      check_brought_in(state, region, page);
+      return word.with_state(PageState::kResident).with_epoch(shared_epoch());
+    case PageState::kEmpty:
+      if (!present) return word;
+      return word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch()).with_charged(on_touch);
+    case PageState::kInFrame: {
+      const Frame& frame = state.frames.at(word.index());  // its content stayed with the parent; its slot is written
+      if (present) {
+        check_brought_in(state, region, page);
+        return word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch());
+      }
+      if (frame.slot == kNoSlot)
+        fatal("fork: page %p had no slot when the process forked",
+              static_cast<void*>(region.address_of(PageIndex(page))));
+      return word.with_state(PageState::kEvicted).with_slot(frame.slot).with_lun(frame.lun);
+    }
+    // lost: nothing will be read there, and the number of its LUN may get another meaning
+    default:
+      return word.with_slot(kNoSlot);
+  }
+}
+
+void check_known(int rc) {
+  if (rc < 0) fatal("fork: the child cannot tell which pages it has (/proc/self/pagemap: %s)", errno_name(rc));
+}
+
+// Settles all words, counts resident pages anew, and notes on which LUNs pages lie. Returns how many are resident.
+int64_t settle_words(PagerState& state) {
+  int64_t resident = 0, pinned = 0;
+  uint8_t present[kChunkPages];
+  state.luns.referred = 0;
+  tables_enter_child(state);
+  promise_enter_child(state);
+  wipe_in_child(state);
+  for (Region& region : state.regions) {
+    region.grow_lock.reset_in_child();
+    uint64_t end = region.table_pages.load(), charged = 0;
+    for (uint64_t at = 0; at < end; at += kChunkPages) {
+      uint64_t n = end - at < kChunkPages ? end - at : kChunkPages;
+      // libc may have touched a page that is committed and has no word
+      if (!region.table.uses(at, at + n) && region.chunk_committed[at / kChunkPages].load() == 0) continue;
+      check_known(present_own(state.foreign, region.address_of(PageIndex(at)), n, present));
+      int32_t in_chunk = 0;
+      int64_t evicted = 0;
+      for (uint64_t i = 0; i < n; ++i) {
+        PageWord next = settled_word(state, region, at + i, present[i] != 0);
+        if (next.state() == PageState::kResident) ++in_chunk;
+        if (next.state() == PageState::kEvicted) ++evicted;
+        if ((next.state() == PageState::kResident || next.state() == PageState::kEvicted) && next.has_slot())
+          state.luns.referred |= 1u << next.lun();
+        if (next.charged()) ++charged;
+        if (next.pinned()) ++pinned;
+        if (next.raw == region.table.peek(at + i).raw) continue;  // spares the table a copy-on-write
+        // libc may have touched an empty page
+        if (table_reach(state, region, at + i, at + i + 1, 0) < 0)
+          fatal("fork: the child has no memory for page tables");
+        region.table.at(at + i).store(next, std::memory_order_relaxed);
+      }
+      region.chunk_resident[at / kChunkPages].store(in_chunk, std::memory_order_relaxed);
+      resident += in_chunk;
+      count_evicted(evicted);
+    }
+    if (region.on_touch) region.committed_pages.store(charged);  // as its words say
+  }
+  state.pinned_pages.store(pinned);  // another thread of the parent's may have been in the midst of a pin
+  return resident;
+}
+
+int child_restart(PagerState& state, const ForkInHand& fork, ErrorText* why) {
+  thread_resolver_forget();
+  fork_descriptors_child(state, fork.descriptors);
+  program_end_forget();
+  for (Handler* handler : g_fault.handlers)
+    if (handler != nullptr) handler->forget_parents();
+  state.evictor->forget_parents();
+  lun_ids_forget_unused(state);
+  if (int rc = open_uffd(state, why); rc < 0) return rc;
+  for (const Region& region : state.regions) {
+    int rc = region_register(state, region, region.base, region.pages << state.page_shift);
+    if (rc < 0) return why->set(rc, "fork: a region cannot be registered in the child (%s)", errno_name(rc));
+  }
+  state.fork.gate_closing.store(false);
+  state.fork.gate_used.store(fork.gate);
+  set_inheritable(state, false, true);
+  // Here, and not at the first eviction: what a service thread opens is not in the program's descriptor table. (Nothing
+  // is reserved on it yet. When there is none now, the evictor tries again.)
+  Device* inherited = state.luns.devices[state.luns.parent];
+  if (inherited != nullptr && !inherited->growable()) {
+    // known to a child of ours too, should it fork before it needs its piece
+    share_device(state, state.luns.own, state.luns.parent);
+  } else if (inherited != nullptr) {
+    DeviceOptions options;
+    options.sqpoll = state.options.sqpoll;
+    ErrorText later;
+    if (open_device(state, state.luns.own, options, &later) < 0) state.luns.devices[state.luns.own] = nullptr;
+  }
+  if (int rc = start_threads(state, why); rc < 0) return rc;
+  if (fork.gate) {  // a fork keeps no protection. Handlers are there: our stack may be tiered
+    gate_close(state);
+    kept_pages_open(state);
+  }
+  return 0;
+}
+
+// Dead members count until a sweep.
+bool lun_take_or_sweep(PagerState& state, int64_t bytes) {
+  if (state.account.lun_take(bytes) == 0) return true;
+  state.account.sweep_settled();
+  return state.account.lun_take(bytes) == 0;
+}
+
+// In the child of a process that is not active: all memory is there, and was charged by the prepare handler.
+void enter_plain_child(PagerState& state, const ForkInHand& fork) {
+  if (fork.refusal < 0) fatal("fork: the child cannot be charged (%s)", errno_name(fork.refusal));
+  if (state.account.adopt(static_cast<unsigned>(fork.member), fork.ticket) < 0)
+    fatal("fork: the child stood still for too long before it began; its place in the account is given up");
+  state.account.become_plain();
+  state.member.pid.store(getpid());
+  state.member.copy.store(sys::memory_copy());
+  g_activation.plain_forks = 0;  // of the parent's other threads
+  g_activation.plain_fork_pages = 0;
+  g_activation.failed.store(false);
+  g_activation.next_ns.store(0);
+  // What other threads of the parent's were in the midst of.
+  kept_pages_enter_child();
+  tables_enter_child(state);
+  promise_enter_child(state);
+  state.fork.mutators.store(0);
+  for (Region& region : state.regions) region.grow_lock.reset_in_child();
+  standby_open(state, true);
+  state.regions.lock.unlock();
+  g_activation.lock.unlock();
+}
+
+// Makes the page table, the LUNs and the counts, which are copies of the parent's, this process' own. Returns the pages
+// that are resident.
+int64_t take_over(PagerState& state, const ForkInHand& fork) {
+  keep_own_files();
+  g_activation.lock.reset_in_child();  // another thread of the parent's may have held it
+  counters().evicted.store(0);
+  const int64_t resident = settle_words(state);
+  // A LUN of its own: what ancestors wrote is read-only.
+  ++state.fork.generation;
+  state.luns.parent = state.luns.own;
+  state.luns.own = static_cast<unsigned>(fork.lun);
+  state.luns.ready.store(false);
+  state.luns.promised_slots.store(static_cast<int64_t>(committed_pages(state)));
+  state.fork.oldest_child.store(0);
+  deferred_slots_forget();
+  kept_pages_enter_child();
+  state.fork.epoch.fetch_add(1);
+  counters().resident.store(resident);
+  state.resident_peak.store(resident);
+  state.fork.mutators.store(0);
+  g_fault.helpers_resting.store(0);
+  reservations_forget();
+  state.services.table_request.lock.reset_in_child();
+  state.services.table_request.asked.store(0);
+  return resident;
+}
+
+// What the child has, where it differs from what the parent's prepare handler charged for it.
+void charge_difference(PagerState& state, const ForkInHand& fork, int64_t resident) {
+  const uint64_t committed = committed_pages(state);
+  if (resident > fork.charged)
+    state.account.take_always(resident - fork.charged);
+  else
+    state.account.give_maybe_shared(fork.charged - resident);
+  state.account.use_reserved(fork.checked.fixed);
+  tables_go_live(state);
+  promise_go_live(state, fork.checked.tables);
+  // than it was when the fork was checked
+  const int64_t more = static_cast<int64_t>(committed << state.page_shift) - fork.checked.lun_bytes;
+  if (more < 0)
+    state.account.lun_give(-more);
+  else if (!lun_take_or_sweep(state, more))
+    fatal("fork: there is no LUN space for the child's memory (%s); %s",
+          format_size(committed << state.page_shift).text,
+          space_remedy(state, space_bound(state, static_cast<uint64_t>(more))));
+}
+
+// A foreign piece that the program keeps from its children (MADV_DONTFORK) leaves a hole. No map of the child's own may
+// come to lie there: the place is still the region's.
+void close_foreign_holes(PagerState& state) {
+  for (const Region& region : state.regions) {
+    char* end = region.base + (region.pages << state.page_shift);
+    for (char *at = region.base, *stop; at < end; at = stop) {
+      bool foreign = false;
+      stop = state.foreign.run(at, end, &foreign);
+      if (!foreign) continue;
+      const uint64_t first = region.page_of(at).value, count = static_cast<uint64_t>(stop - at) >> state.page_shift;
+      claim_holes(region, first, first + count);
+    }
+  }
+}
+
+}  // namespace
+
+void fork_enter_child(PagerState& state, const ForkInHand& fork, bool of_libc, const void* here) {
+  close_foreign_holes(state);
+  checked_forks_enter_child();
+  sys::note_memory_owner();
+  if (of_libc) sys::threads_unmap_parents(here);
+  wipe_reset_in_child();
+  HostGuard guard;
+  if (!fork.engaged) return enter_plain_child(state, fork);
+  host_fork_bootstrap.store(true);  // until the housekeeping thread has made its threads
+  if (fork.refusal < 0)
+    fatal("fork: the child cannot be served (%s); its memory would be lost", errno_name(fork.refusal));
+  if (state.account.adopt(static_cast<unsigned>(fork.member), fork.ticket) < 0)
+    fatal(
+        "fork: the child stood still for too long before it began; its place in the account, and its memory with it, "
+        "is given up");
+  state.member.pid.store(getpid());
+  state.member.copy.store(sys::memory_copy());
+  state.fork.thread_id.store(sys::thread_id());
+  charge_difference(state, fork, take_over(state, fork));
+  state.luns.open_lock.unlock();
+  state.regions.lock.unlock();
+  ErrorText why;
+  if (int rc = child_restart(state, fork, &why); rc < 0) fatal("%s", why.text);
+  state.fork.thread_id.store(0);
+  state.fork.forking.store(false);
+}
+
+}  // namespace lunar
