@@ -10,8 +10,8 @@
 #include "pager/fault/handler.h"
 #include "pager/pager.h"
 #include "pager/space/deferred_slots.h"
-#include "pager/table/leaf_pool.h"
 #include "pager/table/table_promise.h"
+#include "pager/table/tables.h"
 #include "sys/log.h"
 
 namespace lunar {

@@ -13,7 +13,7 @@
 #include "pager/seize.h"
 #include "pager/state/install.h"
 #include "pager/state/state.h"
-#include "pager/table/leaf_pool.h"
+#include "pager/table/tables.h"
 #include "sys/memory_constants.h"
 
 namespace lunar {
@@ -21,7 +21,7 @@ namespace lunar {
 // In one chunk at most, inside a MutatorScope (or before activation, under its lock).
 static int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, bool install) {
   PageWord was[kChunkPages];
-  bool done[kChunkPages], taken[kChunkPages] = {};
+  bool done[kChunkPages] = {}, taken[kChunkPages] = {};
   if (int rc = install ? take_all(state, region, first, end, was) : 0; rc < 0) return rc;
   int rc = 0;
   for (uint64_t p = first; p < end; ++p) {
@@ -33,15 +33,12 @@ static int guard_pages(PagerState& state, Region& region, uint64_t first, uint64
     rc = sys::advise(region.address_of(PageIndex(first)), (end - first) << state.page_shift, advice);
     for (uint64_t p = first; p < end; ++p)  // what stopped it may have done so half way
       done[p - first] = rc == 0 || sys::advise(region.address_of(PageIndex(p)), state.page_size, advice) == 0;
-  } else {
-    for (bool& one : done) one = false;
   }
   for (uint64_t p = first; p < end; ++p) {
-    PageWord w = was[p - first];
     if (!taken[p - first]) continue;
-    PageWord next = w;
-    if (done[p - first] && install) next = empty_word(state, region, p, w, PageState::kGuard);
-    if (done[p - first] && !install && w.state() == PageState::kGuard) next = w.with_state(PageState::kEmpty);
+    PageWord next = was[p - first];
+    if (done[p - first] && install) next = empty_word(state, region, p, next, PageState::kGuard);
+    if (done[p - first] && next.state() == PageState::kGuard && !install) next = next.with_state(PageState::kEmpty);
     release_page(state, region, PageIndex(p), next);
   }
   if (!install) table_retire(state, region, first, end);

@@ -13,7 +13,7 @@
 #include "pager/seize.h"
 #include "pager/state/descriptors.h"
 #include "pager/state/install.h"
-#include "pager/table/leaf_pool.h"
+#include "pager/table/tables.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
 

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // pager_move: what mremap moves, while other threads use both places.
 //
-// Plain memory is moved by the kernel's own mremap: away by MREMAP_DONTUNMAP, so that the place which is left stays
-// reserved, and on from there by MREMAP_FIXED. If the place ends it is PROT_NONE before, and what is moved accessible
-// again in between.
-//
 // An active process moves runs of pages:
 //   1 take      the words of both places: a thread that faults there waits until the run is done
 //   2 clear     what the target held is dropped, and its protection becomes that of the source
@@ -27,7 +23,7 @@
 #include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
 #include "pager/state/install.h"
-#include "pager/table/leaf_pool.h"
+#include "pager/table/tables.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/memory_constants.h"
@@ -39,6 +35,8 @@ constexpr uint64_t kRunPages = 32;  // copied before the old ones are dropped: s
 
 // ---- plain memory ---------------------------------------------------------------------------------------------------
 
+// The kernel's own mremap: away by MREMAP_DONTUNMAP, so that the place which is left stays reserved, and on from there
+// by MREMAP_FIXED. If the place ends it is PROT_NONE before, and what is moved accessible again in between.
 // By halves where the kernel has several maps. *done grows by what has been moved. Not in one step: to a fixed place
 // the kernel (before 6.17) unmaps what is there before it looks whether it is one map that is to be moved.
 int remap(char* to, char* from, size_t bytes, const Move& how, size_t* done) {
@@ -150,14 +148,12 @@ void release_words(PagerState& state, Region& region, uint64_t first, const Page
 
 // Both in the order of addresses, the order of all code that takes several. 0, or -ENOMEM: none is taken.
 int take_run(PagerState& state, Run& run) {
+  const auto take_target = [&] { return take_all(state, run.to, run.target, run.target + run.count, run.there); };
+  const auto take_source = [&] { return take_all(state, run.from, run.source, run.source + run.count, run.was); };
   const bool target_first = run.target_at(0) < run.source_at(0);
-  const auto take = [&](bool target) {
-    return target ? take_all(state, run.to, run.target, run.target + run.count, run.there)
-                  : take_all(state, run.from, run.source, run.source + run.count, run.was);
-  };
-  int rc = take(target_first);
+  int rc = target_first ? take_target() : take_source();
   if (rc < 0) return rc;
-  rc = take(!target_first);
+  rc = target_first ? take_source() : take_target();
   if (rc < 0 && target_first) release_words(state, run.to, run.target, run.there, run.count);
   if (rc < 0 && !target_first) release_words(state, run.from, run.source, run.was, run.count);
   return rc;
@@ -187,17 +183,7 @@ int clear_target(PagerState& state, Run& run, const Move& how) {
     if (there.state() == PageState::kGuard) (void)sys::advise(run.target_at(i), state.page_size, MADV_GUARD_REMOVE);
     there = empty_word(state, run.to, run.target + i, there, PageState::kEmpty);
   }
-  if (!how.replaces) return 0;
-  const size_t bytes = run.count * state.page_size;
-  return sys::protect(run.target_at(0), bytes, how.prot);
-}
-
-// Writes to it wait. (By halves where the kernel has several maps.)
-void hold_writes(PagerState& state, char* at, size_t bytes) {
-  if (protect_pages(state, at, bytes, true) == 0 || bytes <= state.page_size) return;
-  const size_t half = round_up(bytes / 2, state.page_size);
-  hold_writes(state, at, half);
-  hold_writes(state, at + half, bytes - half);
+  return how.replaces ? sys::protect(run.target_at(0), run.count * state.page_size, how.prot) : 0;
 }
 
 void copy_pages(PagerState& state, const Run& run, unsigned first, unsigned end, Unreadable& unreadable) {
@@ -234,13 +220,10 @@ void carry_over(PagerState& state, Run& run, const Move& how, Unreadable& unread
   for (unsigned i = 0; i < run.count; ++i) resident |= run.was[i].state() == PageState::kResident;
   if (resident) note_dropped(state, run);
   if (resident && (how.prot & PROT_WRITE) != 0 && state.write_protect)
-    hold_writes(state, run.source_at(0), run.count * state.page_size);
-  for (unsigned i = 0, end; resident && i < run.count; i = end) {
+    protect_by_halves(state, run.source_at(0), run.count * state.page_size);
+  for (unsigned i = 0, end; resident && i < run.count; i = end + 1) {
     for (end = i; end < run.count && run.was[end].state() == PageState::kResident; ++end) {}
-    if (end == i)
-      ++end;
-    else
-      copy_pages(state, run, i, end, unreadable);
+    copy_pages(state, run, i, end, unreadable);
   }
   for (unsigned i = 0; i < run.count; ++i) {
     if (run.was[i].state() != PageState::kGuard) continue;
@@ -279,7 +262,7 @@ PageWord moved_word(PagerState& state, Run& run, unsigned i) {
     case PageState::kPoisoned:  // the new place is marked at its first fault
     case PageState::kEvicted:
     case PageState::kBusy:  // by this thread: `was` is the state before
-      return was;
+      break;
   }
   return was;
 }
@@ -359,8 +342,7 @@ int move_runs(PagerState& state, const PageRange& to, const PageRange& from, con
   Unreadable unreadable;
   if ((how.prot & PROT_READ) == 0 && !unreadable.open()) return -ENOMEM;
   while (*done < count) {
-    const uint64_t source = from.first + *done, target = to.first + *done,
-                   chunk_left = kChunkPages - source % kChunkPages;
+    const uint64_t source = from.first + *done, target = to.first + *done;
     uint64_t used = 0;
     int rc = find_used(from, source, how, &used);
     if (rc < 0) return rc;
@@ -368,8 +350,7 @@ int move_runs(PagerState& state, const PageRange& to, const PageRange& from, con
     if (n != 0) {
       rc = move_nothing(to.region->address_of(PageIndex(target)), n << state.page_shift, how);
     } else {
-      n = chunk_left < kRunPages ? chunk_left : kRunPages;
-      if (n > count - *done) n = count - *done;
+      n = count - *done < kRunPages ? count - *done : kRunPages;
       Run run{*to.region, *from.region, target, source, static_cast<unsigned>(n)};
       rc = move_charged(state, run, how, unreadable);
     }

@@ -18,13 +18,11 @@
 #include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
 #include "pager/state/install.h"
-#include "pager/table/leaf_pool.h"
 #include "pager/table/table_promise.h"
-#include "sys/fatal.h"
+#include "pager/table/tables.h"
 #include "sys/kernel_call.h"
 #include "sys/log.h"
 #include "sys/memory_constants.h"
-#include "sys/proc.h"
 
 namespace lunar {
 namespace {

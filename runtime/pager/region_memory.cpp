@@ -18,8 +18,8 @@
 #include "pager/pager.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
-#include "pager/table/leaf_pool.h"
 #include "pager/table/table_promise.h"
+#include "pager/table/tables.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/log.h"
@@ -126,11 +126,7 @@ int region_destroy(Region* region) {
 
 char* region_base(const Region* region) { return region->base; }
 size_t region_size(const Region* region) { return region->pages << pager_state().page_shift; }
-Region* region_find(const void* address) {
-  const auto& state = pager_state();
-  Region* region = state.regions.find(address);
-  return region == nullptr || state.foreign.overlaps(address, 1) ? nullptr : region;
-}
+Region* region_find(const void* address) { return own_region(pager_state(), address); }
 
 static int make_usable(PagerState& state, Region* region, size_t offset, size_t bytes, int protection) {
   if (protection == kChargeOnly) return 0;

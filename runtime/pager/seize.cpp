@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See seize.h.
 #include "pager/seize.h"
 
 #include <errno.h>
@@ -8,7 +7,7 @@
 #include "pager/space/lun_space.h"
 #include "pager/state/install.h"
 #include "pager/state/state.h"
-#include "pager/table/leaf_pool.h"
+#include "pager/table/tables.h"
 
 namespace lunar {
 

@@ -24,8 +24,8 @@
 
 #include "lunar/lunar.h"
 #include "pager/state/state.h"
-#include "pager/table/leaf_pool.h"
 #include "pager/table/table_promise.h"
+#include "pager/table/tables.h"
 #include "tests/support/stderr_of.h"
 #include "tests/support/test_tier.h"
 

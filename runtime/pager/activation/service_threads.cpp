@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The service threads: making them, and the housekeeping thread.
-//
-// The housekeeping thread does what must not burden faults or evictions: it reaps dead members of the account, frees
-// slots that were held for children, and reserves LUN space ahead of charge-on-touch memory. It sleeps until a request
-// (housekeeping_wake), the end of a child, or the end of a service thread, which is fatal. With the program's last
-// thread it ends the process. Program threads wait for it (TableRequest): it writes to no file of the user's but the
-// log. The live stats file has a thread of its own.
+// The service threads: making them, and the housekeeping thread (README.md). Program threads wait for that one
+// (TableRequest): it writes to no file of the user's but the log. The live stats file has a thread of its own.
 // Threads are made by the activating thread, under activation's lock, possibly inside an allocator's hook: whatever
 // allocates then runs under a HostGuard.
 #include "pager/activation/service_threads.h"
@@ -21,7 +16,7 @@
 #include "pager/space/deferred_slots.h"
 #include "pager/state/program_end.h"
 #include "pager/state/requests.h"
-#include "pager/table/leaf_pool.h"
+#include "pager/table/tables.h"
 #include "stats/export.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pager/evict/choose.h"
 
-#include "pager/state/install.h"
 #include "pager/state/state.h"
 
 namespace lunar {

@@ -6,8 +6,7 @@
 #include "pager/space/lun_space.h"
 #include "pager/state/install.h"
 #include "pager/state/requests.h"
-#include "pager/table/leaf_pool.h"
-#include "sys/fatal.h"
+#include "pager/table/tables.h"
 
 namespace lunar {
 namespace {
@@ -15,8 +14,7 @@ namespace {
 constexpr uint64_t kOthersMayEvictNs = 20000000;
 // while pages are shared: only when all have released one, it is free
 constexpr uint64_t kRelativesMayEvictNs = 2000000;
-constexpr uint64_t kSweepEveryNs = 50000000;                          // while DRAM is short
-constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;  // between looks while nothing can be evicted
+constexpr uint64_t kSweepEveryNs = 50000000;  // while DRAM is short
 
 }  // namespace
 

@@ -73,9 +73,10 @@ class Evictor {
   Writer writer_;
   Batch batch_;
   uint64_t swept_ns_ = 0;
-  int64_t nothing_ns_ = 50000;
-  uint64_t short_since_ = 0;  // DRAM has been short since then while others were above their share
-  int64_t since_tick_ = 0;    // pages evicted since eviction_time last advanced
+  static constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;
+  int64_t nothing_ns_ = kNothingFirstNs;  // between looks while nothing can be evicted
+  uint64_t short_since_ = 0;              // DRAM has been short since then while others were above their share
+  int64_t since_tick_ = 0;                // pages evicted since eviction_time last advanced
 
   std::atomic<uint32_t> pause_requests_{0};
   std::atomic<uint32_t> resting_{0};

@@ -8,7 +8,6 @@
 
 #include "base/format.h"
 #include "base/test_switches.h"
-#include "sys/file.h"
 #include "sys/log.h"
 #include "sys/proc.h"
 #include "sys/thread.h"

@@ -1,16 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Takes the pages of a batch out of the program's memory, into frames; nothing maps them any more then, and their
-// content is final.
-//
-//   exclusive  pages that may be copy-on-write since a fork are made exclusive (one vectored MADV_POPULATE_WRITE)
-//   gather     vmsplice: the pipe holds references to the physical pages. Those that may not be read (PROT_NONE, a
-//              protection key), and those that may not be written and could not be made exclusive, are write-protected
-//              by userfaultfd and copied (/proc/self/mem)
-//   drop       one vectored MADV_DONTNEED
-//   capture    the pipe is read into frames
-//
-// If pages may be pinned for device I/O (pins.h), or another process may write to them, the last three are UFFDIO_MOVE
-// into a staging area; EBUSY keeps the page. Evictor's thread only. No allocation after open().
+// Takes the pages of a batch out of the program's memory, into frames (README.md, "Take"); nothing maps them any more
+// then, and their content is final.
+// Evictor's thread only. No allocation after open().
 #pragma once
 #include "pager/evict/batch.h"
 #include "pager/page/frames.h"

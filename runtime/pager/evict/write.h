@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes frames to the LUN, in runs of slots, and takes them back when they are clean.
-//
-// A write that failed is repeated to the same slots, each by itself. Where that fails too while other writes succeed,
-// it is the slot's fault, and the slot is retired; where none succeeds, the device fails, and the slot is as good as
-// any. Three slots are tried, then the page goes back to DRAM. The page's word never becomes kEvicted before its write
-// has succeeded: frames become reusable only as kClean. Evictor's thread only. No allocation after open().
+// Writes frames to the LUN, in runs of slots, and takes them back when they are clean (README.md, "Write"). If single
+// writes fail while others succeed, it is the slot's fault; where none succeeds, the device fails, and the slot is as
+// good as any. Evictor's thread only. No allocation after open().
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See bring_in.h.
 #include "pager/fault/bring_in.h"
 
 #include <errno.h>

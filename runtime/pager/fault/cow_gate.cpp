@@ -20,14 +20,6 @@ constexpr int64_t kLiftShare = 256;     // one more page for each so many free o
 // Lifts the protection and wakes the waiters. False: the place is no longer ours.
 bool lift(PagerState& state, void* address, uint64_t bytes) { return protect_pages(state, address, bytes, false) == 0; }
 
-// Halves a range that crosses memory which is not ours (a file mapped in its middle).
-void close_pages(PagerState& state, char* from, uint64_t bytes) {
-  if (protect_pages(state, from, bytes, true) == 0 || bytes <= state.page_size) return;
-  uint64_t half = round_up(bytes / 2, state.page_size);
-  close_pages(state, from, half);
-  close_pages(state, from + half, bytes - half);
-}
-
 // The kernel writes to kept pages where it takes no page faults: not even for a moment may they be protected.
 void close_but_kept(PagerState& state, char* from, uint64_t bytes, const void* const* kept, unsigned kept_count) {
   const char* end = from + bytes;
@@ -35,7 +27,7 @@ void close_but_kept(PagerState& state, char* from, uint64_t bytes, const void* c
   for (const void* const* next = std::lower_bound(kept, stop, static_cast<const void*>(from)); from < end; ++next) {
     const char* until = next != stop && *next < end ? static_cast<const char*>(*next) : end;
     if (until < from) continue;  // a page that is there twice
-    if (until != from) close_pages(state, from, static_cast<uint64_t>(until - from));
+    if (until != from) protect_by_halves(state, from, static_cast<uint64_t>(until - from));
     from += static_cast<uint64_t>(until - from) + state.page_size;
   }
 }

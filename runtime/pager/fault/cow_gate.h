@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The copy-on-write gate. After a fork, a write to a page that both processes have copies it: DRAM that was not taken
-// from the account, and copies are made faster than pages are evicted. So if the budget has no room for all copies,
-// resident pages are write-protected by userfaultfd in both processes: in the parent before the fork, in the child
-// before any code of the program runs. A write to such a page sends a message; the handler lifts the protection once
-// the account has room for the copy (Account::unshare), and the writer waits until then.
-//
-// A protected page cannot be written, so the evictor gathers it as it is; making it exclusive first would copy it. On
-// architectures whose userfaultfd cannot write-protect anonymous memory a fork charges shared pages in full, both
-// processes evict, and copies may pass the cap until they have.
+// The copy-on-write gate (fork/README.md): after a fork, a write to a page that both processes have waits until the
+// account has room for the copy (Account::unshare). Such pages are write-protected by userfaultfd.
 // Threading: gate_close by a forking thread or in its child; gate_lift by handlers. No allocation.
 #pragma once
 #include "pager/page/region.h"

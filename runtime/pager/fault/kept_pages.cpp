@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keeps pages in DRAM until a thread is gone. When a thread ends, the kernel reads its list of robust mutexes and
-// clears its thread id, and refuses page faults meanwhile: on an evicted page the mutex would stay locked and a
-// pthread_join would wait forever.
+// Keeps pages in DRAM until a thread is gone (README.md, "Kept pages").
 //
 // Idea: the thread keeps its pages itself, by the pin bit of the page word. Later callers look for threads that are
 // gone. Other pages are kept until the caller says (pager_keep_until_told), as far as there is room. The program's own
 // pins (mlock) use the same bit: an entry says whether it goes with the thread, and the program's calls hand it over,
-// either way. Write faults are refused as well: kept pages stay outside the copy-on-write gate (cow_gate.h).
+// either way. Kept pages stay outside the copy-on-write gate (cow_gate.h).
 //
 // Threading: any thread of the program; may fault. Signals are blocked inside: a handler could end the thread.
 #include "pager/fault/kept_pages.h"
@@ -20,7 +18,7 @@
 #include "pager/fault/keep.h"
 #include "pager/state/install.h"
 #include "pager/state/state.h"
-#include "pager/table/leaf_pool.h"
+#include "pager/table/tables.h"
 #include "sys/log.h"
 #include "sys/memory_constants.h"
 #include "sys/proc.h"

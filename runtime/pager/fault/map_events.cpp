@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See map_events.h.
 #include "pager/fault/map_events.h"
 
 #include <atomic>

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Raw calls: munmap, mremap and mmap with MAP_FIXED of tiered memory by a system call in the program's own code, which
-// neither libc's functions nor syscall() show. The pager cannot serve them: pages on the LUN would not come along, and
-// their slots would be found at a place that has become another map's. So the process ends with a line.
-//
-// The kernel reports such a call by an event of the userfaultfd, after the change, and holds the caller until the event
-// is read. Until then it refuses to install pages anywhere (EAGAIN). EVENT_REMOVE stays off, because the pager's own
+// Raw calls (README.md): munmap, mremap and mmap with MAP_FIXED of tiered memory by a system call in the program's own
+// code, which the pager cannot serve. The kernel tells them by an event of the userfaultfd, after the change; until the
+// event is read it refuses to install pages anywhere (EAGAIN). EVENT_REMOVE stays off, because the pager's own
 // MADV_DONTNEED would wait for it.
 #pragma once
 #include <cstddef>

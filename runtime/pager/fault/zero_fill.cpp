@@ -10,8 +10,8 @@
 #include "pager/space/lun_space.h"
 #include "pager/state/install.h"
 #include "pager/state/requests.h"
-#include "pager/table/leaf_pool.h"
 #include "pager/table/table_promise.h"
+#include "pager/table/tables.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
 

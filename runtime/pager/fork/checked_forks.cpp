@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See checked_forks.h.
 #include "pager/fork/checked_forks.h"
 
 #include <errno.h>
@@ -12,11 +11,10 @@
 #include "pager/space/deferred_slots.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/requests.h"
-#include "pager/table/leaf_pool.h"
 #include "pager/table/table_promise.h"
+#include "pager/table/tables.h"
 #include "sys/arena.h"
 #include "sys/log.h"
-#include "sys/proc.h"
 
 namespace lunar {
 namespace {

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See child.h.
 #include "pager/fork/child.h"
 
 #include <errno.h>
@@ -21,13 +20,11 @@
 #include "pager/space/deferred_slots.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/program_end.h"
-#include "pager/table/leaf_pool.h"
 #include "pager/table/table_promise.h"
+#include "pager/table/tables.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
-#include "sys/memory_constants.h"
 #include "sys/memory_copy.h"
-#include "sys/proc.h"
 
 namespace lunar {
 
@@ -106,10 +103,6 @@ PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool pre
   }
 }
 
-void check_known(int rc) {
-  if (rc < 0) fatal("fork: the child cannot tell which pages it has (/proc/self/pagemap: %s)", errno_name(rc));
-}
-
 // Settles all words, counts resident pages anew, and notes on which LUNs pages lie. Returns how many are resident.
 int64_t settle_words(PagerState& state) {
   int64_t resident = 0, pinned = 0;
@@ -125,7 +118,8 @@ int64_t settle_words(PagerState& state) {
       uint64_t n = end - at < kChunkPages ? end - at : kChunkPages;
       // libc may have touched a page that is committed and has no word
       if (!region.table.uses(at, at + n) && region.chunk_committed[at / kChunkPages].load() == 0) continue;
-      check_known(present_own(state.foreign, region.address_of(PageIndex(at)), n, present));
+      if (const int rc = present_own(state.foreign, region.address_of(PageIndex(at)), n, present); rc < 0)
+        fatal("fork: the child cannot tell which pages it has (/proc/self/pagemap: %s)", errno_name(rc));
       int32_t in_chunk = 0;
       int64_t evicted = 0;
       for (uint64_t i = 0; i < n; ++i) {

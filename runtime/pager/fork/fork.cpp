@@ -28,7 +28,6 @@
 #include "sys/fatal.h"
 #include "sys/memory_constants.h"
 #include "sys/own_stack.h"
-#include "sys/proc.h"
 
 // glibc's iteration over open FILEs (exported for gdb and malloc debuggers; GLIBC_2.2).
 extern "C" {

@@ -1,12 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fork: a child keeps its memory. A part of pager.h.
-//
-//   prepare   excludes discards and moves; waits until the evictor rests with no write in flight; makes FILE objects
-//             resident, because libc itself touches them in the child before any handler runs; reserves a member in the
-//             account; makes the regions inheritable (they are MADV_DONTFORK otherwise)
-//   parent    undoes all of that; defers the release of slots until the child is gone
-//   child     page states as of the fork, busy pages in their state before; its own userfaultfd, threads and frames;
-//             only reads ancestors' LUNs, and opens a LUN of its own at the first dirty eviction
+// fork: a child keeps its memory (README.md). A part of pager.h.
 #pragma once
 
 namespace lunar {

@@ -5,7 +5,7 @@
 //   leaf ─────── 16 words and 16 hashes, 256 bytes. All regions take leaves from one pool, which grows in segments and
 //                never moves or unmaps them
 //
-// A page without a leaf is kEmpty. Leaves come and go by leaf_pool.h.
+// A page without a leaf is kEmpty. Leaves come and go by tables.h.
 //
 // Lifetime. Who holds a page kBusy, pinned, guarded or with content keeps its leaf. All others look a word up inside a
 // TableScope, again for each attempt: a leaf that is taken out of the directory has words that nothing can lock

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See deferred_slots.h.
 #include "pager/space/deferred_slots.h"
 
 #include <errno.h>

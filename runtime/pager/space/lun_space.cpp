@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See lun_space.h.
 #include "pager/space/lun_space.h"
 
 #include <errno.h>

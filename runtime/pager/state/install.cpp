@@ -54,6 +54,13 @@ int protect_pages(PagerState& state, void* address, size_t bytes, bool on) {
   return rc;
 }
 
+void protect_by_halves(PagerState& state, char* from, size_t bytes) {
+  if (protect_pages(state, from, bytes, true) == 0 || bytes <= state.page_size) return;
+  const size_t half = round_up(bytes / 2, state.page_size);
+  protect_by_halves(state, from, half);
+  protect_by_halves(state, from + half, bytes - half);
+}
+
 bool set_waiter(Region& region, PageIndex page, PageWord seen) {
   AtomicPageWord* word = region.table.find(page.value);
   if (word == nullptr) return false;

@@ -32,6 +32,8 @@ struct Install {
 
 // Write-protects pages by userfaultfd, or lifts that, which wakes. 0 or -errno.
 int protect_pages(PagerState& state, void* address, size_t bytes, bool on);
+// Write-protects what it can of a range that may cross memory which is not ours, or several of the kernel's maps.
+void protect_by_halves(PagerState& state, char* from, size_t bytes);
 
 // While an event is unread the kernel refuses both (-EAGAIN): they wait by this. A thread that reads events does so in
 // it, by the function that it has set; others yield.

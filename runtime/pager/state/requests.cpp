@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See requests.h.
 #include "pager/state/requests.h"
 
 namespace lunar {

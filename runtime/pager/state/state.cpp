@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See state.h.
 #include "pager/state/state.h"
 
 #include "sys/log.h"

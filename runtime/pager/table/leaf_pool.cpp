@@ -1,9 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See leaf_pool.h.
-//
-// A segment's leaves are free or used (a bit each), and its memory is charged by *blocks* (the leaves of a page of
-// DRAM). Leaves of charged blocks are given out first, those at low addresses before others. A leaf that leaves its
-// directory waits in a queue until the scopes of its time have ended.
 #include "pager/table/leaf_pool.h"
 
 #include <errno.h>
@@ -19,82 +14,10 @@ namespace lunar {
 
 namespace {
 
-constexpr uint32_t kWords = kSegmentLeaves / 64;
 constexpr uint32_t kPendingMax = 512, kEmptyMax = 32;  // retired leaves, empty pages: before the housekeeping is asked
 constexpr uint32_t kPendingLook = 64;
 
-uint32_t block_leaves() { return static_cast<uint32_t>(sys::page_bytes() / sizeof(Leaf)); }
-
-// Bits of leaves.
-struct Bits {
-  uint64_t words[kWords] = {};
-  bool get(uint32_t i) const { return (words[i / 64] >> i % 64 & 1) != 0; }
-  void set(uint32_t i, bool to) {
-    const uint64_t bit = uint64_t{1} << i % 64;
-    words[i / 64] = to ? words[i / 64] | bit : words[i / 64] & ~bit;
-  }
-  void set_block(uint32_t first, bool to) {
-    for (uint32_t i = first; i < first + block_leaves(); ++i) set(i, to);
-  }
-  bool block_is_clear(uint32_t first) const {
-    uint64_t any = 0;
-    if (block_leaves() >= 64)
-      for (uint32_t i = first; i < first + block_leaves(); i += 64) any |= words[i / 64];
-    else
-      any = words[first / 64] >> first % 64 & ((uint64_t{1} << block_leaves()) - 1);
-    return any == 0;
-  }
-};
-
-struct SegmentBits {
-  Bits used, charged, loose;
-};
-
 }  // namespace
-
-// All state under the lock.
-class LeafPool {
- public:
-  int add(PagerState& state, Region& region, uint64_t group, int64_t keep_free);
-  void retire(PagerState& state, Region& region, uint64_t group, bool must);
-  bool trim(PagerState& state);
-  void end_region(PagerState& state, Region& region);
-  void enter_child(PagerState& state);
-  void go_live(PagerState& state);
-  int64_t pages() const { return charged_blocks_ + charged_spans_; }
-  int64_t loose_units() const { return loose_units_; }
-
- private:
-  struct Place {
-    uint32_t number = 0;  // 0: none
-    bool fresh = false;   // its block is not charged
-  };
-  Place find(bool fresh);
-  bool grow();
-  int take(PagerState& state, Region& region, uint64_t group, int64_t keep_free, bool* must_grow);
-  void use_again();
-  void free_leaf(uint32_t number);
-  int64_t trim_blocks();
-  int64_t trim_spans(PagerState& state);
-  void change_loose(PagerState& state, int64_t units);
-  SegmentBits& bits_of(uint32_t number) { return *bits_[number / kSegmentLeaves]; }
-  static Leaf& leaf_at(uint32_t number) {
-    return g_leaf_segments[number / kSegmentLeaves].load(std::memory_order_relaxed)[number % kSegmentLeaves];
-  }
-
-  sys::SpinLock lock_;
-  SegmentBits* bits_[kSegmentsMax] = {};
-  uint32_t segments_ = 0;
-  uint32_t low_charged_ = 0, low_fresh_ = 0;  // words of bits below which there is none of these
-  int64_t free_charged_ = 0;                  // leaves
-  int64_t charged_blocks_ = 0, charged_spans_ = 0;
-  uint32_t empty_blocks_ = 0, empty_spans_ = 0;              // of these
-  uint32_t queue_first_ = 0, queue_last_ = 0, pending_ = 0;  // retired: numbers + 1, linked by their hashes
-  int64_t loose_units_ = 0;
-  bool live_ = false;
-};
-
-static constinit LeafPool g_pool;
 
 // The lowest leaf that is free, in a charged block or (`fresh`) in one that is not.
 LeafPool::Place LeafPool::find(bool fresh) {
@@ -411,63 +334,5 @@ void LeafPool::enter_child(PagerState& state) {
   free_charged_ = charged_blocks_ * block_leaves() - used;
   low_charged_ = low_fresh_ = queue_first_ = queue_last_ = pending_ = 0;
 }
-
-// ---- the interface --------------------------------------------------------------------------------------------------
-
-void table_note_committed(Region& region, uint64_t end) {
-  uint64_t now = region.table_pages.load(std::memory_order_relaxed);
-  while (now < end && !region.table_pages.compare_exchange_weak(now, end, std::memory_order_acq_rel)) {}
-}
-
-int table_reach(PagerState& state, Region& region, uint64_t first, uint64_t end, int64_t keep_free) {
-  if (first >= end) return 0;
-  table_note_committed(region, end);
-  for (uint64_t group = first / kLeafPages; group <= (end - 1) / kLeafPages; ++group) {
-    if (region.table.find(group * kLeafPages) != nullptr) continue;
-    const int rc = g_pool.add(state, region, group, keep_free);
-    if (rc < 0) {
-      if (state.is_active()) housekeeping_wake(state, kHousekeepingTables);
-      return rc;
-    }
-  }
-  return 0;
-}
-
-int table_reach_waiting(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  constexpr uint64_t kMostNs = 1'000'000'000;
-  const uint64_t until = sys::now_ns() + kMostNs;
-  for (;;) {
-    int rc;
-    {
-      const sys::ScopedSignalBlock signals;
-      rc = table_reach(state, region, first, end, kKeepFreePages);
-    }
-    if (rc == 0) return 0;
-    if (!state.is_active() || sys::now_ns() > until) return -ENOMEM;
-    evictor_wake(state);
-    sys::sleep_ns(200000);
-  }
-}
-
-void table_retire(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  const TableScope scope;
-  for (uint64_t page = region.table.next_used(first, end); page < end;
-       page = region.table.next_used(round_down(page, kLeafPages) + kLeafPages, end))
-    g_pool.retire(state, region, page / kLeafPages, false);
-}
-
-void table_retire_all(PagerState& state, Region& region) {
-  const TableScope scope;
-  for (uint64_t page = region.table.next_used(0, region.pages); page < region.pages;
-       page = region.table.next_used(round_down(page, kLeafPages) + kLeafPages, region.pages))
-    g_pool.retire(state, region, page / kLeafPages, true);
-  g_pool.end_region(state, region);
-}
-
-bool table_trim(PagerState& state) { return g_pool.trim(state); }
-int64_t table_pages() { return g_pool.pages(); }
-int64_t tables_loose_units() { return g_pool.loose_units(); }
-void tables_go_live(PagerState& state) { g_pool.go_live(state); }
-void tables_enter_child(PagerState& state) { g_pool.enter_child(state); }
 
 }  // namespace lunar

@@ -1,42 +1,90 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool of the leaves of page tables (page_table.h): a leaf comes when one of its pages is first used (table_reach)
-// and goes when all of them are empty (table_retire). Leaves and directory pages are DRAM: once the process is active
-// they are taken from the account like a resident page, so table_reach can fail. Empty pool and directory pages go back
-// (table_trim). table_promise.h says how many there may be.
+// LeafPool: the leaves of all page tables, for tables.h.
 //
-// Threading: any thread, also on the fault path: one spin lock, no wait, no allocation but the map of a new segment.
-// Program threads block signals around calls (a handler may fork). table_retire and table_trim: see there.
-// A forked child takes the directories as they were; the pool follows from them (tables_enter_child).
+// A segment's leaves are free or used (a bit each), and its memory is charged by *blocks* (the leaves of a page of
+// DRAM). Leaves of charged blocks are given out first, those at low addresses before others. A leaf that leaves its
+// directory waits in a queue until the scopes of its time have ended.
+// Threading: any thread; all state is under the lock.
 #pragma once
 #include <cstdint>
 
 #include "pager/page/page_table.h"
+#include "sys/mem.h"
+#include "sys/thread.h"
 
 namespace lunar {
 
 struct PagerState;
 struct Region;
 
-// Gives the pages of [first, end) words. 0; -EAGAIN: no DRAM now (the budget would have fewer than `keep_free` pages
-// free); -ENOMEM: the tables take all the room that they may, or the kernel gives no memory. What has been added stays.
-[[nodiscard]] int table_reach(PagerState& state, Region& region, uint64_t first, uint64_t end, int64_t keep_free);
-void table_note_committed(Region& region, uint64_t end);  // scans go so far from now on
-// The same for program threads: waits up to a second for room. 0 or -ENOMEM. pre: no scope.
-[[nodiscard]] int table_reach_waiting(PagerState& state, Region& region, uint64_t first, uint64_t end);
+constexpr uint32_t kWords = kSegmentLeaves / 64;
 
-// Takes the leaves of [first, end) whose pages are all empty out of the directory. pre: no fork can come in between
-// (MutatorScope, the evictor, activation.lock, settling a note).
-void table_retire(PagerState& state, Region& region, uint64_t first, uint64_t end);
-// When the region ends: all of them, whatever they hold, and its directory's pages. pre: no thread uses the region.
-void table_retire_all(PagerState& state, Region& region);
-// Gives empty pages back. By the housekeeping thread. False: more will come soon.
-bool table_trim(PagerState& state);
+inline uint32_t block_leaves() { return static_cast<uint32_t>(sys::page_bytes() / sizeof(Leaf)); }
 
-int64_t table_pages();                   // of DRAM that all tables take now
-int64_t tables_loose_units();            // leaves (and pages of the directory, as leaves) that are loose
-void tables_go_live(PagerState& state);  // the account counts them from now on
-// In a forked child, before its words are looked at: the pool as the directories say, and the regions' table_pages.
-// The account counts nothing yet (tables_go_live).
-void tables_enter_child(PagerState& state);
+// Bits of leaves.
+struct Bits {
+  uint64_t words[kWords] = {};
+  bool get(uint32_t i) const { return (words[i / 64] >> i % 64 & 1) != 0; }
+  void set(uint32_t i, bool to) {
+    const uint64_t bit = uint64_t{1} << i % 64;
+    words[i / 64] = to ? words[i / 64] | bit : words[i / 64] & ~bit;
+  }
+  void set_block(uint32_t first, bool to) {
+    for (uint32_t i = first; i < first + block_leaves(); ++i) set(i, to);
+  }
+  bool block_is_clear(uint32_t first) const {
+    uint64_t any = 0;
+    if (block_leaves() >= 64)
+      for (uint32_t i = first; i < first + block_leaves(); i += 64) any |= words[i / 64];
+    else
+      any = words[first / 64] >> first % 64 & ((uint64_t{1} << block_leaves()) - 1);
+    return any == 0;
+  }
+};
+
+struct SegmentBits {
+  Bits used, charged, loose;
+};
+
+class LeafPool {
+ public:
+  int add(PagerState& state, Region& region, uint64_t group, int64_t keep_free);
+  void retire(PagerState& state, Region& region, uint64_t group, bool must);
+  bool trim(PagerState& state);
+  void end_region(PagerState& state, Region& region);
+  void enter_child(PagerState& state);
+  void go_live(PagerState& state);
+  int64_t pages() const { return charged_blocks_ + charged_spans_; }
+  int64_t loose_units() const { return loose_units_; }
+
+ private:
+  struct Place {
+    uint32_t number = 0;  // 0: none
+    bool fresh = false;   // its block is not charged
+  };
+  Place find(bool fresh);
+  bool grow();
+  int take(PagerState& state, Region& region, uint64_t group, int64_t keep_free, bool* must_grow);
+  void use_again();
+  void free_leaf(uint32_t number);
+  int64_t trim_blocks();
+  int64_t trim_spans(PagerState& state);
+  void change_loose(PagerState& state, int64_t units);
+  SegmentBits& bits_of(uint32_t number) { return *bits_[number / kSegmentLeaves]; }
+  static Leaf& leaf_at(uint32_t number) {
+    return g_leaf_segments[number / kSegmentLeaves].load(std::memory_order_relaxed)[number % kSegmentLeaves];
+  }
+
+  sys::SpinLock lock_;
+  SegmentBits* bits_[kSegmentsMax] = {};
+  uint32_t segments_ = 0;
+  uint32_t low_charged_ = 0, low_fresh_ = 0;  // words of bits below which there is none of these
+  int64_t free_charged_ = 0;                  // leaves
+  int64_t charged_blocks_ = 0, charged_spans_ = 0;
+  uint32_t empty_blocks_ = 0, empty_spans_ = 0;              // of these
+  uint32_t queue_first_ = 0, queue_last_ = 0, pending_ = 0;  // retired: numbers + 1, linked by their hashes
+  int64_t loose_units_ = 0;
+  bool live_ = false;
+};
 
 }  // namespace lunar

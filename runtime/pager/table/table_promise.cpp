@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// See table_promise.h.
 #include "pager/table/table_promise.h"
 
 #include <errno.h>
 
 #include "pager/state/requests.h"
-#include "pager/table/leaf_pool.h"
+#include "pager/table/tables.h"
 
 namespace lunar {
 namespace {

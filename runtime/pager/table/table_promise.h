@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The promise of page tables. Tables cannot be evicted, so a commit is refused if they could come to fill the budget:
-// committed memory is promised the leaves and directory pages that it takes at most, and the promises of a tree's
-// processes fit into the budget with all else that cannot be evicted, and leave kTableRoom for work. Pages that were
-// not committed (MAP_NORESERVE) are *loose*: each leaf of theirs asks when it is made.
+// The promise of page tables (account/README.md): a commit is refused if its tables could come to fill the budget.
+// Pages that were not committed (MAP_NORESERVE) are *loose*: each leaf of theirs asks when it is made.
 //
 // The unit is a leaf. A chunk in which c pages are committed may need c leaves, or all of its 32; a heap chunk all of
 // them, as a huge page populates what is not committed; and a span a page of the directory.
-// Before activation the promise is charged as plain memory (activation.h) and limits nothing.
 // Threading: any thread with signals blocked; short spin locks. promise_change may be called on the fault path.
 #pragma once
 #include <cstdint>
