@@ -11,47 +11,45 @@
 
 #include "tools/bench/setup_journal.h"
 #include "tools/bench/size_option.h"
-#include "tools/support/flags.h"
 #include "tools/support/process.h"
 
 namespace lunar::tools {
 
-CLI::Option* add_choice(CLI::App& app, const char* name, std::vector<std::string>& values,
-                        const std::vector<std::string>& known, const std::string& help) {
-  return app.add_option(name, values, fmt::format("{}: any of {}", help, fmt::join(known, ",")))
-      ->delimiter(',')
-      ->check(CLI::IsMember(known));
+Flag add_choice(Flags& flags, const char* name, std::vector<std::string>& values, const std::vector<std::string>& known,
+                const std::string& help) {
+  return flags.add(name, values, fmt::format("{}: any of {}", help, fmt::join(known, ","))).list().one_of(known);
 }
 
-BenchFlags::BenchFlags(CLI::App& app, BenchOptions& options, const std::string& lun_help, const std::string& quick_help)
-    : options_(options) {
-  if (options.seconds > 0)
-    seconds_ =
-        app.add_option("--seconds", options.seconds, "length of one measurement")->check(CLI::Range(0.05, 3600.0));
-  rounds_ =
-      app.add_option("--rounds", options.rounds, "runs of each system; medians are quoted")->check(CLI::Range(1, 100));
-  app.add_option("--lun", options.lun, lun_help);
-  app.add_option("--seed", options.seed, "of data and operations");
+static std::optional<Flag> add_seconds(Flags& flags, BenchOptions& options) {
+  if (options.seconds <= 0) return std::nullopt;
+  return flags.add("--seconds", options.seconds, "length of one measurement").range(0.05, 3600.0);
+}
+
+BenchFlags::BenchFlags(Flags& flags, BenchOptions& options, const std::string& lun_help, const std::string& quick_help)
+    : options_(options),
+      seconds_(add_seconds(flags, options)),
+      rounds_(flags.add("--rounds", options.rounds, "runs of each system; medians are quoted").range(1, 100)) {
+  flags.add("--lun", options.lun, lun_help);
+  flags.add("--seed", options.seed, "of data and operations");
   if (!options.systems.empty())
-    add_choice(app, "--systems", options.systems, std::vector<std::string>(options.systems), "systems to compare");
-  app.add_flag("--quick", options.quick, quick_help);
-  app.add_flag("--json", options.json, "print one JSON object instead of the table");
+    add_choice(flags, "--systems", options.systems, std::vector<std::string>(options.systems), "systems to compare");
+  flags.add("--quick", options.quick, quick_help);
+  flags.add("--json", options.json, "print one JSON object instead of the table");
 }
 
 void BenchFlags::settle(double quick_seconds, unsigned quick_rounds) const {
   if (!options_.quick) return;
-  if (seconds_ != nullptr && seconds_->count() == 0) options_.seconds = quick_seconds;
-  if (rounds_->count() == 0) options_.rounds = quick_rounds;
+  if (seconds_ && !seconds_->given()) options_.seconds = quick_seconds;
+  if (!rounds_.given()) options_.rounds = quick_rounds;
 }
 
-MemoryFlags::MemoryFlags(CLI::App& app, BenchOptions& options, const Defaults& defaults)
+MemoryFlags::MemoryFlags(Flags& flags, BenchOptions& options, const Defaults& defaults)
     : options_(options), defaults_(defaults), allowance_(defaults.allowance) {
-  app.add_option(
+  flags.add(
       "--dram", dram_,
       fmt::format("DRAM budget of each system (default {}; {} with --quick)", defaults.dram, defaults.quick_dram));
-  app.add_option("--data", data_, "bytes of data (default: 4 times --dram)");
-  app.add_option("--allowance", allowance_,
-                 "memory limit of each system above --dram: code, stacks, buffers, page tables");
+  flags.add("--data", data_, "bytes of data (default: 4 times --dram)");
+  flags.add("--allowance", allowance_, "memory limit of each system above --dram: code, stacks, buffers, page tables");
 }
 
 void MemoryFlags::settle(unsigned quick_times) {
@@ -61,30 +59,16 @@ void MemoryFlags::settle(unsigned quick_times) {
       data_.empty() ? (options_.quick ? quick_times : 4) * options_.dram_bytes : size_option("--data", data_);
   options_.allowance_bytes = size_option("--allowance", allowance_);
   if (options_.dram_bytes < defaults_.dram_min_mib << 20)
-    throw CLI::ValidationError("--dram", fmt::format("at least {}m", defaults_.dram_min_mib));
-  if (options_.data_bytes < options_.dram_bytes) throw CLI::ValidationError("--data", "at least --dram");
+    throw FlagsError("--dram", fmt::format("at least {}m", defaults_.dram_min_mib));
+  if (options_.data_bytes < options_.dram_bytes) throw FlagsError("--data", "at least --dram");
 }
 
-namespace {
-// As they were given, or their defaults.
-std::vector<std::pair<std::string, std::string>> options_of(const CLI::App& app) {
-  std::vector<std::pair<std::string, std::string>> out;
-  for (const CLI::Option* one : app.get_options()) {
-    if (one->get_lnames().empty() || one->get_lnames()[0] == "help") continue;
-    out.emplace_back(one->get_lnames()[0],
-                     one->count() > 0 ? fmt::format("{}", fmt::join(one->results(), ",")) : one->get_default_str());
-  }
-  return out;
-}
-}  // namespace
-
-int run_bench(CLI::App& app, const BenchOptions& options, const std::function<void()>& parse,
+int run_bench(Flags& flags, const BenchOptions& options, const std::function<void()>& parse,
               const std::function<BenchReport()>& measure) {
-  const std::string& command = app.get_name();
+  const std::string command = flags.name();
   try {
-    app.option_defaults()->always_capture_default();
     parse();
-  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
+  } catch (const FlagsError& error) { return flags.refuse(error); }
   catch_interrupts();
   try {
     BenchReport report = [&] {
@@ -92,7 +76,7 @@ int run_bench(CLI::App& app, const BenchOptions& options, const std::function<vo
       return measure();
     }();
     report.bench = command.substr(command.rfind(' ') + 1);
-    report.options = options_of(app);
+    report.options = flags.values();
     report.sizes["rounds"] = options.rounds;
     report.sizes["seconds"] = options.seconds;
     if (options.dram_bytes > 0) {

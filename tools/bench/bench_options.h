@@ -2,13 +2,14 @@
 // The command line that all benches share, and their frame: options, lock, report, exit code.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tools/bench/report.h"
+#include "tools/support/flags.h"
 
 namespace lunar::tools {
 
@@ -25,16 +26,17 @@ struct BenchOptions {
 };
 
 // Adds --seconds (unless it is 0), --rounds, --lun, --seed, --systems (any of those in `options`), --quick and --json
-// to `app`, which shows the defaults that the options have by then. After the parse call settle().
+// to `flags`, which shows the defaults that the options have by then. After the parse call settle().
 class BenchFlags {
  public:
-  BenchFlags(CLI::App& app, BenchOptions& options, const std::string& lun_help, const std::string& quick_help);
+  BenchFlags(Flags& flags, BenchOptions& options, const std::string& lun_help, const std::string& quick_help);
   // What --quick sets where the user gave nothing.
   void settle(double quick_seconds, unsigned quick_rounds) const;
 
  private:
   BenchOptions& options_;
-  CLI::Option *seconds_ = nullptr, *rounds_;
+  std::optional<Flag> seconds_;
+  Flag rounds_;
 };
 
 // Adds --dram, --data, --allowance and --options.
@@ -44,8 +46,8 @@ class MemoryFlags {
     const char *dram, *quick_dram, *allowance;
     uint64_t dram_min_mib = 16;
   };
-  MemoryFlags(CLI::App& app, BenchOptions& options, const Defaults& defaults);
-  // Data is 4 times --dram where it is not given, or so many times with --quick. Throws CLI::ValidationError.
+  MemoryFlags(Flags& flags, BenchOptions& options, const Defaults& defaults);
+  // Data is 4 times --dram where it is not given, or so many times with --quick. Throws FlagsError.
   void settle(unsigned quick_times = 4);
 
  private:
@@ -55,12 +57,12 @@ class MemoryFlags {
 };
 
 // A list, comma-separated, of any of `known`.
-CLI::Option* add_choice(CLI::App& app, const char* name, std::vector<std::string>& values,
-                        const std::vector<std::string>& known, const std::string& help);
+Flag add_choice(Flags& flags, const char* name, std::vector<std::string>& values, const std::vector<std::string>& known,
+                const std::string& help);
 
-// A whole bench: `parse` (which throws CLI::ParseError), then `measure` under the BenchLock, then the report on
+// A whole bench: `parse` (which throws FlagsError), then `measure` under the BenchLock, then the report on
 // standard output. 0: measured; 1: failed (and said why); 2: wrong use; 130: interrupted.
-int run_bench(CLI::App& app, const BenchOptions& options, const std::function<void()>& parse,
+int run_bench(Flags& flags, const BenchOptions& options, const std::function<void()>& parse,
               const std::function<BenchReport()>& measure);
 
 }  // namespace lunar::tools

@@ -2,15 +2,16 @@
 // Sizes on the command lines of benches and the demo: k/m/g/t, powers of 1024.
 // Threading: free function.
 #pragma once
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
 
+#include "tools/support/flags.h"
+
 namespace lunar::tools {
 
-// "512", "64k", "256M", "1.5g", "2t", "4gib". Throws CLI::ValidationError.
+// "512", "64k", "256M", "1.5g", "2t", "4gib". Throws FlagsError.
 inline uint64_t size_option(const std::string& name, const std::string& text) {
   char* end = nullptr;
   const double number = strtod(text.c_str(), &end);
@@ -24,7 +25,7 @@ inline uint64_t size_option(const std::string& name, const std::string& text) {
   const bool known = unit.empty() || unit == "b" || (unit.size() == 1 && power >= 1 && power <= 4);
   const double bytes = number * std::pow(1024.0, static_cast<double>(power));
   if (end == text.c_str() || !known || !std::isfinite(number) || number < 0 || bytes > 9e18) {
-    throw CLI::ValidationError(name, "'" + text + "' is not a size (as 512m, 2g)");
+    throw FlagsError(name, "'" + text + "' is not a size (as 512m, 2g)");
   }
   return static_cast<uint64_t>(bytes);
 }

@@ -12,7 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -302,35 +301,33 @@ bool Demo::run() {
   return record_.failures.empty();
 }
 
-void parse(CLI::App& app, DemoOptions& options, int argc, char** argv) {
+void parse(Flags& flags, DemoOptions& options, int argc, char** argv) {
   std::string dram = "256m", data;
-  app.add_option("--dram", dram, "DRAM cap of the server (default 256m)");
-  app.add_option("--data", data, "bytes of values (default 4 times --dram)");
-  app.add_option("--value-size", options.value_bytes, "bytes of a value (default 4000)")->check(CLI::Range(1, 1 << 26));
-  app.add_option("--lunar", options.lunar, "the lunar command (default: next to this program)");
-  app.add_option("--redis-server", options.redis_server, "the server (default: the first in PATH)");
-  app.add_option("--dir", options.directory, "where the dump goes, on a disk (default /var/tmp)");
-  app.add_option("--lun", options.lun, "LUN of `lunar run` (default: its own choice)");
-  app.add_option("--seed", options.seed, "of values and order (default 20)");
-  app.add_flag("--json", options.json, "print one JSON object instead of the table");
-  app.parse(argc, argv);
+  flags.add("--dram", dram, "DRAM cap of the server (default 256m)");
+  flags.add("--data", data, "bytes of values (default 4 times --dram)");
+  flags.add("--value-size", options.value_bytes, "bytes of a value (default 4000)").range(1, 1 << 26);
+  flags.add("--lunar", options.lunar, "the lunar command (default: next to this program)");
+  flags.add("--redis-server", options.redis_server, "the server (default: the first in PATH)");
+  flags.add("--dir", options.directory, "where the dump goes, on a disk (default /var/tmp)");
+  flags.add("--lun", options.lun, "LUN of `lunar run` (default: its own choice)");
+  flags.add("--seed", options.seed, "of values and order (default 20)");
+  flags.add("--json", options.json, "print one JSON object instead of the table");
+  flags.parse(argc, argv);
   options.dram_bytes = size_option("--dram", dram);
   options.data_bytes = data.empty() ? 4 * options.dram_bytes : size_option("--data", data);
-  if (options.dram_bytes == 0) throw CLI::ValidationError("--dram", "must not be 0");
+  if (options.dram_bytes == 0) throw FlagsError("--dram", "must not be 0");
   const uint64_t count = options.data_bytes / options.value_bytes;
-  if (count == 0 || count > 999'999'999)
-    throw CLI::ValidationError("--data", "from 1 to 999999999 values of --value-size");
+  if (count == 0 || count > 999'999'999) throw FlagsError("--data", "from 1 to 999999999 values of --value-size");
 }
 
 }  // namespace
 
 int demo_main(int argc, char** argv) {
-  CLI::App app{"an unmodified redis-server holds four times the DRAM it is given; every value is checked",
-               "lunar-demo"};
+  Flags flags("an unmodified redis-server holds four times the DRAM it is given; every value is checked", "lunar-demo");
   DemoOptions options;
   try {
-    parse(app, options, argc, argv);
-  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
+    parse(flags, options, argc, argv);
+  } catch (const FlagsError& error) { return flags.refuse(error); }
   catch_interrupts();
   const bool json = options.json;
   try {

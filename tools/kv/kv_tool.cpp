@@ -11,24 +11,22 @@
 
 #include "kv/inspect.h"
 #include "lun/compose.h"
-#include "tools/support/flags.h"
 #include "tools/support/text.h"
 
 namespace lunar::tools {
 
 KvCommand::KvCommand(const char* verb, const char* description)
-    : verb_(verb), app_(description, std::string("lunar kv ") + verb) {
-  app_.add_option("PLACE", place, "a file, a block device, or a URI of one, as `lunar lun --help` lists them")
-      ->required();
-  app_.add_flag("--json", json, "JSON on standard output");
-  app_.add_option("--dram", dram_,
-                  "DRAM budget, a hard limit (default: LUNAR_KV_DRAM, else a quarter of what is available)");
+    : verb_(verb), flags_(description, std::string("lunar kv ") + verb) {
+  flags_.add("PLACE", place, "a file, a block device, or a URI of one, as `lunar lun --help` lists them").required();
+  flags_.add("--json", json, "JSON on standard output");
+  flags_.add("--dram", dram_,
+             "DRAM budget, a hard limit (default: LUNAR_KV_DRAM, else a quarter of what is available)");
 }
 
 std::optional<int> KvCommand::parse(int argc, char** argv) {
   try {
-    app_.parse(argc, argv);
-  } catch (const CLI::ParseError& error) { return refuse_flags(app_, error); }
+    flags_.parse(argc, argv);
+  } catch (const FlagsError& error) { return flags_.refuse(error); }
   if (place.empty()) return refuse("the place is an empty word; give a path or SCHEME:PATH");
   return std::nullopt;
 }

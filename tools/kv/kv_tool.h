@@ -2,7 +2,6 @@
 // What the verbs of `lunar kv` share: their common flags, opening, refusals, keys and values as text.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,6 +9,7 @@
 
 #include "kv/kept_place.h"
 #include "kv/store.h"
+#include "tools/support/flags.h"
 #include "tools/support/json_writer.h"
 
 namespace lunar::tools {
@@ -28,7 +28,7 @@ class KvCommand {
   KvCommand(const char* verb, const char* description);
   // Runs the parser: nothing, or the exit code to end with (help was asked for, or the line is wrong).
   std::optional<int> parse(int argc, char** argv);
-  CLI::App& app() { return app_; }
+  Flags& flags() { return flags_; }
   std::string place;
   bool json = false;
   bool salvage = false;  // what is opened to look at may have a damaged log (kv::StoreOptions::salvage)
@@ -53,7 +53,7 @@ class KvCommand {
 
  private:
   std::string verb_, dram_;
-  CLI::App app_;
+  Flags flags_;
 };
 
 int kv_create(int argc, char** argv);

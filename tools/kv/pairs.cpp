@@ -85,8 +85,8 @@ int kv_get(int argc, char** argv) {
   KvCommand command("get", "Writes the value of KEY to standard output, unchanged. Exit code 1: there is no such key.");
   std::vector<std::string> key(1);
   bool hex = false;
-  command.app().add_option("KEY", key[0])->required();
-  command.app().add_flag("--hex", hex, kHexHelp);
+  command.flags().add("KEY", key[0]).required();
+  command.flags().add("--hex", hex, kHexHelp);
   if (const auto code = command.parse(argc, argv)) return *code;
   int code = 0;
   if (!take_words(command, hex, &key, &code)) return code;
@@ -116,14 +116,14 @@ int kv_set(int argc, char** argv) {
   std::vector<std::string> words(1), value(1);
   std::string file;
   bool hex = false;
-  command.app().add_option("KEY", words[0])->required();
-  auto* word = command.app().add_option("VALUE", value[0]);
-  command.app().add_option("--file", file, "take the value from this file; -: standard input")->excludes(word);
-  command.app().add_flag("--hex", hex, kHexHelp);
+  command.flags().add("KEY", words[0]).required();
+  const Flag word = command.flags().add("VALUE", value[0]);
+  command.flags().add("--file", file, "take the value from this file; -: standard input").excludes(word);
+  command.flags().add("--hex", hex, kHexHelp);
   if (const auto code = command.parse(argc, argv)) return *code;
   int code = 0;
   if (!take_words(command, hex, &words, &code) || !take_words(command, hex, &value, &code)) return code;
-  if (word->count() == 0) {
+  if (!word.given()) {
     if (file.empty() && isatty(STDIN_FILENO))
       return command.refuse("no value; give it as a word, by --file, or on standard input");
     if (const int status = read_file(file.empty() ? "-" : file, &value[0]); status < 0)
@@ -149,8 +149,8 @@ int kv_del(int argc, char** argv) {
   KvCommand command("del", "Deletes keys. Durable when the command ends. Exit code 1: one of them did not exist.");
   std::vector<std::string> keys;
   bool hex = false;
-  command.app().add_option("KEY", keys)->required();
-  command.app().add_flag("--hex", hex, kHexHelp);
+  command.flags().add("KEY", keys).required();
+  command.flags().add("--hex", hex, kHexHelp);
   if (const auto code = command.parse(argc, argv)) return *code;
   int code = 0;
   if (!take_words(command, hex, &keys, &code)) return code;
@@ -185,10 +185,10 @@ int kv_scan(int argc, char** argv) {
   std::vector<std::string> prefix(1);
   uint64_t limit = UINT64_MAX;
   bool hex = false, values = false;
-  command.app().add_option("--prefix", prefix[0], "only keys that begin with this");
-  command.app().add_option("--limit", limit, "at most this many keys");
-  command.app().add_flag("--values", values, "also print a tab and the value");
-  command.app().add_flag("--hex", hex, "keys, values and the prefix are hexadecimal");
+  command.flags().add("--prefix", prefix[0], "only keys that begin with this");
+  command.flags().add("--limit", limit, "at most this many keys");
+  command.flags().add("--values", values, "also print a tab and the value");
+  command.flags().add("--hex", hex, "keys, values and the prefix are hexadecimal");
   if (const auto code = command.parse(argc, argv)) return *code;
   int code = 0;
   if (!take_words(command, hex, &prefix, &code)) return code;

@@ -49,16 +49,13 @@ int kv_create(int argc, char** argv) {
   std::string size, segment;
   bool force = false;
   kv::StoreOptions options;
-  command.app().add_option("--size", size,
-                           "size of a new or empty file (default: 1g); of any other place, the most to use");
-  command.app().add_option("--segment", segment, "64k, 128k, 256k, 512k or 1m; default: chosen by size and DRAM");
-  command.app()
-      .add_option("--keys", options.expected_keys, "expected number of keys, a hint for the index")
-      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 48));
-  command.app()
-      .add_option("--shards", options.shards, "number of writers that can be busy at one time")
-      ->check(CLI::Range(1, 256));
-  command.app().add_flag("--force", force, "overwrite what the place holds");
+  command.flags().add("--size", size, "size of a new or empty file (default: 1g); of any other place, the most to use");
+  command.flags().add("--segment", segment, "64k, 128k, 256k, 512k or 1m; default: chosen by size and DRAM");
+  command.flags()
+      .add("--keys", options.expected_keys, "expected number of keys, a hint for the index")
+      .range(int64_t{1}, int64_t{1} << 48);
+  command.flags().add("--shards", options.shards, "number of writers that can be busy at one time").range(1, 256);
+  command.flags().add("--force", force, "overwrite what the place holds");
   if (const auto code = command.parse(argc, argv)) return *code;
   uint64_t bytes = 0;
   ErrorText why;
@@ -114,7 +111,7 @@ int kv_grow(int argc, char** argv) {
                     "Makes a store take the rest of a device or file that became larger (lvextend, truncate), or, with "
                     "--size, makes its file larger first. No pair is lost if it is interrupted.");
   std::string size;
-  command.app().add_option("--size", size, "size of the file, such as 20g");
+  command.flags().add("--size", size, "size of the file, such as 20g");
   if (const auto code = command.parse(argc, argv)) return *code;
   uint64_t bytes = 0;
   int code = 0;

@@ -95,12 +95,11 @@ bool dump_pair(void* context, kv::Bytes key, kv::Bytes value) {
 
 int kv_load(int argc, char** argv) {
   KvCommand command("load", kStreamHelp);
-  command.app().description(
-      std::string("Sets all pairs of a stream. They are durable when the command ends. On a blank "
-                  "place (an empty file, a blank device), it makes the store. ") +
-      kStreamHelp);
+  command.flags().describe(std::string("Sets all pairs of a stream. They are durable when the command ends. On a blank "
+                                       "place (an empty file, a blank device), it makes the store. ") +
+                           kStreamHelp);
   std::string path = "-";
-  command.app().add_option("FILE", path, "the stream; default: standard input");
+  command.flags().add("FILE", path, "the stream; default: standard input");
   if (const auto code = command.parse(argc, argv)) return *code;
   const std::string from = path == "-" ? "standard input" : path;
   if (path == "-" && isatty(STDIN_FILENO))
@@ -139,14 +138,14 @@ int kv_load(int argc, char** argv) {
 
 int kv_dump(int argc, char** argv) {
   KvCommand command("dump", kStreamHelp);
-  command.app().add_flag("--salvage", command.salvage,
-                         "also dump a store that does not open: with a damaged saved state, the pairs that its sound "
-                         "parts and the records show (deleted pairs may come back, with a line that says so); with a "
-                         "damaged log of durable sets, the store as it was before the damage. check names what is left "
-                         "out and what is doubtful");
-  command.app().description(std::string("Writes all pairs to standard output, in no order; --json: as lines. It leaves "
-                                        "out damaged pairs, with exit code 3. ") +
-                            kStreamHelp);
+  command.flags().add("--salvage", command.salvage,
+                      "also dump a store that does not open: with a damaged saved state, the pairs that its sound "
+                      "parts and the records show (deleted pairs may come back, with a line that says so); with a "
+                      "damaged log of durable sets, the store as it was before the damage. check names what is left "
+                      "out and what is doubtful");
+  command.flags().describe(std::string("Writes all pairs to standard output, in no order; --json: as lines. It leaves "
+                                       "out damaged pairs, with exit code 3. ") +
+                           kStreamHelp);
   if (const auto code = command.parse(argc, argv)) return *code;
   if (!command.json && isatty(STDOUT_FILENO))
     return command.refuse("a dump is not for a terminal; send it to a file or a pipe, or add --json");

@@ -57,9 +57,9 @@ RedisOptions parsed_options(std::vector<std::string> words) {
   words.insert(words.begin(), "redis");
   std::vector<char*> raw;
   for (std::string& word : words) raw.push_back(word.data());
-  CLI::App app;
+  Flags flags("", "redis");
   RedisOptions options;
-  parse_redis_options(app, options, static_cast<int>(raw.size()), raw.data());
+  parse_redis_options(flags, options, static_cast<int>(raw.size()), raw.data());
   return options;
 }
 
@@ -269,7 +269,7 @@ TEST_CASE("arguments of the bench are checked") {
   for (std::vector<std::string> words : bad) {
     INFO(words[0] << " " << (words.size() > 1 ? words[1] : ""));
     if (words[0] != "--redis-server") words.insert(words.end(), {"--redis-server", "/bin/true"});
-    CHECK_THROWS_AS(parsed_options(words), CLI::ParseError);
+    CHECK_THROWS_AS(parsed_options(words), FlagsError);
   }
 }
 

@@ -11,7 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -224,15 +223,16 @@ BenchReport FaultBench::run() {
   return std::move(report_);
 }
 
-void parse(CLI::App& app, FaultOptions& options, int argc, char** argv) {
+void parse(Flags& flags, FaultOptions& options, int argc, char** argv) {
   options.systems = {"lunar", "swap"};
-  MemoryFlags memory(app, options, {"512m", "128m", "24m"});
-  app.add_option("--threads", options.threads, "thread counts, as 1,16")->delimiter(',')->check(CLI::Range(1, 1024));
-  add_choice(app, "--workloads", options.workloads, std::vector<std::string>(options.workloads), "what threads touch");
-  app.add_option("--writes", options.write_percent, "share of touches that write, percent")->check(CLI::Range(0, 100));
-  const BenchFlags common(app, options, "directory for LUN and swap file, or Lunar's LUN: file, device, URI",
+  MemoryFlags memory(flags, options, {"512m", "128m", "24m"});
+  flags.add("--threads", options.threads, "thread counts, as 1,16").list().range(1, 1024);
+  add_choice(flags, "--workloads", options.workloads, std::vector<std::string>(options.workloads),
+             "what threads touch");
+  flags.add("--writes", options.write_percent, "share of touches that write, percent").range(0, 100);
+  const BenchFlags common(flags, options, "directory for LUN and swap file, or Lunar's LUN: file, device, URI",
                           "a rough answer within a minute");
-  app.parse(argc, argv);
+  flags.parse(argc, argv);
   common.settle(0.5, 2);
   memory.settle();
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -242,10 +242,11 @@ void parse(CLI::App& app, FaultOptions& options, int argc, char** argv) {
 }  // namespace
 
 int fault_bench_main(int argc, char** argv) {
-  CLI::App app{"page faults: Lunar against kernel swap on the same disk, under the same memory limit",
-               "lunar bench fault"};
+  Flags flags("page faults: Lunar against kernel swap on the same disk, under the same memory limit",
+              "lunar bench fault", true);
   FaultOptions options;
-  return run_bench(app, options, [&] { parse(app, options, argc, argv); }, [&] { return FaultBench(options).run(); });
+  return run_bench(
+      flags, options, [&] { parse(flags, options, argc, argv); }, [&] { return FaultBench(options).run(); });
 }
 
 }  // namespace lunar::tools

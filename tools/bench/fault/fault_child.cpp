@@ -14,7 +14,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -31,6 +30,7 @@
 #include "tools/bench/random.h"
 #include "tools/bench/report.h"
 #include "tools/support/clock.h"
+#include "tools/support/flags.h"
 #include "tools/support/procfs.h"
 
 namespace lunar::tools {
@@ -345,19 +345,19 @@ void say(const std::string& line) {
 }  // namespace
 
 int fault_child_main(int argc, char** argv) {
-  CLI::App app{"touches memory for `lunar bench fault`"};
+  Flags flags("touches memory for `lunar bench fault`", "lunar bench fault-child");
   ChildOptions options;
-  app.add_option("--system", options.memory.system)->required();
-  app.add_option("--data", options.data_bytes)->required();
-  app.add_option("--dram", options.memory.dram_bytes)->required();
-  app.add_option("--limit", options.limit_bytes)->required();
-  app.add_option("--lun", options.memory.lun);
-  app.add_option("--lun-bytes", options.memory.lun_bytes);
-  app.add_option("--options", options.memory.options);
-  app.add_option("--disk-stat", options.disk_stat);
-  app.add_option("--seed", options.seed);
+  flags.add("--system", options.memory.system).required();
+  flags.add("--data", options.data_bytes).required();
+  flags.add("--dram", options.memory.dram_bytes).required();
+  flags.add("--limit", options.limit_bytes).required();
+  flags.add("--lun", options.memory.lun);
+  flags.add("--lun-bytes", options.memory.lun_bytes);
+  flags.add("--options", options.memory.options);
+  flags.add("--disk-stat", options.disk_stat);
+  flags.add("--seed", options.seed);
   try {
-    app.parse(argc, argv);
+    flags.parse(argc, argv);
     FaultChild child(options);
     say("ready");
     for (std::string line; std::getline(std::cin, line);) {
@@ -376,7 +376,7 @@ int fault_child_main(int argc, char** argv) {
         throw std::runtime_error("unknown order: " + line);
       }
     }
-  } catch (const CLI::ParseError& error) { return app.exit(error); } catch (const std::exception& error) {
+  } catch (const FlagsError& error) { return flags.refuse(error); } catch (const std::exception& error) {
     say(std::string("error ") + error.what());
     return 1;
   }

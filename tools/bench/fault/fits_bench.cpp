@@ -23,7 +23,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -471,21 +470,21 @@ int fits_child_main(int argc, char** argv) {
 }
 
 int fits_bench_main(int argc, char** argv) {
-  CLI::App app{
+  Flags flags(
       "what Lunar costs a program whose data fits into DRAM: plain, below its budget, and with the pager activated",
-      "lunar bench fits"};
+      "lunar bench fits", true);
   FitsOptions options;
   const auto parse = [&] {
     options.rounds = 7;
     options.seconds = 0;  // a program takes the time that it takes
-    const BenchFlags common(app, options, "directory for the LUN", "half the work, 3 rounds");
-    add_choice(app, "--programs", options.programs, std::vector<std::string>(options.programs), "what runs");
-    add_choice(app, "--huge-pages", options.huge_pages, std::vector<std::string>(options.huge_pages),
+    const BenchFlags common(flags, options, "directory for the LUN", "half the work, 3 rounds");
+    add_choice(flags, "--programs", options.programs, std::vector<std::string>(options.programs), "what runs");
+    add_choice(flags, "--huge-pages", options.huge_pages, std::vector<std::string>(options.huge_pages),
                "for the whole machine, which is set back");
-    app.parse(argc, argv);
+    flags.parse(argc, argv);
     common.settle(0, 3);
   };
-  return run_bench(app, options, parse, [&] { return FitsBench(options).run(); });
+  return run_bench(flags, options, parse, [&] { return FitsBench(options).run(); });
 }
 
 }  // namespace lunar::tools

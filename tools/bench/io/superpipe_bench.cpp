@@ -230,22 +230,22 @@ BenchReport SuperpipeBench::run() {
   return std::move(report_);
 }
 
-void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
+void parse(Flags& flags, IoOptions& options, int argc, char** argv) {
   std::string size;
   options.seconds = 1;
   options.rounds = 5;
   options.systems = kSystems;
-  app.add_option("--size", size, "data to work on (default 1g; 256m with --quick)");
-  app.add_option("--depths", options.depths, "operations in flight")->delimiter(',')->check(CLI::Range(1, 4096));
-  app.add_option("--threads", options.threads, "threads of legacy")->check(CLI::Range(1, 1024));
-  add_choice(app, "--workloads", options.workloads, std::vector<std::string>(options.workloads), "mixed: 70% reads");
-  const BenchFlags common(app, options, "directory for the file, or file, block device, URI: it is written",
+  flags.add("--size", size, "data to work on (default 1g; 256m with --quick)");
+  flags.add("--depths", options.depths, "operations in flight").list().range(1, 4096);
+  flags.add("--threads", options.threads, "threads of legacy").range(1, 1024);
+  add_choice(flags, "--workloads", options.workloads, std::vector<std::string>(options.workloads), "mixed: 70% reads");
+  const BenchFlags common(flags, options, "directory for the file, or file, block device, URI: it is written",
                           "a rough answer within a minute");
-  app.footer(kFooter);
-  app.parse(argc, argv);
+  flags.footer(kFooter);
+  flags.parse(argc, argv);
   common.settle(0.6, 1);
   options.size_bytes = size_option("--size", !size.empty() ? size : options.quick ? "256m" : "1g");
-  if (options.size_bytes < 16 << 20) throw CLI::ValidationError("--size", "at least 16m");
+  if (options.size_bytes < 16 << 20) throw FlagsError("--size", "at least 16m");
   std::sort(options.depths.begin(), options.depths.end());
   options.depths.erase(std::unique(options.depths.begin(), options.depths.end()), options.depths.end());
 }
@@ -253,11 +253,11 @@ void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
 }  // namespace
 
 int superpipe_bench_main(int argc, char** argv) {
-  CLI::App app{"random block I/O through the superpipe and the block library, against fio, Linux AIO and threads",
-               "lunar bench superpipe"};
+  Flags flags("random block I/O through the superpipe and the block library, against fio, Linux AIO and threads",
+              "lunar bench superpipe", true);
   IoOptions options;
   return run_bench(
-      app, options, [&] { parse(app, options, argc, argv); },
+      flags, options, [&] { parse(flags, options, argc, argv); },
       [&] {
         for (const char* name : {"CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_MAX_XFER", "CFLSH_BLK_SIZE", "CFLSH_BLK_TIMEOUT"})
           unsetenv(name);

@@ -101,8 +101,7 @@ class ArkSystem : public KvSystem {
   // Of a place that is to be full, all; of another what lives, as its size is the bench's choice.
   int64_t bytes_in_use() const override {
     uint64_t bytes;
-    return (setup_.full_percent > 0 ? calls_.allocated : calls_.in_use)(ark_, &bytes) == 0 ? static_cast<int64_t>(bytes)
-                                                                                           : -1;
+    return (setup_.full ? calls_.allocated : calls_.in_use)(ark_, &bytes) == 0 ? static_cast<int64_t>(bytes) : -1;
   }
 
  private:

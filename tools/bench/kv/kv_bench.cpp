@@ -180,32 +180,32 @@ BenchReport KvBench::run() {
   return std::move(ground_.report);
 }
 
-void parse(CLI::App& app, KvOptions& options, int argc, char** argv) {
+void parse(Flags& flags, KvOptions& options, int argc, char** argv) {
   options.seconds = 1;
   options.systems = {"lunar", "rocksdb", "rocksdb-lz4", "lmdb", "fio"};
-  MemoryFlags memory(app, options, {"128m", "64m", "96m", 64});
-  add_choice(app, "--experiments", options.experiments, std::vector<std::string>(options.experiments), "see below");
-  add_choice(app, "--durability", options.durability, {"flush", "group", "each"}, "of load");
-  app.add_option("--library", options.library, "another libarkdb, IBM's for one (default: this Lunar's)");
-  const BenchFlags common(app, options,
+  MemoryFlags memory(flags, options, {"128m", "64m", "96m", 64});
+  add_choice(flags, "--experiments", options.experiments, std::vector<std::string>(options.experiments), "see below");
+  add_choice(flags, "--durability", options.durability, {"flush", "group", "each"}, "of load");
+  flags.add("--library", options.library, "another libarkdb, IBM's for one (default: this Lunar's)");
+  const BenchFlags common(flags, options,
                           "directory for all files; or Lunar's place, a file, device or URI: the others stay in "
                           "/var/tmp",
                           "a rough answer within half a minute on a quiet machine, --rounds 1");
-  app.footer(kFooter);
-  app.parse(argc, argv);
+  flags.footer(kFooter);
+  flags.parse(argc, argv);
   common.settle(0.1, 1);
   memory.settle(2);
   if (!options.library.empty() && access(options.library.c_str(), R_OK) != 0)
-    throw CLI::ValidationError("--library", options.library + " cannot be read");
+    throw FlagsError("--library", options.library + " cannot be read");
 }
 
 }  // namespace
 
 int kv_bench_main(int argc, char** argv) {
-  CLI::App app{"Lunar's key/value store against RocksDB, LMDB and the bare disk, under the same memory limit",
-               "lunar bench kv"};
+  Flags flags("Lunar's key/value store against RocksDB, LMDB and the bare disk, under the same memory limit",
+              "lunar bench kv", true);
   KvOptions options;
-  return run_bench(app, options, [&] { parse(app, options, argc, argv); }, [&] { return KvBench(options).run(); });
+  return run_bench(flags, options, [&] { parse(flags, options, argc, argv); }, [&] { return KvBench(options).run(); });
 }
 
 }  // namespace lunar::tools

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
 #include <sstream>
@@ -13,6 +12,7 @@
 
 #include "tools/bench/benches.h"
 #include "tools/bench/kv/kv_driver.h"
+#include "tools/support/flags.h"
 
 namespace lunar::tools {
 
@@ -54,29 +54,30 @@ RunResult carry_out(KvDriver& driver, const std::string& line) {
 }  // namespace
 
 int kv_child_main(int argc, char** argv) {
-  CLI::App app{"a store for `lunar bench kv`"};
+  Flags flags("a store for `lunar bench kv`", "lunar bench kv-child");
   KvSetup setup;
   KvLimits limits;
   uint64_t seed = 1;
-  app.add_option("--system", setup.system)->required();
-  app.add_option("--place", setup.place);
-  app.add_option("--place-bytes", setup.place_bytes);
-  app.add_option("--library", setup.library);
-  app.add_option("--durability", setup.durability);
-  app.add_option("--dram", setup.dram_bytes)->required();
-  app.add_option("--keys", setup.keys)->required();
-  app.add_option("--keys-max", limits.keys_max)->required();
-  app.add_option("--value-bytes", setup.value_bytes)->required();
-  app.add_flag("--kept", setup.kept);
-  app.add_option("--memory", limits.memory_bytes)->required();
-  app.add_option("--disk-stat", limits.disk_stat);
-  app.add_option("--seed", seed);
+  flags.add("--system", setup.system).required();
+  flags.add("--place", setup.place);
+  flags.add("--place-bytes", setup.place_bytes);
+  flags.add("--library", setup.library);
+  flags.add("--durability", setup.durability);
+  flags.add("--dram", setup.dram_bytes).required();
+  flags.add("--keys", setup.keys).required();
+  flags.add("--keys-max", limits.keys_max).required();
+  flags.add("--value-bytes", setup.value_bytes).required();
+  flags.add("--kept", setup.kept);
+  flags.add("--full", setup.full);
+  flags.add("--memory", limits.memory_bytes).required();
+  flags.add("--disk-stat", limits.disk_stat);
+  flags.add("--seed", seed);
   try {
-    app.parse(argc, argv);
+    flags.parse(argc, argv);
     KvDriver driver(setup, limits, seed);
     say("ready");
     for (std::string line; std::getline(std::cin, line);) say(format_run(carry_out(driver, line)));
-  } catch (const CLI::ParseError& error) { return app.exit(error); } catch (const std::exception& error) {
+  } catch (const FlagsError& error) { return flags.refuse(error); } catch (const std::exception& error) {
     say(std::string("error ") + error.what());
     return 1;
   }

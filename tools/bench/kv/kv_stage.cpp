@@ -144,6 +144,7 @@ void KvStage::start(const std::string& system) {
                      "--disk-stat",   ground_.host().disk_stat,
                      "--seed",        number(ground_.options().seed)};
   if (ground_.kept() && !setup_.in_memory) child.arguments.push_back("--kept");
+  if (setup_.full_percent > 0) child.arguments.push_back("--full");
   stores_[system] = std::make_unique<SystemUnderTest>(child, ground_.journal());
 }
 

@@ -21,6 +21,7 @@ struct KvSetup {
   uint64_t dram_bytes = 0, place_bytes = 0, keys = 0;
   size_t value_bytes = 0;
   bool kept = false;  // of "lunar": ARK_KV_PERSIST_STORE
+  bool full = false;  // of "lunar": its place is only as large as the pairs need
 };
 
 // One asynchronous call; lives until `run` was called, on any thread. `run` may start the next call.

@@ -371,11 +371,12 @@ BenchReport RedisBench::run() {
 }  // namespace
 
 int redis_bench_main(int argc, char** argv) {
-  CLI::App app{"redis-server with Lunar against redis-server with kernel swap, on the same disk and memory limit",
-               "lunar bench redis"};
+  Flags flags("redis-server with Lunar against redis-server with kernel swap, on the same disk and memory limit",
+              "lunar bench redis", true);
   RedisOptions options;
   return run_bench(
-      app, options, [&] { parse_redis_options(app, options, argc, argv); }, [&] { return RedisBench(options).run(); });
+      flags, options, [&] { parse_redis_options(flags, options, argc, argv); },
+      [&] { return RedisBench(options).run(); });
 }
 
 }  // namespace lunar::tools

@@ -5,7 +5,6 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <sstream>
@@ -45,13 +44,13 @@ std::string check_workload(const std::string& name) {
 void finish(RedisOptions& options, const std::string& value_size) {
   options.value_bytes = size_option("--value-size", value_size);
   if (options.value_bytes < Dataset::kValueBytesMin || options.value_bytes > Dataset::kValueBytesMax) {
-    throw CLI::ValidationError("--value-size", "from 16 to 512k");
+    throw FlagsError("--value-size", "from 16 to 512k");
   }
   if (options.dram_bytes / options.shards < 16 * kMiBytes || options.connections < 2 * options.shards) {
-    throw CLI::ValidationError("--shards", "each needs 16m of --dram, and two of --connections");
+    throw FlagsError("--shards", "each needs 16m of --dram, and two of --connections");
   }
   for (const auto& [name, value] : lunar_options(options.lunar_options)) {
-    if (name.empty() || value.empty()) throw CLI::ValidationError("--options", "NAME=VALUE,...");
+    if (name.empty() || value.empty()) throw FlagsError("--options", "NAME=VALUE,...");
   }
   if (options.fits) {
     for (std::string& name : options.workloads) {
@@ -66,10 +65,10 @@ void finish(RedisOptions& options, const std::string& value_size) {
   options.workloads = once;
   if (options.redis_server.empty()) options.redis_server = find_in_path("redis-server");
   if (options.redis_server.empty() || access(options.redis_server.c_str(), X_OK) != 0) {
-    throw CLI::ValidationError("--redis-server", "redis-server is not there: apt-get install redis-server");
+    throw FlagsError("--redis-server", "redis-server is not there: apt-get install redis-server");
   }
   if (!options.module.empty() && access(options.module.c_str(), R_OK) != 0) {
-    throw CLI::ValidationError("--module", options.module + " cannot be read");
+    throw FlagsError("--module", options.module + " cannot be read");
   }
   // the server runs elsewhere
   if (!options.module.empty()) options.module = std::filesystem::absolute(options.module);
@@ -77,33 +76,33 @@ void finish(RedisOptions& options, const std::string& value_size) {
 
 }  // namespace
 
-void parse_redis_options(CLI::App& app, RedisOptions& options, int argc, char** argv) {
+void parse_redis_options(Flags& flags, RedisOptions& options, int argc, char** argv) {
   std::string value_size = "1k";
   options.workloads = kDefault;
   options.systems = {"lunar", "run", "swap"};
-  MemoryFlags memory(app, options, {"256m", "64m", "48m"});
-  app.add_option("--value-size", value_size, "bytes of a value");
-  app.add_option("--connections", options.connections, "clients")->check(CLI::Range(2, 1000));
-  app.add_option("--pipeline", options.pipeline, "requests at once of the -pipe workloads")->check(CLI::Range(1, 1000));
-  app.add_option("--shards", options.shards, "servers of each system, which share its DRAM, LUN space and keys")
-      ->check(CLI::Range(1, 16));
-  app.add_flag("--compressible", options.compressible, "values that repeat their first third twice");
-  app.add_option("--swap", options.swap, "where the servers of swap swap to: file, zswap in front of it, or zram")
-      ->check(CLI::IsMember(std::vector<std::string>{"file", "zswap", "zram"}));
-  auto* workloads = app.add_option("--workloads", options.workloads, "as get,zipf,hotcold-fits; see below")
-                        ->delimiter(',')
-                        ->check(CLI::Validator(check_workload, "WORKLOAD"));
-  app.add_flag("--fits", options.fits, "run the workloads on data that fits into DRAM only");
-  app.add_option("--rate", options.rate, "requests a second of clients that send by the clock: save, paced, expire")
-      ->check(CLI::Range(1.0, 1e6));
-  app.add_option("--redis-server", options.redis_server, "the server (default: the first in PATH)");
-  app.add_option("--module", options.module, "the Lunar module (default: liblunar-redis.so of this Lunar)");
-  const BenchFlags common(app, options, "directory for LUNs, swap file and dumps, or Lunar's LUN: file, device, URI",
+  MemoryFlags memory(flags, options, {"256m", "64m", "48m"});
+  flags.add("--value-size", value_size, "bytes of a value");
+  flags.add("--connections", options.connections, "clients").range(2, 1000);
+  flags.add("--pipeline", options.pipeline, "requests at once of the -pipe workloads").range(1, 1000);
+  flags.add("--shards", options.shards, "servers of each system, which share its DRAM, LUN space and keys")
+      .range(1, 16);
+  flags.add("--compressible", options.compressible, "values that repeat their first third twice");
+  flags.add("--swap", options.swap, "where the servers of swap swap to: file, zswap in front of it, or zram")
+      .one_of({"file", "zswap", "zram"});
+  const Flag workloads = flags.add("--workloads", options.workloads, "as get,zipf,hotcold-fits; see below")
+                             .list()
+                             .checked(check_workload, "WORKLOAD");
+  flags.add("--fits", options.fits, "run the workloads on data that fits into DRAM only");
+  flags.add("--rate", options.rate, "requests a second of clients that send by the clock: save, paced, expire")
+      .range(1.0, 1e6);
+  flags.add("--redis-server", options.redis_server, "the server (default: the first in PATH)");
+  flags.add("--module", options.module, "the Lunar module (default: liblunar-redis.so of this Lunar)");
+  const BenchFlags common(flags, options, "directory for LUNs, swap file and dumps, or Lunar's LUN: file, device, URI",
                           "a rough answer within a minute: get,zipf,hotcold,get-fits (a save takes longer)");
-  app.footer(footer());
-  app.parse(argc, argv);
+  flags.footer(footer());
+  flags.parse(argc, argv);
   common.settle(1, 1);
-  if (options.quick && workloads->count() == 0) options.workloads = kQuick;
+  if (options.quick && !workloads.given()) options.workloads = kQuick;
   memory.settle();
   finish(options, value_size);
 }

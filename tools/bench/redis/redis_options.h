@@ -21,8 +21,8 @@ struct RedisOptions : BenchOptions {
   bool fits = false, compressible = false;
 };
 
-// Throws CLI::ParseError.
-void parse_redis_options(CLI::App& app, RedisOptions& options, int argc, char** argv);
+// Throws FlagsError.
+void parse_redis_options(Flags& flags, RedisOptions& options, int argc, char** argv);
 // "spin=no,follow=no" in pairs; names with dashes, as flags and the module's arguments have them.
 std::vector<std::pair<std::string, std::string>> lunar_options(const std::string& text);
 // An upper bound for a server's memory with `data_bytes` of string values: size classes of the allocator, and for each
