@@ -111,7 +111,7 @@ struct CloneStart {
 template <class Call>
 int clone_in_our_memory(unsigned flags, const pid_t* child_id, Call call) {
   const bool cleared = (flags & CLONE_CHILD_CLEARTID) != 0 && child_id != nullptr;
-  if (cleared) pager_keep_for_new_thread(child_id, sizeof *child_id);
+  if (cleared) pager_keep(child_id, sizeof *child_id, Keep::kNewThread);
   const int id = call();
   const int saved = errno;
   if (cleared) pager_kept_goes_to(child_id, id, (flags & CLONE_THREAD) == 0);

@@ -166,7 +166,7 @@ LUNAR_EXPORT long syscall(long number, ...) noexcept {
   if (number == SYS_futex) return futex_call(a);
   if (number == SYS_io_uring_setup || number == SYS_io_uring_register) return ring_by_call(number, a);
   // cleared when the thread has ended (thread_family.cpp)
-  if (number == SYS_set_tid_address) lunar::pager_keep_for_thread(pointer<void>(a[0]), sizeof(int));
+  if (number == SYS_set_tid_address) lunar::pager_keep(pointer<void>(a[0]), sizeof(int), lunar::Keep::kThreadEnd);
   long result;
   if (memory_call(number, a, __builtin_return_address(0), &result) || close_call(number, a, &result)) return result;
   return lunar::sys::kernel_call_errno(number, a);

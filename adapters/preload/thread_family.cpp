@@ -8,7 +8,7 @@
 // are not counted, so it also checks the kernel's list of threads before it ends the process.
 //
 // The kernel reads the list of robust mutexes of a thread that ends, and clears its thread id, where page faults are
-// refused: these words are kept in DRAM (pager_keep_for_thread) until the thread is gone. The id lies in libc's block
+// refused: these words are kept in DRAM (pager_keep) until the thread is gone. The id lies in libc's block
 // of a thread, on its stack; only a stack that the program gave can be tiered, and is kept from the start. A held mutex
 // can lie anywhere; the list is read at the end.
 //
@@ -55,7 +55,9 @@ bool only_service_threads_left() {
 constexpr size_t kThreadBlockBytes = 2304;  // glibc's struct pthread, 2.36
 constexpr unsigned kRobustMax = 2048;       // the kernel looks no further (ROBUST_LIST_LIMIT)
 
-void keep_thread_block() { pager_keep_for_thread(reinterpret_cast<const void*>(pthread_self()), kThreadBlockBytes); }
+void keep_thread_block() {
+  pager_keep(reinterpret_cast<const void*>(pthread_self()), kThreadBlockBytes, Keep::kThreadEnd);
+}
 
 // False: the program may not read there, as after an unmap of a held mutex. The kernel then looks no further, either.
 template <class T>
@@ -67,12 +69,11 @@ bool read_if_readable(const T* from, T* to) {
 }
 
 // The held robust mutexes of this thread: link and futex word of each. Whether there are any.
-template <class Keep>  // void(const void*, size_t)
-bool keep_robust_mutexes(Keep keep) {
+bool keep_robust_mutexes(Keep use) {
   const sys::RobustList* head = sys::robust_list();
   sys::RobustList list;
   if (head == nullptr || !read_if_readable(head, &list)) return false;
-  keep(head, sizeof *head);
+  pager_keep(head, sizeof *head, use);
   const auto keep_one = [&](void* entry) -> void* {
     // bit 0: priority inheritance
     char* link = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(entry) & ~uintptr_t{1});
@@ -80,8 +81,8 @@ bool keep_robust_mutexes(Keep keep) {
     uint32_t owner;
     const auto* word = reinterpret_cast<const uint32_t*>(link + list.futex_offset);
     if (!read_if_readable(reinterpret_cast<void**>(link), &next) || !read_if_readable(word, &owner)) return nullptr;
-    keep(link, sizeof(void*));
-    keep(word, sizeof *word);
+    pager_keep(link, sizeof(void*), use);
+    pager_keep(word, sizeof *word, use);
     return next;
   };
   void* entry = list.first;
@@ -102,7 +103,7 @@ int set_value(pthread_key_t key, const void* value) {
 void thread_ends(void* value) {
   const auto rounds = reinterpret_cast<intptr_t>(value);
   if (rounds > 1 && set_value(g_key, reinterpret_cast<void*>(rounds - 1)) == 0) return;
-  (void)keep_robust_mutexes(pager_keep_for_thread);
+  (void)keep_robust_mutexes(Keep::kThreadEnd);
   if (g_threads.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (sys::service_threads() != 0 && only_service_threads_left()) exit(0);
 }
@@ -161,7 +162,7 @@ void threads_prepare() {
   mark_thread();
 }
 
-bool threads_before_exec() { return ready() && keep_robust_mutexes(pager_keep_for_exec); }
+bool threads_before_exec() { return ready() && keep_robust_mutexes(Keep::kExec); }
 
 void threads_after_exec() {
   const int saved = errno;
@@ -208,7 +209,7 @@ LUNAR_EXPORT int pthread_mutex_init(pthread_mutex_t* mutex, const pthread_mutexa
   int protocol = PTHREAD_PRIO_NONE;
   if (rc != 0 || attributes == nullptr || !serves_tiered()) return rc;
   if (pthread_mutexattr_getprotocol(attributes, &protocol) == 0 && protocol == PTHREAD_PRIO_INHERIT)
-    pager_keep_until_told(mutex, sizeof *mutex);
+    pager_keep(mutex, sizeof *mutex, Keep::kUntilTold);
   return rc;
 }
 

@@ -47,8 +47,7 @@ static int guard_pages(PagerState& state, Region& region, uint64_t first, uint64
 
 int guard_range(PagerState& state, const PageRange& range, bool install, bool wait) {
   for (uint64_t p = range.first; p < range.end;) {
-    uint64_t next = (p / kChunkPages + 1) * kChunkPages;
-    if (next > range.end) next = range.end;
+    const uint64_t next = chunk_end(p, range.end);
     int rc = install ? table_reach_waiting(state, *range.region, p, next) : 0;
     if (rc < 0) return rc;
     bool before_activation = false;

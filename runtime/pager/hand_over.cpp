@@ -23,14 +23,7 @@ namespace {
 constexpr uint64_t kAtOnce = 64;
 
 bool in_use(const Region& region, uint64_t chunk) {
-  const uint64_t end = (chunk + 1) * kChunkPages;
-  return region.table.uses(chunk * kChunkPages, end < region.pages ? end : region.pages);
-}
-
-// The end of the chunk of a page, at most `end`.
-uint64_t chunk_end(uint64_t page, uint64_t end) {
-  const uint64_t next = (page / kChunkPages + 1) * kChunkPages;
-  return next < end ? next : end;
+  return region.table.uses(chunk * kChunkPages, chunk * kChunkPages + region.chunk_size(chunk));
 }
 
 // A page that is held has gone with its place.

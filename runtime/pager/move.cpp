@@ -285,7 +285,7 @@ void move_word(PagerState& state, Run& run, unsigned i) {
     state.pinned_pages.fetch_sub(page_clear_pinned(run.from.table.at(s)));
   }
   release_page(state, run.to, PageIndex(d), moved);
-  release_page(state, run.from, PageIndex(s), was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false));
+  release_page(state, run.from, PageIndex(s), was.emptied(PageState::kEmpty));
 }
 
 int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadable) {

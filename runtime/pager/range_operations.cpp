@@ -98,8 +98,7 @@ int discard_piece(PagerState& state, Region& region, uint64_t first, uint64_t en
     }
     drop_content(state, w);
     uncharge_touched(state, region, w);
-    release_page(state, region, PageIndex(p),
-                 w.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false));
+    release_page(state, region, PageIndex(p), w.emptied(PageState::kEmpty));
   }
   table_retire(state, region, first, end);
   state.account.give(resident);
@@ -342,7 +341,7 @@ void pager_unpin_all() {
     uint64_t end = region.table_pages.load(std::memory_order_acquire);
     int64_t cleared = 0;
     for (uint64_t p = 0, next; p < end; p = next) {
-      next = p + kChunkPages < end ? p + kChunkPages : end;
+      next = chunk_end(p, end);
       if (region.table.uses(p, next)) cleared += program_pins(state, region, p, next, false);
     }
     state.pinned_pages.fetch_sub(cleared);

@@ -63,7 +63,7 @@ PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord w
   }
   if (seized(was)) drop_content(state, was);
   uncharge_touched(state, region, was);
-  return was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false);
+  return was.emptied(next);
 }
 
 }  // namespace lunar

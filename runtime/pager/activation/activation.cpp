@@ -46,6 +46,17 @@ int64_t count_plain(PagerState& state, Region& region, uint64_t first, uint64_t 
   return charge_change(state, region, count_committed(state, region, first, end, sign));
 }
 
+int64_t small_pages(int64_t cap) { return cap / 16 < kSmallPagesMax ? cap / 16 : kSmallPagesMax; }
+
+bool take_waiting(Account& account, int64_t pages, int64_t limit) {
+  for (unsigned waited = 0; waited < kSmallWaitMs; ++waited) {
+    if (account.take_plain(pages, limit)) return true;
+    account.raise_pressure();
+    sys::sleep_ns(1000000);
+  }
+  return false;
+}
+
 bool may_stay_plain(PagerState& state, int64_t own, uint64_t committed_bytes) {
   Account& account = state.account;
   const int64_t pages = own * (1 + g_activation.plain_forks);  // children about to be forked will have the same
@@ -53,14 +64,7 @@ bool may_stay_plain(PagerState& state, int64_t own, uint64_t committed_bytes) {
   if (state.options.activate_at != 0)
     return committed_bytes <= state.options.activate_at && account.take_plain(pages, cap - kKeepFreePages);
   if (account.take_plain(pages, plain_limit(state))) return true;
-  int64_t small = cap / 16 < kSmallPagesMax ? cap / 16 : kSmallPagesMax;
-  if (account.plain_pages() + pages > small) return false;
-  for (unsigned waited = 0; waited < kSmallWaitMs; ++waited) {
-    if (account.take_plain(pages, cap - kKeepFreePages)) return true;
-    account.raise_pressure();
-    sys::sleep_ns(1000000);
-  }
-  return false;
+  return account.plain_pages() + pages <= small_pages(cap) && take_waiting(account, pages, cap - kKeepFreePages);
 }
 
 }  // namespace
@@ -132,20 +136,13 @@ bool plain_allow_huge(PagerState& state, Region& region) {
 
 bool plain_charge_fork(PagerState& state) {
   const int64_t cap = state.account.cap_pages(), pages = state.account.plain_pages() - g_activation.plain_fork_pages;
-  const int64_t small = cap / 16 < kSmallPagesMax ? cap / 16 : kSmallPagesMax;
+  const bool is_small = pages <= small_pages(cap);
   // An idle plain child cannot evict: a tree of such children may hold a quarter of the budget.
-  const int64_t limit = pages <= small || state.options.activate_at != 0 ? cap - kKeepFreePages : cap / 4;
-  for (unsigned waited = 0; waited < kSmallWaitMs; ++waited) {
-    if (state.account.take_plain(pages, limit)) {
-      ++g_activation.plain_forks;
-      g_activation.plain_fork_pages += pages;
-      return true;
-    }
-    if (pages > small) return false;
-    state.account.raise_pressure();
-    sys::sleep_ns(1000000);
-  }
-  return false;
+  const int64_t limit = is_small || state.options.activate_at != 0 ? cap - kKeepFreePages : cap / 4;
+  if (!(is_small ? take_waiting(state.account, pages, limit) : state.account.take_plain(pages, limit))) return false;
+  ++g_activation.plain_forks;
+  g_activation.plain_fork_pages += pages;
+  return true;
 }
 
 void plain_uncharge_fork(PagerState& state) {

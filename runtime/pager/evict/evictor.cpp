@@ -44,12 +44,10 @@ int Evictor::open(uint32_t frame_count) {
 
 int Evictor::start() {
   if (int rc = taker_.start(); rc < 0) return rc;
+  const auto run = [](void* self) { static_cast<Evictor*>(self)->run(); };
   pthread_t thread;
-  return sys::thread_start({"lunar-evict", run_thread, this, false, false, &state_.services.housekeeping_word},
-                           &thread);
+  return sys::thread_start({"lunar-evict", run, this, false, false, &state_.services.housekeeping_word}, &thread);
 }
-
-void Evictor::run_thread(void* self) { static_cast<Evictor*>(self)->run(); }
 
 // A member above its share evicts. When that does not help for a while (its pages may be pinned), all members do.
 bool Evictor::should_evict() {
@@ -254,9 +252,7 @@ void Evictor::leave_empty(Victim& victim) {
   frames_.put_free(victim.frame);
   victim.frame = UINT32_MAX;
   counters().evicted_zero.add();
-  const PageState next = victim.guard ? PageState::kGuard : PageState::kEmpty;
-  release_page(state_, *victim.region, victim.page,
-               was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false));
+  release_page(state_, *victim.region, victim.page, was.emptied(victim.guard ? PageState::kGuard : PageState::kEmpty));
 }
 
 // A thread faulted on the page while it was being taken: give it back at once.

@@ -1,10 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Evictor: the thread that keeps DRAM free. It is never a fault handler (its own system calls may fault). A batch of up
-// to 64 pages goes through
-//   choose   which pages, and locks them (choose.h)
-//   take     out of the program's memory, into frames (take.h)
-//   settle   all zeros: no slot. The same hash as its slot: no write. Else it is dirty
-//   write    dirty ones to slots of the LUN, in runs (write.h)
+// Evictor: the thread that keeps DRAM free (README.md). Its own system calls may fault, so it is no fault handler.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -52,7 +47,6 @@ class Evictor {
   void dump(int fd) const;
 
  private:
-  static void run_thread(void* self);
   void run();
   void rest_until_resumed();
   void evict_of_range();

@@ -2,7 +2,7 @@
 // Keeps pages in DRAM until a thread is gone (README.md, "Kept pages").
 //
 // Idea: the thread keeps its pages itself, by the pin bit of the page word. Later callers look for threads that are
-// gone. Other pages are kept until the caller says (pager_keep_until_told), as far as there is room. The program's own
+// gone. Other pages are kept until the caller says (Keep::kUntilTold), as far as there is room. The program's own
 // pins (mlock) use the same bit: an entry says whether it goes with the thread, and the program's calls hand it over,
 // either way. Kept pages stay outside the copy-on-write gate (cow_gate.h).
 //
@@ -29,14 +29,12 @@ namespace {
 constexpr unsigned kKeptMax = 1024, kUntilToldMax = kKeptMax / 2, kLooksAtOnce = 16;
 constexpr int kUntilTold = -1;  // in place of a thread's id
 
-enum class For : uint8_t { kThreadEnd, kExec, kNewThread };  // kNewThread: which is being made
-
 struct Kept {
   int thread_id = 0;  // 0: free
   const void* page = nullptr;
   bool pinned = false;     // by this: the pin goes with the last entry of the page
   bool a_process = false;  // it is one that shares our memory, not a thread of ours
-  For use = For::kThreadEnd;
+  Keep use = Keep::kThreadEnd;
   unsigned holders = 0;  // of kUntilTold
   [[nodiscard]] bool ended() const {
     if (thread_id == kUntilTold || sys::thread_lives(thread_id)) return false;
@@ -105,17 +103,17 @@ Kept* free_entry(PagerState& state) {
 }
 
 // There is one of a kind, but for new threads. pre: the lock.
-Kept* entry_of(const void* page, int thread_id, For use) {
+Kept* entry_of(const void* page, int thread_id, Keep use) {
   for (Kept& entry : g_kept.entries)
     if (entry.thread_id == thread_id && entry.page == page && entry.use == use) return &entry;
   return nullptr;
 }
 
 // Enters a page, and sets its pin. -ENOSPC: there is no room for one more until told; -EAGAIN: the page has no word.
-int pin(PagerState& state, Region& region, PageIndex page, int thread_id, For use) {
+int pin(PagerState& state, Region& region, PageIndex page, int thread_id, Keep use) {
   const void* address = region.address_of(page);
   sys::Locked<sys::SpinLock> lock(g_kept.lock);
-  if (Kept* held = use == For::kNewThread ? nullptr : entry_of(address, thread_id, use); held != nullptr) {
+  if (Kept* held = use == Keep::kNewThread ? nullptr : entry_of(address, thread_id, use); held != nullptr) {
     const bool pinned = word_of(region, page).pinned();
     const int was = pinned ? 1 : set_pin(region, page);
     if (was < 0) return was;
@@ -174,7 +172,7 @@ int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t
   int64_t were_pinned = 0;
   const uint64_t begin = first;
   for (uint64_t next; first < end; first = next) {
-    next = first + kChunkPages < end ? first + kChunkPages : end;
+    next = chunk_end(first, end);
     if (set && table_reach_waiting(state, region, first, next) < 0) {
       const int64_t set_here = static_cast<int64_t>(first - begin) - were_pinned;
       state.pinned_pages.fetch_add(set_here - program_pins(state, region, begin, first, false));
@@ -204,7 +202,9 @@ bool pinned_by_program(Region& region, uint64_t page) {
   return true;
 }
 
-static void keep(PagerState& state, const void* address, size_t bytes, int thread_id, For use) {
+void pager_keep(const void* address, size_t bytes, Keep use) {
+  auto& state = pager_state();
+  const int thread_id = use == Keep::kUntilTold ? kUntilTold : sys::thread_id();
   Region* region = own_region(state, address);
   if (region == nullptr || bytes == 0) return;
   sys::ScopedSignalBlock signals;
@@ -230,29 +230,13 @@ static void keep(PagerState& state, const void* address, size_t bytes, int threa
   }
 }
 
-void pager_keep_for_thread(const void* address, size_t bytes) {
-  keep(pager_state(), address, bytes, sys::thread_id(), For::kThreadEnd);
-}
-
-void pager_keep_for_new_thread(const void* address, size_t bytes) {
-  keep(pager_state(), address, bytes, sys::thread_id(), For::kNewThread);
-}
-
-void pager_keep_for_exec(const void* address, size_t bytes) {
-  keep(pager_state(), address, bytes, sys::thread_id(), For::kExec);
-}
-
 void pager_exec_failed() {
   auto& state = pager_state();
   const int thread_id = sys::thread_id();
   sys::ScopedSignalBlock signals;
   sys::Locked<sys::SpinLock> lock(g_kept.lock);
   for (Kept& entry : g_kept.entries)
-    if (entry.thread_id == thread_id && entry.use == For::kExec) unpin_kept(state, entry);
-}
-
-void pager_keep_until_told(const void* address, size_t bytes) {
-  keep(pager_state(), address, bytes, kUntilTold, For::kThreadEnd);
+    if (entry.thread_id == thread_id && entry.use == Keep::kExec) unpin_kept(state, entry);
 }
 
 void pager_keep_no_more(const void* address, size_t bytes) {
@@ -263,7 +247,7 @@ void pager_keep_no_more(const void* address, size_t bytes) {
   sys::Locked<sys::SpinLock> lock(g_kept.lock);
   const char* end = static_cast<const char*>(address) + bytes;
   for (uint64_t p = region->page_of(address).value; p < region->pages && region->address_of(PageIndex(p)) < end; ++p) {
-    Kept* entry = entry_of(region->address_of(PageIndex(p)), kUntilTold, For::kThreadEnd);
+    Kept* entry = entry_of(region->address_of(PageIndex(p)), kUntilTold, Keep::kUntilTold);
     if (entry == nullptr || --entry->holders != 0) continue;
     --g_kept.until_told;
     unpin_kept(state, *entry);
@@ -278,12 +262,12 @@ void pager_kept_goes_to(const void* address, int child_id, bool a_process) {
   const void* page = region->address_of(region->page_of(address));
   const int thread_id = sys::thread_id();
   sys::Locked<sys::SpinLock> lock(g_kept.lock);
-  Kept* entry = entry_of(page, thread_id, For::kNewThread);
+  Kept* entry = entry_of(page, thread_id, Keep::kNewThread);
   if (entry == nullptr) return;
   if (child_id <= 0) return unpin_kept(state, *entry);
   entry->thread_id = child_id;
   entry->a_process = a_process;
-  entry->use = For::kThreadEnd;
+  entry->use = Keep::kThreadEnd;
 }
 
 unsigned kept_pages_gate_closes(const void* const** pages) {

@@ -62,8 +62,8 @@ int for_chunks(PagerState& state, F visit) {
   for (Region& region : state.regions) {
     const uint64_t end = region.table_pages.load();
     for (uint64_t at = 0; at < end; at += kChunkPages) {
-      if (!region.table.uses(at, end - at < kChunkPages ? end : at + kChunkPages)) continue;
-      if (int rc = visit(region, at, end - at < kChunkPages ? end : at + kChunkPages); rc < 0) return rc;
+      if (!region.table.uses(at, chunk_end(at, end))) continue;
+      if (int rc = visit(region, at, chunk_end(at, end)); rc < 0) return rc;
     }
   }
   return 0;

@@ -97,6 +97,10 @@ struct PageWord {
   constexpr PageWord with_index(uint32_t i) const {
     return {(raw & 0xffffffffu) | (static_cast<uint64_t>(i) << kIndexShift)};
   }
+  // Without content or charge. next: kEmpty or kGuard.
+  constexpr PageWord emptied(PageState next) const {
+    return with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false);
+  }
   constexpr PageWord with_slot(Slot s) const { return with_index(s.value); }
 };
 static_assert(sizeof(PageWord) == 8);

@@ -24,6 +24,11 @@
 namespace lunar {
 
 constexpr uint64_t kChunkPages = 512;
+// The end of the chunk of a page, at most `end`.
+constexpr uint64_t chunk_end(uint64_t page, uint64_t end) {
+  const uint64_t next = (page / kChunkPages + 1) * kChunkPages;
+  return next < end ? next : end;
+}
 constexpr unsigned kRegionsMax = 65536;
 constexpr uint64_t kPatternPages = 64;  // unit of advice on the access pattern
 constexpr unsigned kReadRunMax = 64;    // pages

@@ -43,9 +43,9 @@ bool charged_exactly(const PagerState& state, const Region& region) {
 Committed count_committed(const PagerState& state, Region& region, uint64_t first, uint64_t end, int sign) {
   const bool exactly = charged_exactly(state, region);
   Committed change{0, 0};
-  for (uint64_t at = first; at < end;) {
+  for (uint64_t at = first, next; at < end; at = next) {
     const uint64_t chunk = at / kChunkPages;
-    const uint64_t next = (chunk + 1) * kChunkPages < end ? (chunk + 1) * kChunkPages : end;
+    next = chunk_end(at, end);
     const int32_t part = static_cast<int32_t>(next - at) * sign;
     const int32_t before = region.chunk_committed[chunk].fetch_add(part, std::memory_order_relaxed);
     if (exactly)
@@ -55,7 +55,6 @@ Committed count_committed(const PagerState& state, Region& region, uint64_t firs
     change.units += units_of(region, chunk, before + part) - units_of(region, chunk, before);
     const int32_t in_span = region.table.span_of(at).committed.fetch_add(part, std::memory_order_relaxed);
     if ((in_span == 0) != (in_span + part == 0)) change.units += sign * span_units();
-    at = next;
   }
   return change;
 }
