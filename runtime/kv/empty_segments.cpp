@@ -33,7 +33,8 @@ uint64_t Log::bytes_in_use() const {
 }
 
 bool Log::wastes_memory() const {
-  const uint64_t unused = free_.load(std::memory_order_relaxed) + retired_.load(std::memory_order_relaxed) + kTails;
+  const uint64_t unused =
+      free_.load(std::memory_order_relaxed) + retired_.load(std::memory_order_relaxed) + tail_count();
   return !device_ && unused < count_ && (count_ - unused) << segment_bits_ > 2 * bytes_live();
 }
 

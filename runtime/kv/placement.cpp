@@ -19,26 +19,34 @@
 namespace lunar::kv {
 namespace {
 
-// The first tail is for ages of up to a 128th of the log, each other one for up to so many times as much, the last for
+// The first tail is for ages of up to a share of the log, each other one for up to so many times as much, the last for
 // all that is older, and for new keys.
-constexpr uint64_t kFirstShare = 128, kTimes = 8;
+struct Ages {
+  uint64_t first_share, times;
+};
+constexpr Ages kAgesOfFew{128, 8}, kAgesOfAll{1024, 3};
 
-constexpr uint64_t kTailsLeast = 128;  // segments: in a smaller log several tails would take too much of it
+// Segments: in a smaller log several tails, or all, would take too much of it.
+constexpr uint64_t kLeastForFew = 128, kLeastForAll = 512;
 
 constexpr uint64_t kStatesShare = 24;  // of the segments, at most, so that states cost less
 
 }  // namespace
 
-// Batches follow one another in one tail.
-unsigned Log::tail_count() const { return commits() || count_ < kTailsLeast ? 1 : kTails; }
+// Batches follow one another in one tail. Each tail takes a frame, and half of them is for others.
+unsigned Log::tail_count() const {
+  if (commits() || count_ < kLeastForFew) return 1;
+  return count_ < kLeastForAll || (device_ && frame_count_ < 2 * kTails) ? kTailsFew : kTails;
+}
 
 unsigned Log::tail_for(Address before) const {
   const unsigned last = tail_count() - 1;
   if (before.value == 0) return last;
+  const Ages& ages = last + 1 == kTails ? kAgesOfAll : kAgesOfFew;
   const uint64_t set_at = segments_[segment_of(before)].set_at.load(std::memory_order_relaxed);
   const uint64_t age = clock_.load(std::memory_order_relaxed) - set_at;
   unsigned tail = 0;
-  for (uint64_t most = bytes() / kUnitBytes / kFirstShare; tail < last && age >= most; most *= kTimes) ++tail;
+  for (uint64_t most = bytes() / kUnitBytes / ages.first_share; tail < last && age >= most; most *= ages.times) ++tail;
   return tail;
 }
 

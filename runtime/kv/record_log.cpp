@@ -11,6 +11,7 @@
 
 #include "sys/arena.h"
 #include "sys/fatal.h"
+#include "sys/file.h"
 #include "sys/mem.h"
 
 namespace lunar::kv {
@@ -23,12 +24,14 @@ char* Log::map_records(uint64_t bytes) {
   return static_cast<char*>(memory);
 }
 
-// On a device a frame is a segment, and several are wanted.
+// On a device a frame is a segment, and several are wanted; and of about 1,024 segments those that are kept free for
+// cleaning are few (runtime/DECISIONS.md).
 unsigned Log::segment_bits_for(const LogPlace& place, uint64_t limit) {
   if (place.segment_bits) return place.segment_bits;
   const uint64_t bytes = std::max(place.bytes, place.bytes_most / 16);
   const auto fits = [&](unsigned bits) {
-    return bytes >> bits >= 4 * kSegmentsMin && (!place.device || limit >> bits >= 4 * kFramesMin);
+    if (!place.device) return bytes >> bits >= 4 * kSegmentsMin;
+    return bytes >> bits >= kSegmentsWanted && limit >> bits >= 4 * kFramesMin;
   };
   unsigned bits = 16;
   while (uint64_t{1} << bits < kSegmentBytesMax && fits(bits + 1)) ++bits;
@@ -39,6 +42,10 @@ int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
   const uint64_t bytes = place.bytes;
   Device* device = place.device;
   if (bytes > kLogBytesMax) return -EINVAL;
+  // Never twice in a store that is kept; and as ids of large pairs, such that nobody can choose keys by them.
+  uint64_t lives = 0;
+  if (const int status = sys::random_bytes(&lives, sizeof lives); status < 0) return status;
+  lives_.store(lives >> 2, std::memory_order_relaxed);
   budget_ = budget;
   epochs_ = epochs;
   device_ = device;

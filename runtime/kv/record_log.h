@@ -65,7 +65,7 @@ class MutexLock {  // locks a mutex without blocking signals: no handler of ours
 enum class SegmentState : uint8_t { kFree, kReserved, kOpen, kSealed, kDamaged, kRetired, kHeld, kState, kNext };
 constexpr unsigned kSegmentStates = 9;
 
-constexpr unsigned kTails = 4;
+constexpr unsigned kTails = 8, kTailsFew = 4;
 
 struct Segment {
   std::atomic<uint32_t> live{0};     // units; too many after a damaged record of unknown length was replaced
@@ -112,7 +112,8 @@ struct BodyRoom {
 
 class Log {
  public:
-  static constexpr uint64_t kReserve = 3, kAheadMost = 8, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
+  static constexpr uint64_t kReserve = 3, kAheadMost = 8, kSegmentsMin = 16, kSegmentsWanted = 1024;
+  static constexpr uint64_t kFramesMin = 8, kFrameReserve = 2;
   static constexpr uint64_t kPaddingShare = 50, kFramesShare = 16, kTablesShare = 16, kMarkBytes = 64;
   static constexpr uint64_t kDelayMostNs = 1'000'000, kSeenMost = 16'384;
   static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB, kPieceBytesMin = 4 * kKiB;
@@ -332,7 +333,6 @@ class Log {
   // Restores one segment of a state that is being loaded: kSealed or kState. Pre: just opened.
   void restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used);
   void forget_restored();  // undoes all restore() calls
-  void begin_lives(uint64_t from) { lives_.store(from, std::memory_order_relaxed); }
   uint64_t new_life() { return lives_.fetch_add(1, std::memory_order_relaxed) + 1; }
   uint64_t held() const { return held_.load(std::memory_order_relaxed); }
   // Segments that are not for writers. reserve: free or held; free_reserve: the part that must be free; state_reserve:

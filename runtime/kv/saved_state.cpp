@@ -186,11 +186,9 @@ int StateReader::take(void* data, uint64_t bytes) {
 
 int Store::open_root(const StoreOptions& options, ErrorText* why) {
   const Contents contents = options.contents;
-  uint64_t lives = 0;
-  int status = sys::random_bytes(&lives, sizeof lives);
-  log_.begin_lives(lives >> 2);
+  int status = 0;
   if (contents == Contents::kNew) {
-    if (status == 0) status = sys::random_bytes(super_.uuid, sizeof super_.uuid);
+    status = sys::random_bytes(super_.uuid, sizeof super_.uuid);
     super_.segment_count = log_.segments();
     super_.back_offset = media::kHeadBytes + log_.bytes();
     super_.device_bytes = super_.back_offset + media::kTailBytes;

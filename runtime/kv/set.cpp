@@ -32,7 +32,7 @@ bool is_of_pair(const Record* record) {
 }  // namespace
 
 // Whether what an entry leads to is the key's; if so, what it is. 1, 0, or -errno. whole: of a key that lies in pieces
-// not only hash and length are compared.
+// not only hash and length are compared, with the lock: for no longer than the caller took to bring such a key.
 int Store::examine(Address address, uint64_t hash, Bytes key, bool whole, Found* out) {
   {
     Look look(log_);

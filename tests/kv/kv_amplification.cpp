@@ -5,12 +5,14 @@
 // segment that is emptied, a log has 2.7 at 80%, 1.9 at 70%, 1.5 at 60% of uniform overwrites. Skewed ones have less
 // where what is overwritten soon lies apart. One thread waits for no room: it cleans ahead.
 //   kv_amplification [--turns N] [--segment-kib N] [--dram-mib N] [--log-mib N] [--value N]
-//     [--percent N [--kept 1] [--zipf 1] [--grows 1]]: that one alone. LUNAR_SEED= replays.
+//     [--percent N [--most HUNDREDTHS] [--kept 1] [--zipf 1] [--grows 1]]: that one alone. LUNAR_SEED= replays.
+// --segment-kib 0: as long as the store chooses.
 // Threading: one thread.
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "kv/inspect.h"
 #include "tests/kv/kv_support.h"
 #include "tests/support/lun_device.h"
 #include "tests/support/seed.h"
@@ -94,7 +96,9 @@ double amplification(const Goal& goal, const Shape& shape) {
   const auto set_bytes = static_cast<double>(shape.turns * count * (sizeof(uint64_t) + shape.value_bytes));
   const double out = static_cast<double>(device.written - written) / set_bytes;
   const uint64_t waited = store->waits_for_room() - waits;
-  const uint64_t filled = shape.turns * count * record_bytes / shape.segment_bytes;
+  StoreInfo info;
+  store->info(&info);
+  const uint64_t filled = shape.turns * count * record_bytes / info.segment_bytes;
   printf("%llu of %llu segments waited for; cleaning moved %.2f; ", static_cast<unsigned long long>(waited),
          static_cast<unsigned long long>(filled), static_cast<double>(store->cleaned_bytes() - cleaned) / set_bytes);
   if (waited > filled / 100) fail("a set waits for room");
@@ -119,7 +123,8 @@ int main(int argc, char** argv) {
                              {80, 1.75, Contents::kScratch, Draw::kZipf, true},
                              {80, 2.7, Contents::kNew, Draw::kZipf}};
   if (const uint64_t percent = number("--percent", 0))
-    goals = {{percent, 0, number("--kept", 0) ? Contents::kNew : Contents::kScratch,
+    goals = {{percent, static_cast<double>(number("--most", 0)) / 100,
+              number("--kept", 0) ? Contents::kNew : Contents::kScratch,
               number("--zipf", 0) ? Draw::kZipf : Draw::kUniform, number("--grows", 0) != 0}};
   for (const Goal& goal : goals) {
     const double found = amplification(goal, shape);

@@ -303,6 +303,12 @@ uint64_t cpu_ns() {
 
 }  // namespace
 
+TEST_CASE("kv: ids of large pairs begin where nobody can know") {
+  BareLog one(16), other(16);
+  const uint64_t first = one.log.new_life(), second = other.log.new_life();
+  CHECK((first > second ? first - second : second - first) > 1'000'000);
+}
+
 TEST_CASE("kv: a mark leads over whole blocks or is not possible") {
   const BareLog bare(16);
   alignas(Record) char memory[sizeof(Record)];

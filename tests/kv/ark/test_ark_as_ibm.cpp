@@ -266,7 +266,7 @@ TEST_CASE("ark-as-ibm: a store in memory keeps at most about twice of what lives
   const Store store("mem:256m");
   REQUIRE(store.status == 0);
   constexpr int kKeys = 50'000;
-  constexpr uint64_t kLive = uint64_t{kKeys} / 10 * 4064, kMost = kLive * 9 / 4 + (16ull << 20);
+  constexpr uint64_t kLive = uint64_t{kKeys} / 10 * 4064, kMost = kLive * 9 / 4 + (24ull << 20);
   const uint64_t before = resident();
   fill(store, kKeys, 4000);
   REQUIRE(resident() > before + 9 * kLive);
