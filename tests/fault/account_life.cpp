@@ -39,12 +39,12 @@ void* go_on(void* told) {
 
 // The first thread ends, another one goes on.
 [[noreturn]] void member_main(Account& account, int told, int said) {
-  REQUIRE_THAT(account.join() == 0 && account.take_plain(kHeld, kCap), "the member cannot join");
+  REQUIRE(account.join() == 0 && account.take_plain(kHeld, kCap), "the member cannot join");
   pthread_t other;
-  REQUIRE_THAT(pthread_create(&other, nullptr, go_on, reinterpret_cast<void*>(intptr_t{told})) == 0, "pthread_create");
-  REQUIRE_THAT(unshare(CLONE_FILES) == 0, "unshare: %s", strerror(errno));
+  REQUIRE(pthread_create(&other, nullptr, go_on, reinterpret_cast<void*>(intptr_t{told})) == 0);
+  REQUIRE(unshare(CLONE_FILES) == 0);
   for (int i = 0; i < kFiles && open("/dev/null", O_RDONLY) >= 0; ++i) {}  // as many as the limit allows
-  REQUIRE_THAT(write(said, "g", 1) == 1, "pipe");
+  REQUIRE(write(said, "g", 1) == 1);
   pthread_exit(nullptr);
 }
 
@@ -52,8 +52,8 @@ bool first_thread_is_zombie(pid_t pid) {
   char path[64], text[256] = "";
   snprintf(path, sizeof path, "/proc/%d/stat", pid);
   FILE* file = fopen(path, "r");
-  REQUIRE_THAT(file != nullptr, "%s: %s", path, strerror(errno));
-  REQUIRE_THAT(fgets(text, sizeof text, file) != nullptr, "%s is empty", path);
+  REQUIRE(file != nullptr, "%s: %s", path, strerror(errno));
+  REQUIRE(fgets(text, sizeof text, file) != nullptr, "%s is empty", path);
   fclose(file);
   const char* end = strrchr(text, ')');
   return end != nullptr && end[2] == 'Z';
@@ -62,19 +62,19 @@ bool first_thread_is_zombie(pid_t pid) {
 void sweep_and_expect(Account& account, int64_t pages, const char* what) {
   uint32_t oldest;
   account.sweep(&oldest);
-  REQUIRE_THAT(taken(account) == pages, "%s: %lld pages are taken, should be %lld", what,
-               static_cast<long long>(taken(account)), static_cast<long long>(pages));
+  REQUIRE(taken(account) == pages, "%s: %lld pages are taken, should be %lld", what,
+          static_cast<long long>(taken(account)), static_cast<long long>(pages));
 }
 
 enum class Where { kHere, kOtherNamespace };
 
 void first_thread_ends(Account& account, Where where) {
   int told[2], said[2];
-  REQUIRE_THAT(pipe(told) == 0 && pipe(said) == 0, "pipe");
+  REQUIRE(pipe(told) == 0 && pipe(said) == 0);
   if (where == Where::kOtherNamespace && unshare(CLONE_NEWPID) != 0)
-    tier::skip("pid-namespace", "a pid namespace cannot be made");
+    SKIP("pid-namespace", "a pid namespace cannot be made");
   const pid_t pid = fork();
-  REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
+  REQUIRE(pid >= 0);
   if (pid == 0) {
     close(told[1]);
     member_main(account, told[0], said[1]);
@@ -82,7 +82,7 @@ void first_thread_ends(Account& account, Where where) {
   close(told[0]);
   close(said[1]);
   char byte;
-  REQUIRE_THAT(read(said[0], &byte, 1) == 1, "the member said nothing");
+  REQUIRE(read(said[0], &byte, 1) == 1, "the member said nothing");
   for (bool zombie = false, last = false; !last; zombie = first_thread_is_zombie(pid)) {
     last = zombie;  // once more after it
     sweep_and_expect(account, kHeld, "a process that lives");
@@ -91,7 +91,7 @@ void first_thread_ends(Account& account, Where where) {
     sweep_and_expect(account, kHeld, "a process that lives in another namespace");
   close(told[1]);
   int status = 0;
-  REQUIRE_THAT(waitpid(pid, &status, 0) == pid && status == 0, "the member ended with %d", status);
+  REQUIRE(waitpid(pid, &status, 0) == pid && status == 0, "the member ended with %d", status);
   sweep_and_expect(account, 0, "a dead process");
   close(said[0]);
 }
@@ -104,25 +104,25 @@ int share_memory(void* told) {
 
 void killed_slowly(Account& account) {
   int told[2], said[2];
-  REQUIRE_THAT(pipe(told) == 0 && pipe(said) == 0 && prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, "pipe, prctl");
+  REQUIRE(pipe(told) == 0 && pipe(said) == 0 && prctl(PR_SET_CHILD_SUBREAPER, 1) == 0);
   const pid_t pid = fork();
-  REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
+  REQUIRE(pid >= 0);
   if (pid == 0) {
     close(told[1]);
-    REQUIRE_THAT(account.join() == 0 && account.take_plain(kHeld, kCap), "the member cannot join");
+    REQUIRE(account.join() == 0 && account.take_plain(kHeld, kCap), "the member cannot join");
     alignas(16) static char stack[64 << 10];
-    REQUIRE_THAT(clone(share_memory, stack + sizeof stack, CLONE_VM | SIGCHLD, &told[0]) > 0, "clone");
-    REQUIRE_THAT(write(said[1], "g", 1) == 1, "pipe");
+    REQUIRE(clone(share_memory, stack + sizeof stack, CLONE_VM | SIGCHLD, &told[0]) > 0);
+    REQUIRE(write(said[1], "g", 1) == 1);
     for (;;) pause();
   }
   close(told[0]);
   char byte;
-  REQUIRE_THAT(read(said[0], &byte, 1) == 1, "the member said nothing");
-  REQUIRE_THAT(kill(pid, SIGKILL) == 0 && waitpid(pid, nullptr, 0) == pid, "kill: %s", strerror(errno));
+  REQUIRE(read(said[0], &byte, 1) == 1, "the member said nothing");
+  REQUIRE(kill(pid, SIGKILL) == 0 && waitpid(pid, nullptr, 0) == pid);
   for (int look = 0; look < kLooks; ++look, usleep(1000))
     sweep_and_expect(account, kHeld, "a killed process whose memory is there");
   close(told[1]);
-  REQUIRE_THAT(waitpid(-1, nullptr, 0) > 0, "waitpid: %s", strerror(errno));
+  REQUIRE(waitpid(-1, nullptr, 0) > 0);
   sweep_and_expect(account, 0, "a killed process whose memory is free");
   close(said[0]);
   close(said[1]);
@@ -130,16 +130,15 @@ void killed_slowly(Account& account) {
 
 }  // namespace
 
-int main() {
+TEST_CASE("account-life") {
   rlimit files;
-  REQUIRE_THAT(getrlimit(RLIMIT_NOFILE, &files) == 0, "getrlimit");
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &files) == 0);
   files.rlim_cur = files.rlim_max;
   (void)setrlimit(RLIMIT_NOFILE, &files);
   Account account;
-  REQUIRE_THAT(account.open(-1, kCap, int64_t{1} << 40) == 0 && account.join() == 0, "account");
+  REQUIRE(account.open(-1, kCap, int64_t{1} << 40) == 0 && account.join() == 0);
   account.lock_alive();
   killed_slowly(account);
   for (int i = 0; i < kRounds; ++i) first_thread_ends(account, Where::kHere);
   first_thread_ends(account, Where::kOtherNamespace);
-  return 0;
 }

@@ -28,43 +28,42 @@ template <class F>
 pid_t fork_member(Account& account, uint32_t epoch, F body) {
   uint64_t ticket = 0;
   const int member = account.reserve_child(epoch, &ticket);
-  REQUIRE_THAT(member >= 0, "reserve_child: %d", member);
+  REQUIRE(member >= 0, "reserve_child: %d", member);
   const pid_t pid = fork();
-  REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
+  REQUIRE(pid >= 0);
   if (pid != 0) {
     account.fork_returned();
     return pid;
   }
-  REQUIRE_THAT(account.adopt(static_cast<unsigned>(member), ticket) == 0, "adopt");
+  REQUIRE(account.adopt(static_cast<unsigned>(member), ticket) == 0);
   account.lock_alive();
   body();
   _exit(0);
 }
 
-void reap(pid_t pid) { REQUIRE_THAT(waitpid(pid, nullptr, 0) == pid, "waitpid: %s", strerror(errno)); }
+void reap(pid_t pid) { REQUIRE(waitpid(pid, nullptr, 0) == pid); }
 
 // A child that dies, with one that lives on: its pid.
 pid_t make_orphan(Account& account) {
   int ready[2];
-  REQUIRE_THAT(pipe(ready) == 0, "pipe");
+  REQUIRE(pipe(ready) == 0);
   const pid_t child = fork_member(account, kChildEpoch, [&] {
     account.take_always(100);
     account.take_fixed(10);
-    REQUIRE_THAT(account.lun_take(50 << 20) == 0 && account.carve(kPieces) == 0, "LUN space and pieces");
+    REQUIRE(account.lun_take(50 << 20) == 0 && account.carve(kPieces) == 0, "LUN space and pieces");
     const pid_t grandchild = fork_member(account, kGrandchildEpoch, [&] {
       account.take_always(7);
       const pid_t self = getpid();
-      REQUIRE_THAT(write(ready[1], &self, sizeof self) == sizeof self, "pipe");
+      REQUIRE(write(ready[1], &self, sizeof self) == sizeof self);
       for (;;) pause();
     });
     (void)grandchild;
     pid_t pid;
-    REQUIRE_THAT(read(ready[0], &pid, sizeof pid) == sizeof pid && write(ready[1], &pid, sizeof pid) == sizeof pid,
-                 "pipe");
+    REQUIRE(read(ready[0], &pid, sizeof pid) == sizeof pid && write(ready[1], &pid, sizeof pid) == sizeof pid);
   });
   reap(child);
   pid_t orphan = 0;
-  REQUIRE_THAT(read(ready[0], &orphan, sizeof orphan) == sizeof orphan, "pipe");
+  REQUIRE(read(ready[0], &orphan, sizeof orphan) == sizeof orphan);
   close(ready[0]);
   close(ready[1]);
   return orphan;
@@ -74,18 +73,18 @@ pid_t make_orphan(Account& account) {
 template <class F>
 bool kill_after(Account& account, unsigned steps, F body) {
   const pid_t burier = fork_member(account, 1, [&] {
-    REQUIRE_THAT(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0, "ptrace");
+    REQUIRE(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0);
     raise(SIGSTOP);
     body();
     raise(SIGSTOP);
   });
   int status = 0;
-  REQUIRE_THAT(waitpid(burier, &status, 0) == burier, "waitpid");
-  if (!WIFSTOPPED(status)) tier::skip("ptrace", "a process here may not trace its child");
+  REQUIRE(waitpid(burier, &status, 0) == burier);
+  if (!WIFSTOPPED(status)) SKIP("ptrace", "a process here may not trace its child");
   bool through = false;
   for (unsigned i = 0; i < steps && !through; ++i) {
-    REQUIRE_THAT(ptrace(PTRACE_SINGLESTEP, burier, nullptr, nullptr) == 0, "ptrace: %s", strerror(errno));
-    REQUIRE_THAT(waitpid(burier, &status, 0) == burier, "waitpid");
+    REQUIRE(ptrace(PTRACE_SINGLESTEP, burier, nullptr, nullptr) == 0);
+    REQUIRE(waitpid(burier, &status, 0) == burier);
     through = WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP;
   }
   kill(burier, SIGKILL);
@@ -96,21 +95,21 @@ bool kill_after(Account& account, unsigned steps, F body) {
 void check(Account& account, unsigned steps, int64_t pages, bool orphan) {
   uint32_t oldest = 0;
   account.sweep(&oldest);
-  REQUIRE_THAT(account.cap_pages() - account.free_pages() == pages,
-               "killed after %u steps: %lld pages are taken, should be %lld", steps,
-               static_cast<long long>(account.cap_pages() - account.free_pages()), static_cast<long long>(pages));
-  REQUIRE_THAT(account.lun_free() == kLunCap, "killed after %u steps: %lld bytes of LUN space are taken", steps,
-               static_cast<long long>(kLunCap - account.lun_free()));
-  REQUIRE_THAT(oldest == (orphan ? kChildEpoch : 0) && account.child_lives(kChildEpoch) == orphan &&
-                   !account.child_lives(kGrandchildEpoch),
-               "killed after %u steps: the oldest child is of epoch %u", steps, oldest);
+  REQUIRE(account.cap_pages() - account.free_pages() == pages,
+          "killed after %u steps: %lld pages are taken, should be %lld", steps,
+          static_cast<long long>(account.cap_pages() - account.free_pages()), static_cast<long long>(pages));
+  REQUIRE(account.lun_free() == kLunCap, "killed after %u steps: %lld bytes of LUN space are taken", steps,
+          static_cast<long long>(kLunCap - account.lun_free()));
+  REQUIRE(oldest == (orphan ? kChildEpoch : 0) && account.child_lives(kChildEpoch) == orphan &&
+              !account.child_lives(kGrandchildEpoch),
+          "killed after %u steps: the oldest child is of epoch %u", steps, oldest);
   const unsigned free = kCarvePieces - (orphan ? kPieces : 0);
   const int first = account.carve(free);
-  REQUIRE_THAT(first == static_cast<int>(kCarvePieces - free), "killed after %u steps: %u pieces are free at %d", steps,
-               free, first);
+  REQUIRE(first == static_cast<int>(kCarvePieces - free), "killed after %u steps: %u pieces are free at %d", steps,
+          free, first);
   account.uncarve(first, free);
-  REQUIRE_THAT(free == kCarvePieces || account.carve(free + 1) < 0,
-               "killed after %u steps: no member has the dead one's pieces", steps);
+  REQUIRE(free == kCarvePieces || account.carve(free + 1) < 0,
+          "killed after %u steps: no member has the dead one's pieces", steps);
 }
 
 void take_and_give(Account& account, unsigned child) {
@@ -127,10 +126,10 @@ void take_and_give(Account& account, unsigned child) {
 
 }  // namespace
 
-int main() {
+TEST_CASE("account-reap") {
   tier::Random random(tier::run_seed());
   Account account;
-  REQUIRE_THAT(account.open(-1, kCap, kLunCap) == 0 && account.join() == 0, "account");
+  REQUIRE(account.open(-1, kCap, kLunCap) == 0 && account.join() == 0);
   account.lock_alive();
   account.take_always(1);
   check(account, 0, 1, false);  // also binds the calls, so that steps are the account's
@@ -152,19 +151,18 @@ int main() {
     }
     check(account, steps, 1, false);
   }
-  REQUIRE_THAT(kills > 50, "only %u kills: was reaping stepped through?", kills);
+  REQUIRE(kills > 50, "only %u kills: was reaping stepped through?", kills);
   printf("%u kills within %u steps of reaping\n", kills, steps);
   steps = kills = 0;
   for (bool killed = true; killed; ++kills) {
     steps += 1 + static_cast<unsigned>(random.below(2));
     uint64_t ticket = 0;
     const int child = account.reserve_child(kGrandchildEpoch, &ticket);
-    REQUIRE_THAT(child >= 0, "reserve_child: %d", child);
+    REQUIRE(child >= 0, "reserve_child: %d", child);
     killed = kill_after(account, steps, [&] { take_and_give(account, static_cast<unsigned>(child)); });
     account.release_child(static_cast<unsigned>(child), ticket);
     check(account, steps, 1, false);
   }
-  REQUIRE_THAT(kills > 50, "only %u kills: were the charges stepped through?", kills);
+  REQUIRE(kills > 50, "only %u kills: were the charges stepped through?", kills);
   printf("%u kills within %u steps of charges\n", kills, steps);
-  return 0;
 }

@@ -22,15 +22,23 @@ using lunar::PageState;
 std::atomic<uint64_t> g_progress{0};
 size_t g_page;
 
+struct Tier {
+  Tier() {
+    g_page = lunar_page_bytes();
+    tier::start_tier(32 * tier::kMega, 512 * tier::kMega);
+  }
+  tier::Watchdog watchdog{g_progress, 60};
+};
+
 void deny_process_madvise() {
-  if (!refuse_calls({SYS_process_madvise}, true)) tier::skip("seccomp", strerror(errno));
+  if (!refuse_calls({SYS_process_madvise}, true)) SKIP("seccomp", strerror(errno));
 }
 
 struct Pages {
   char* base;
   uint64_t count;
   explicit Pages(uint64_t bytes) : base(static_cast<char*>(lunar_region_create(bytes))), count(bytes / g_page) {
-    REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
+    REQUIRE(base != nullptr);
   }
   char* at(uint64_t i) const { return base + i * g_page; }
   void write(uint64_t version) const {
@@ -53,49 +61,48 @@ struct Pages {
 bool locked_page(uint64_t i) { return i % 61 < 1 + i / 61 % 16; }
 
 void keeps_locked_pages() {
+  const Tier tier;
   const Pages pages(16 * tier::kMega);
   pages.write(1);
   uint64_t locked = 0;
   for (uint64_t i = 0; i < pages.count; ++i) {
     if (!locked_page(i)) continue;
-    if (syscall(SYS_mlock, pages.at(i), g_page) != 0) tier::skip("memlock", strerror(errno));
+    if (syscall(SYS_mlock, pages.at(i), g_page) != 0) SKIP("memlock", strerror(errno));
     ++locked;
   }
   for (unsigned round = 0; round < 3; ++round) {
     int64_t evicted = lunar_evict(pages.base, pages.count * g_page);
-    printf("round %u: %lld of %llu pages evicted, %llu are locked\n", round, static_cast<long long>(evicted),
-           static_cast<unsigned long long>(pages.count), static_cast<unsigned long long>(locked));
+    printf("round %u: %lld of %lu pages evicted, %lu are locked\n", round, static_cast<long long>(evicted), pages.count,
+           locked);
     for (uint64_t i = 0; i < pages.count; ++i)
-      REQUIRE_THAT((pages.state(i) == PageState::kResident) == locked_page(i), "page %llu is in state %d, locked %d",
-                   static_cast<unsigned long long>(i), static_cast<int>(pages.state(i)), locked_page(i));
-    REQUIRE_THAT(tier::validate(), "page table");
+      REQUIRE((pages.state(i) == PageState::kResident) == locked_page(i), "page %lu is in state %d, locked %d", i,
+              static_cast<int>(pages.state(i)), locked_page(i));
+    REQUIRE(tier::validate());
     uint64_t wrong = pages.wrong(1 + round);
-    REQUIRE_THAT(wrong == 0, "%llu of %llu pages are wrong", static_cast<unsigned long long>(wrong),
-                 static_cast<unsigned long long>(pages.count));
+    REQUIRE(wrong == 0, "%lu of %lu pages are wrong", wrong, pages.count);
     pages.write(2 + round);
   }
   // What is discarded reads as zeros, or the call says that it could not be.
   int rc = lunar_discard(pages.base, pages.count * g_page);
-  REQUIRE_THAT(rc == 0, "discard: %d", rc);
+  REQUIRE(rc == 0, "discard: %d", rc);
   for (uint64_t i = 0; i < pages.count; ++i)
-    REQUIRE_THAT(tier::stamp_holds(pages.at(i), g_page, i, 0), "page %llu is not empty",
-                 static_cast<unsigned long long>(i));
-  REQUIRE_THAT(tier::validate(), "page table");
+    REQUIRE(tier::stamp_holds(pages.at(i), g_page, i, 0), "page %lu is not empty", i);
+  REQUIRE(tier::validate());
 }
 
-void goes_on_when_denied() {
+TEST_CASE("denied-later") {
+  const Tier tier;
   const Pages pages(64 * tier::kMega);  // twice the budget
   pages.write(1);
   deny_process_madvise();
   pages.write(2);
-  REQUIRE_THAT(pages.wrong(2) == 0, "content");
-  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE(pages.wrong(2) == 0);
+  REQUIRE(tier::validate());
 }
 
-void evicts_unreadable_pages() {
-  const auto protect = [](char* at, int prot) {
-    REQUIRE_THAT(mprotect(at, g_page, prot) == 0, "mprotect: %s", strerror(errno));
-  };
+TEST_CASE("unreadable") {
+  const Tier tier;
+  const auto protect = [](char* at, int prot) { REQUIRE(mprotect(at, g_page, prot) == 0); };
   const Pages pages(16 * tier::kMega), others(96 * tier::kMega);
   pages.write(1);
   for (uint64_t i = 0; i < pages.count; i += 2) protect(pages.at(i), PROT_NONE);
@@ -106,32 +113,22 @@ void evicts_unreadable_pages() {
   double took = tier::seconds() - start;
   evictions = counted.evictions.get() - evictions;
   batches = counted.batches.get() - batches;
-  printf("%.2f s for %llu pages; %llu evictions in %llu batches; %llu of %llu pages stayed\n", took,
-         static_cast<unsigned long long>(others.count), static_cast<unsigned long long>(evictions),
-         static_cast<unsigned long long>(batches),
-         static_cast<unsigned long long>(pages.in_state(PageState::kResident)),
-         static_cast<unsigned long long>(pages.count));
-  REQUIRE_THAT(evictions > 16 * batches, "batches end early");
-  REQUIRE_THAT(pages.in_state(PageState::kResident) < pages.count / 8, "what cannot be read stays in DRAM");
-  REQUIRE_THAT(lunar_touch(pages.base, pages.count * g_page) == 0, "touch");
+  printf("%.2f s for %lu pages; %lu evictions in %lu batches; %lu of %lu pages stayed\n", took, others.count, evictions,
+         batches, pages.in_state(PageState::kResident), pages.count);
+  REQUIRE(evictions > 16 * batches, "batches end early");
+  REQUIRE(pages.in_state(PageState::kResident) < pages.count / 8, "what cannot be read stays in DRAM");
+  REQUIRE(lunar_touch(pages.base, pages.count * g_page) == 0);
   (void)lunar_evict(pages.base, pages.count * g_page);
-  REQUIRE_THAT(pages.in_state(PageState::kResident) == 0, "%llu pages stayed",
-               static_cast<unsigned long long>(pages.in_state(PageState::kResident)));
+  REQUIRE(pages.in_state(PageState::kResident) == 0, "%lu pages stayed", pages.in_state(PageState::kResident));
   for (uint64_t i = 0; i < pages.count; i += 2) protect(pages.at(i), PROT_READ | PROT_WRITE);
-  REQUIRE_THAT(pages.wrong(1) == 0 && others.wrong(1) == 0, "content");
-  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE(pages.wrong(1) == 0 && others.wrong(1) == 0);
+  REQUIRE(tier::validate());
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  g_page = lunar_page_bytes();
-  if (argc > 1 && strcmp(argv[1], "locked-denied") == 0) deny_process_madvise();
-  tier::start_tier(32 * tier::kMega, 512 * tier::kMega);
-  tier::Watchdog watchdog(g_progress, 60);
-  return tier::run_case(argc, argv,
-                        {{"locked", keeps_locked_pages},
-                         {"locked-denied", keeps_locked_pages},
-                         {"denied-later", goes_on_when_denied},
-                         {"unreadable", evicts_unreadable_pages}});
+TEST_CASE("locked") { keeps_locked_pages(); }
+TEST_CASE("locked-denied") {
+  deny_process_madvise();
+  keeps_locked_pages();
 }

@@ -17,9 +17,9 @@ namespace tier {
 inline lunar::Region* make_charged_on_touch(uint64_t chunks) {
   const size_t bytes = chunks * lunar::kChunkPages * lunar_page_bytes();
   lunar::Region* region = nullptr;
-  REQUIRE_THAT(lunar::region_create(bytes, lunar::kRegionChargeOnTouch, &region) == 0, "region");
-  REQUIRE_THAT(lunar::region_commit_on_touch(region, 0, bytes) == 0, "commit");
-  REQUIRE_THAT(mprotect(lunar::region_base(region), bytes, PROT_READ | PROT_WRITE) == 0, "mprotect");
+  REQUIRE(lunar::region_create(bytes, lunar::kRegionChargeOnTouch, &region) == 0);
+  REQUIRE(lunar::region_commit_on_touch(region, 0, bytes) == 0);
+  REQUIRE(mprotect(lunar::region_base(region), bytes, PROT_READ | PROT_WRITE) == 0);
   return region;
 }
 

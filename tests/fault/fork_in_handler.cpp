@@ -29,13 +29,13 @@ std::atomic<int> g_made{0}, g_forks{0};  // children, and those that have ended
 
 void check(uint64_t first, uint64_t count, const char* who) {
   for (uint64_t i = first; i < first + count; ++i)
-    REQUIRE_THAT(tier::stamp_holds(g_base + i * g_page, g_page, i, 1), "%s: page %llu, state %d", who,
-                 static_cast<unsigned long long>(i), lunar::pager_page_state(g_base + i * g_page));
+    REQUIRE(tier::stamp_holds(g_base + i * g_page, g_page, i, 1), "%s: page %lu, state %d", who, i,
+            lunar::pager_page_state(g_base + i * g_page));
 }
 
 void touch(uint64_t first, uint64_t count, const char* who) {
   const int rc = lunar_touch(g_base + first * g_page, count * g_page);
-  REQUIRE_THAT(rc == 0, "%s: touch: %d", who, rc);
+  REQUIRE(rc == 0, "%s: touch: %d", who, rc);
 }
 
 void set_up() {
@@ -87,7 +87,7 @@ void catch_with_fork() {
     check(first, kPart, "child");
   }
   for (std::thread& other : others) other.join();
-  REQUIRE_THAT(tier::validate(), "page table of a child");
+  REQUIRE(tier::validate(), "page table of a child");
   _exit(0);
 }
 
@@ -124,10 +124,10 @@ uint64_t switches_of(int tid) {
   char path[64], line[128];
   snprintf(path, sizeof path, "/proc/self/task/%d/status", tid);
   FILE* file = fopen(path, "r");
-  REQUIRE_THAT(file != nullptr, "%s: %s", path, strerror(errno));
-  unsigned long long switches = 0;
+  REQUIRE(file != nullptr, "%s: %s", path, strerror(errno));
+  unsigned long switches = 0;
   while (fgets(line, sizeof line, file) != nullptr)
-    if (sscanf(line, "voluntary_ctxt_switches: %llu", &switches) == 1) break;
+    if (sscanf(line, "voluntary_ctxt_switches: %lu", &switches) == 1) break;
   fclose(file);
   return switches;
 }
@@ -155,7 +155,7 @@ void waiting_for_room() {
   sleep(1);
   const double looks = static_cast<double>(switches_of(tid) - from) / (tier::seconds() - began);
   printf("%.0f looks per second\n", looks);
-  REQUIRE_THAT(looks < 1000, "an operation without room looks %.0f times per second", looks);
+  REQUIRE(looks < 1000, "an operation without room looks %.0f times per second", looks);
   const pthread_t id = toucher.native_handle();
   (void)pthread_kill(id, SIGUSR1);
   while (g_made == 0) usleep(10000);
@@ -166,14 +166,13 @@ void waiting_for_room() {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const uint64_t seed = tier::run_seed();
-  const auto with_memory = [](const auto& run) {
-    set_up();
-    run();
-    REQUIRE_THAT(tier::validate(), "page table");
-  };
-  return tier::run_case(argc, argv,
-                        {{"first-touches", [&] { with_memory([&] { first_touches(seed); }); }},
-                         {"waiting-for-room", [&] { with_memory(waiting_for_room); }}});
+TEST_CASE("first-touches") {
+  set_up();
+  first_touches(tier::run_seed());
+  REQUIRE(tier::validate());
+}
+TEST_CASE("waiting-for-room") {
+  set_up();
+  waiting_for_room();
+  REQUIRE(tier::validate());
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fork_test CASE [--long]: a forked child keeps its memory. Each case runs in a process (and tier) of its own; without
-// an argument all of them run, one after the other.
+// fork_test CASE [--long]: a forked child keeps its memory.
 //
 // Idea. Every page has a content that tells its version; parent, child and grandchild go their own ways from the fork
 // on and each must see exactly what the fork left it and what it wrote itself. Memory is three times the budget, so
@@ -33,8 +32,7 @@ using tier::fork_child;
 using tier::Random;
 
 constexpr uint64_t kMemory = 96 * tier::kMega, kDram = 32 * tier::kMega, kLun = 1536 * tier::kMega;
-uint64_t g_seed = 0;
-bool g_long = false;
+const uint64_t g_seed = tier::run_seed();
 
 // A region whose pages carry a version each; the model is plain memory, which fork copies.
 struct Pages {
@@ -55,9 +53,8 @@ struct Pages {
     uint64_t begins = ~uint64_t{0};
     for (uint64_t v = 0; v < 100000 && begins == ~uint64_t{0}; ++v)
       if (tier::stamp_holds(word, 8, i, v)) begins = v;
-    REQUIRE_THAT(false, "%s: page %llu should be version %u, begins like %lld (%llx), state %d", who,
-                 static_cast<unsigned long long>(i), versions[i], static_cast<long long>(begins),
-                 static_cast<unsigned long long>(word[0]), lunar::pager_page_state(at(i)));
+    REQUIRE(false, "%s: page %lu should be version %u, begins like %lld (%lx), state %d", who, i, versions[i],
+            static_cast<long long>(begins), word[0], lunar::pager_page_state(at(i)));
   }
   void check_all(const char* who) const {
     for (uint64_t i = 0; i < count; ++i) check(i, who);
@@ -78,7 +75,7 @@ void start(const char* options = nullptr) { tier::start_tier(kDram, kLun, nullpt
 
 // ---- cases ----------------------------------------------------------------------------------------------------------
 
-void child_sees_the_parents_content() {
+TEST_CASE("child-sees-the-parents-content") {
   start();
   Pages pages(kMemory);
   pages.spread();
@@ -89,65 +86,65 @@ void child_sees_the_parents_content() {
       pages.check_all("grandchild");
       for (uint64_t i = 0; i < pages.count; i += 3) pages.write(i, 2000);
       pages.check_all("grandchild, after its writes");
-      REQUIRE_THAT(tier::validate(), "grandchild's page table");
+      REQUIRE(tier::validate(), "grandchild's page table");
     });
     for (uint64_t i = 1; i < pages.count; i += 2) pages.write(i, 1001);
     pages.check_all("child, after its writes");
     expect_exit(grandchild, "grandchild");
     pages.check_all("child, without its child");
-    REQUIRE_THAT(tier::validate(), "child's page table");
+    REQUIRE(tier::validate(), "child's page table");
   });
   for (uint64_t i = 0; i < pages.count; ++i) pages.write(i, 3000 + static_cast<uint32_t>(i % 7));
   pages.check_all("parent, after its writes");
   expect_exit(child, "child");
   pages.check_all("parent, alone again");
-  REQUIRE_THAT(tier::validate(), "parent's page table");
+  REQUIRE(tier::validate(), "parent's page table");
 }
 
-void child_discards_and_allocates() {
+TEST_CASE("child-discards-and-allocates") {
   start();
   Pages pages(kMemory);
   pages.spread();
   expect_exit(fork_child([&] {
                 for (uint64_t i = 0; i < pages.count; i += 4) {
-                  REQUIRE_THAT(lunar_discard(pages.at(i), pages.page) == 0, "discard");
+                  REQUIRE(lunar_discard(pages.at(i), pages.page) == 0);
                   pages.versions[i] = 0;
                 }
                 Pages own(8 * tier::kMega, 7);
                 auto* block = static_cast<char*>(lunar_malloc(1 << 20));
-                REQUIRE_THAT(block != nullptr, "lunar_malloc in a child");
+                REQUIRE(block != nullptr, "lunar_malloc in a child");
                 tier::stamp_write(block, 1 << 20, 99, 1);
                 pages.check_all("child");
                 own.check_all("child's own region");
-                REQUIRE_THAT(tier::stamp_holds(block, 1 << 20, 99, 1), "child's block");
+                REQUIRE(tier::stamp_holds(block, 1 << 20, 99, 1));
                 lunar_range ranges[64];
                 for (uint64_t i = 0; i < 64; ++i) ranges[i] = {pages.at(i * 37), pages.page};
-                REQUIRE_THAT(lunar_prefetch(ranges, 64) == 0, "prefetch in a child");
-                REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict in a child");
+                REQUIRE(lunar_prefetch(ranges, 64) == 0, "prefetch in a child");
+                REQUIRE(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict in a child");
                 pages.check_all("child, after evicting");
-                REQUIRE_THAT(tier::validate(), "child's page table");
+                REQUIRE(tier::validate(), "child's page table");
               }),
               "child");
   pages.check_all("parent");
 }
 
 // The child holds still: what the parent rewrites meanwhile must stay readable for it, and needs room of its own.
-void sleeping_child_keeps_its_version() {
+TEST_CASE("sleeping-child-keeps-its-version") {
   start();
   Pages pages(kMemory);
   pages.spread();
   int go[2];
-  REQUIRE_THAT(pipe2(go, O_CLOEXEC) == 0, "pipe");
+  REQUIRE(pipe2(go, O_CLOEXEC) == 0);
   pid_t child = fork_child([&] {
     char byte;
     close(go[1]);
-    REQUIRE_THAT(read(go[0], &byte, 1) == 1, "the parent is gone");
+    REQUIRE(read(go[0], &byte, 1) == 1, "the parent is gone");
     pages.check_all("child that slept");
   });
   for (uint32_t version = 10; version < 13; ++version)
     for (uint64_t i = 0; i < pages.count; ++i) pages.write(i, version);
   pages.check_all("parent");
-  REQUIRE_THAT(write(go[1], "g", 1) == 1, "pipe");
+  REQUIRE(write(go[1], "g", 1) == 1);
   expect_exit(child, "child");
   pages.check_all("parent, alone again");
 }
@@ -175,7 +172,7 @@ AddressSpace address_space() {
   AddressSpace all;
   char line[512];
   FILE* maps = fopen("/proc/self/maps", "r");
-  REQUIRE_THAT(maps != nullptr, "/proc/self/maps: %s", strerror(errno));
+  REQUIRE(maps != nullptr);
   while (fgets(line, sizeof line, maps) != nullptr) {
     unsigned long begin = 0, end = 0;
     if (sscanf(line, "%lx-%lx ", &begin, &end) != 2) continue;
@@ -192,7 +189,7 @@ struct Holdings {
 };
 
 Holdings holdings(Pages& pages) {
-  REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict");
+  REQUIRE(lunar_evict(pages.base, pages.count * pages.page) >= 0);
   auto& state = lunar::pager_state();
   return {state.luns.slots[0].used_slots(), used_dram(), state.luns.slots[0].charged_slots(),
           static_cast<uint64_t>(state.account.lun_cap() - state.account.lun_free()), open_descriptors()};
@@ -207,11 +204,8 @@ Holdings settled(Pages& pages, const Holdings& alone) {
     if (now.lun_charged == alone.lun_charged && now.promised == alone.promised && now.dram <= alone.dram) return now;
     usleep(100000);
   }
-  REQUIRE_THAT(false,
-               "a first child's end gave back too little: DRAM %llu (%llu), charged %llu (%llu), promised %llu (%llu)",
-               static_cast<unsigned long long>(now.dram), static_cast<unsigned long long>(alone.dram),
-               static_cast<unsigned long long>(now.lun_charged), static_cast<unsigned long long>(alone.lun_charged),
-               static_cast<unsigned long long>(now.promised), static_cast<unsigned long long>(alone.promised));
+  REQUIRE(false, "a first child's end gave back too little: DRAM %lu (%lu), charged %lu (%lu), promised %lu (%lu)",
+          now.dram, alone.dram, now.lun_charged, alone.lun_charged, now.promised, alone.promised);
   return now;
 }
 
@@ -224,17 +218,14 @@ void expect_back(Pages& pages, const Holdings& before, const char* after) {
       return;
     usleep(100000);  // the housekeeping thread looks a few times a second
   }
-  REQUIRE_THAT(false,
-               "after %s: slots %llu (were %llu), DRAM %llu (%llu), charged %llu (%llu), promised %llu (%llu), "
-               "descriptors %u (%u)",
-               after, static_cast<unsigned long long>(now.slots), static_cast<unsigned long long>(before.slots),
-               static_cast<unsigned long long>(now.dram), static_cast<unsigned long long>(before.dram),
-               static_cast<unsigned long long>(now.lun_charged), static_cast<unsigned long long>(before.lun_charged),
-               static_cast<unsigned long long>(now.promised), static_cast<unsigned long long>(before.promised),
-               now.descriptors, before.descriptors);
+  REQUIRE(false,
+          "after %s: slots %lu (were %lu), DRAM %lu (%lu), charged %lu (%lu), promised %lu (%lu), "
+          "descriptors %u (%u)",
+          after, now.slots, before.slots, now.dram, before.dram, now.lun_charged, before.lun_charged, now.promised,
+          before.promised, now.descriptors, before.descriptors);
 }
 
-void killed_child_gives_everything_back() {
+TEST_CASE("killed-child-gives-everything-back") {
   start();
   Pages pages(kMemory);
   pages.check_all("parent");
@@ -248,14 +239,14 @@ void killed_child_gives_everything_back() {
       if (pages.versions[i] != 0) pages.write(i, 60 + static_cast<uint32_t>(round));
     usleep(100000);
     kill(child, SIGKILL);
-    REQUIRE_THAT(waitpid(child, nullptr, 0) == child, "waitpid");
+    REQUIRE(waitpid(child, nullptr, 0) == child);
     pages.check_all("parent of a killed child");
   }
   expect_back(pages, before, "five killed children");
-  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE(tier::validate());
 }
 
-void fifty_forks_leave_nothing_behind() {
+TEST_CASE("fifty-forks-leave-nothing-behind") {
   start();
   Pages pages(kMemory / 2);
   pages.check_all("parent");
@@ -277,12 +268,12 @@ void fifty_forks_leave_nothing_behind() {
   }
   pages.check_all("parent");
   expect_back(pages, before, "50 forks");
-  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE(tier::validate());
 }
 
 // Four threads write and evict while a fifth forks. A page's two counters rise one after the other, so a child that has
 // a page of one moment sees them equal or one apart, and never less than what was there before the fork.
-void fork_among_writers() {
+TEST_CASE("fork-among-writers") {
   start();
   size_t page = lunar_page_bytes();
   uint64_t count = kMemory / page;
@@ -309,7 +300,7 @@ void fork_among_writers() {
       }
     });
   std::thread forker([&] {
-    for (int round = 0; round < (g_long ? 30 : 5); ++round) {
+    for (int round = 0; round < (lunar_test::has_option("--long") ? 30 : 5); ++round) {
       usleep(100000);
       std::vector<uint64_t> before(count);
       for (uint64_t i = 0; i < count; ++i) before[i] = model[i].load();
@@ -317,16 +308,14 @@ void fork_among_writers() {
                     for (int pass = 0; pass < 2; ++pass)
                       for (uint64_t i = 0; i < count; ++i) {
                         uint64_t a = words(i)[0].load(), b = words(i)[last].load();
-                        REQUIRE_THAT(a >= before[i] && (a == b || a == b + 1),
-                                     "child: page %llu holds %llu and %llu, before the fork %llu, state %d",
-                                     static_cast<unsigned long long>(i), static_cast<unsigned long long>(a),
-                                     static_cast<unsigned long long>(b), static_cast<unsigned long long>(before[i]),
-                                     lunar::pager_page_state(base + i * page));
+                        REQUIRE(a >= before[i] && (a == b || a == b + 1),
+                                "child: page %lu holds %lu and %lu, before the fork %lu, state %d", i, a, b, before[i],
+                                lunar::pager_page_state(base + i * page));
                         before[i] = a + 1;  // and its own writes stay
                         words(i)[0].store(a + 1);
                         words(i)[last].store(a + 1);
                       }
-                    REQUIRE_THAT(tier::validate(), "child's page table");
+                    REQUIRE(tier::validate(), "child's page table");
                   }),
                   "child");
     }
@@ -335,10 +324,9 @@ void fork_among_writers() {
   forker.join();
   for (std::thread& writer : writers) writer.join();
   for (uint64_t i = 0; i < count; ++i)
-    REQUIRE_THAT(words(i)[0].load() == model[i].load() && words(i)[last].load() == model[i].load(),
-                 "parent: page %llu holds %llu, wrote %llu", static_cast<unsigned long long>(i),
-                 static_cast<unsigned long long>(words(i)[0].load()), static_cast<unsigned long long>(model[i].load()));
-  REQUIRE_THAT(tier::validate(), "page table");
+    REQUIRE(words(i)[0].load() == model[i].load() && words(i)[last].load() == model[i].load(),
+            "parent: page %lu holds %lu, wrote %lu", i, words(i)[0].load(), model[i].load());
+  REQUIRE(tier::validate());
 }
 
 void generations() {
@@ -363,20 +351,20 @@ void generations() {
 
 // A daemon's double fork: the child between goes, and what its child reads still lies in its grandparent's LUN. The
 // grandparent rewrites all of it meanwhile, so that slots given up would be used again.
-void double_fork_keeps_its_pages() {
+TEST_CASE("double-fork-keeps-its-pages") {
   start();
   Pages pages(kMemory);
   pages.spread();
   int go[2], done[2];
-  REQUIRE_THAT(pipe2(go, O_CLOEXEC) == 0 && pipe2(done, O_CLOEXEC) == 0, "pipe");
+  REQUIRE(pipe2(go, O_CLOEXEC) == 0 && pipe2(done, O_CLOEXEC) == 0);
   expect_exit(fork_child([&] {
                 (void)fork_child([&] {
                   char byte;
                   close(go[1]);
-                  REQUIRE_THAT(read(go[0], &byte, 1) == 1, "the grandparent is gone");
+                  REQUIRE(read(go[0], &byte, 1) == 1, "the grandparent is gone");
                   pages.check_all("grandchild, its parent gone");
-                  REQUIRE_THAT(tier::validate(), "grandchild's page table");
-                  REQUIRE_THAT(write(done[1], "d", 1) == 1, "pipe");
+                  REQUIRE(tier::validate(), "grandchild's page table");
+                  REQUIRE(write(done[1], "d", 1) == 1);
                 });
               }),
               "the child between");
@@ -384,10 +372,10 @@ void double_fork_keeps_its_pages() {
   for (uint32_t version = 10; version < 13; ++version)
     for (uint64_t i = 0; i < pages.count; ++i) pages.write(i, version);
   pages.check_all("grandparent");
-  REQUIRE_THAT(write(go[1], "g", 1) == 1, "pipe");
+  REQUIRE(write(go[1], "g", 1) == 1);
   close(done[1]);
   char byte;
-  REQUIRE_THAT(read(done[0], &byte, 1) == 1, "the grandchild has ended early");
+  REQUIRE(read(done[0], &byte, 1) == 1, "the grandchild has ended early");
   pages.check_all("grandparent, at the end");
 }
 
@@ -398,13 +386,13 @@ void chain_of_generations(const char* lun, unsigned generations) {
   Pages pages(kMemory / 2);
   pages.spread();
   int done[2];
-  REQUIRE_THAT(pipe2(done, O_CLOEXEC) == 0, "pipe");
+  REQUIRE(pipe2(done, O_CLOEXEC) == 0);
   pid_t pid = 0;
   AddressSpace early;
   for (unsigned depth = 1; depth <= generations; ++depth) {
     fflush(nullptr);
     pid = fork();
-    REQUIRE_THAT(pid >= 0, "fork at depth %u: %s", depth, strerror(errno));
+    REQUIRE(pid >= 0, "fork at depth %u: %s", depth, strerror(errno));
     if (pid != 0) {
       if (depth == 1) break;
       _exit(0);
@@ -412,43 +400,42 @@ void chain_of_generations(const char* lun, unsigned generations) {
     for (uint64_t i = depth; i < pages.count; i += 100) pages.write(i, 100 + depth);
     Random random(g_seed + depth);
     for (int k = 0; k < 200; ++k) pages.check(random.below(pages.count), "descendant");
-    REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict");
+    REQUIRE(lunar_evict(pages.base, pages.count * pages.page) >= 0);
     if (depth == 20) early = address_space();
   }
   if (pid == 0) {
     // Nothing of an ancestor's threads and devices stays mapped (17 mappings and 0.9 MiB a generation), but the tables
     // of the 15 LUNs that pages lie on at most.
     const AddressSpace late = address_space();
-    REQUIRE_THAT(late.mappings <= early.mappings + 60 && late.bytes <= early.bytes + 20 * tier::kMega,
-                 "%u generations have added %d mappings and %lld KiB", generations - 20,
-                 static_cast<int>(late.mappings - early.mappings),
-                 static_cast<long long>(late.bytes - early.bytes) / 1024);
+    REQUIRE(late.mappings <= early.mappings + 60 && late.bytes <= early.bytes + 20 * tier::kMega,
+            "%u generations have added %d mappings and %lld KiB", generations - 20,
+            static_cast<int>(late.mappings - early.mappings), static_cast<long long>(late.bytes - early.bytes) / 1024);
     pages.check_all("the last descendant");
-    REQUIRE_THAT(tier::validate(), "the last descendant's page table");
-    REQUIRE_THAT(open_descriptors() < 100, "the last descendant has %u descriptors", open_descriptors());
-    REQUIRE_THAT(write(done[1], "d", 1) == 1, "pipe");
+    REQUIRE(tier::validate(), "the last descendant's page table");
+    REQUIRE(open_descriptors() < 100, "the last descendant has %u descriptors", open_descriptors());
+    REQUIRE(write(done[1], "d", 1) == 1);
     _exit(0);
   }
   expect_exit(pid, "the first descendant");
   close(done[1]);
   char byte;
-  REQUIRE_THAT(read(done[0], &byte, 1) == 1, "a descendant has ended early");
+  REQUIRE(read(done[0], &byte, 1) == 1, "a descendant has ended early");
   pages.check_all("ancestor");
 }
 
-void hundred_generations() { chain_of_generations(nullptr, 100); }
+TEST_CASE("hundred-generations") { chain_of_generations(nullptr, 100); }
 
 // On a file with Lunar's format, in which each process has a virtual LUN: those of 15 ancestors stay, with what each
 // had reserved.
-void generations_on_virtual_luns() {
+TEST_CASE("generations-on-virtual-luns") {
   char path[] = "/var/tmp/lunar-generations-XXXXXX";
   const int file = mkstemp(path);
-  REQUIRE_THAT(file >= 0, "%s: %s", path, strerror(errno));
+  REQUIRE(file >= 0, "%s: %s", path, strerror(errno));
   const int rc = posix_fallocate(file, 0, static_cast<off_t>(4096 * tier::kMega));
   close(file);
   if (rc == 0) chain_of_generations((std::string("file:") + path).c_str(), 50);
   unlink(path);
-  if (rc != 0) tier::skip("disk-space", strerror(rc));
+  if (rc != 0) SKIP("disk-space", strerror(rc));
 }
 
 // A timer forks wherever the main thread happens to be, mostly inside the pager: in a discard, a commit, an eviction.
@@ -464,7 +451,7 @@ void fork_in_handler(int) {
   setitimer(ITIMER_REAL, &soon, nullptr);
 }
 
-void signal_handler_forks() {
+TEST_CASE("signal-handler-forks") {
   start();
   std::atomic<uint64_t> progress{0};
   tier::Watchdog watchdog(progress, 20);
@@ -478,22 +465,22 @@ void signal_handler_forks() {
   constexpr int kForks = 100;
   for (uint64_t round = 0; g_forks_in_handler < kForks; ++round) {
     const uint64_t first = round % 4 * (pages.count / 4), count = pages.count / 4;
-    REQUIRE_THAT(lunar_discard(pages.at(first), count * pages.page) == 0, "discard");
+    REQUIRE(lunar_discard(pages.at(first), count * pages.page) == 0);
     char* more = tier::new_region(4 * tier::kMega);
     for (uint64_t i = 0; i < 4 * tier::kMega; i += pages.page) more[i] = 1;
-    REQUIRE_THAT(lunar_evict(more, 4 * tier::kMega) >= 0, "evict");
-    REQUIRE_THAT(lunar_region_destroy(more, 4 * tier::kMega) == 0, "destroy");
+    REQUIRE(lunar_evict(more, 4 * tier::kMega) >= 0);
+    REQUIRE(lunar_region_destroy(more, 4 * tier::kMega) == 0);
     for (uint64_t i = first; i < first + count; ++i) pages.write(i, 100 + static_cast<uint32_t>(round));
     progress.fetch_add(1);
   }
   const itimerval never{};
   setitimer(ITIMER_REAL, &never, nullptr);
   pages.check_all("the one that forked");
-  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE(tier::validate());
 }
 
 // A child made behind the pager's back has no such memory: it must die rather than read zeros.
-void raw_fork_dies() {
+TEST_CASE("raw-fork-dies") {
   start();
   Pages pages(kMemory);
   for (uint64_t i : {uint64_t{0}, pages.count / 2, pages.count - 1}) {
@@ -505,15 +492,15 @@ void raw_fork_dies() {
       _exit(0);
     }
     int status = 0;
-    REQUIRE_THAT(waitpid(static_cast<pid_t>(pid), &status, 0) == pid, "waitpid");
-    REQUIRE_THAT(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "a raw fork's child ended with status %x", status);
+    REQUIRE(waitpid(static_cast<pid_t>(pid), &status, 0) == pid);
+    REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "a raw fork's child ended with status %x", status);
   }
   pages.check_all("parent");
 }
 
 // vfork and posix_spawn share the address space until exec: arguments in evicted memory are served by the parent's
 // pager.
-void spawn_is_served() {
+TEST_CASE("spawn-is-served") {
   start();
   Pages pages(kMemory);
   char* text = pages.at(3);
@@ -525,8 +512,8 @@ void spawn_is_served() {
     arguments[0] = text + 100;
     arguments[1] = text;
     arguments[2] = nullptr;
-    REQUIRE_THAT(pipe2(out, O_CLOEXEC) == 0, "pipe");
-    REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict");
+    REQUIRE(pipe2(out, O_CLOEXEC) == 0);
+    REQUIRE(lunar_evict(pages.base, pages.count * pages.page) >= 0);
     pid_t pid = 0;
     if (round == 2) {
       pid = vfork();  // NOLINT(bugprone-unsafe-functions): served, too
@@ -539,13 +526,12 @@ void spawn_is_served() {
       posix_spawn_file_actions_t actions;
       posix_spawn_file_actions_init(&actions);
       posix_spawn_file_actions_adddup2(&actions, out[1], 1);
-      REQUIRE_THAT(posix_spawn(&pid, text + 100, &actions, nullptr, arguments, environ) == 0, "posix_spawn");
+      REQUIRE(posix_spawn(&pid, text + 100, &actions, nullptr, arguments, environ) == 0);
       posix_spawn_file_actions_destroy(&actions);
     }
     close(out[1]);
     char line[64] = {};
-    REQUIRE_THAT(read(out[0], line, sizeof line - 1) > 0 && strcmp(line, "from tiered memory\n") == 0, "it said '%s'",
-                 line);
+    REQUIRE(read(out[0], line, sizeof line - 1) > 0 && strcmp(line, "from tiered memory\n") == 0, "it said '%s'", line);
     close(out[0]);
     expect_exit(pid, "echo");
   }
@@ -564,8 +550,8 @@ void give_lock() {
   if (g_forks.load()) pthread_mutex_unlock(&g_lock);
 }
 
-void lock_holder_waits_for_room() {
-  REQUIRE_THAT(pthread_atfork(take_lock, give_lock, give_lock) == 0, "pthread_atfork");
+TEST_CASE("lock-holder-waits-for-room") {
+  REQUIRE(pthread_atfork(take_lock, give_lock, give_lock) == 0);
   start();
   Pages pages(kMemory);
   std::atomic<bool> over{false};
@@ -612,7 +598,7 @@ template <class F>
 std::string stderr_of_fork(int* status, F&& body) {
   int ends[2];
   const int own = dup(STDERR_FILENO);
-  REQUIRE_THAT(pipe(ends) == 0 && own >= 0 && dup2(ends[1], STDERR_FILENO) >= 0, "pipe: %s", strerror(errno));
+  REQUIRE(pipe(ends) == 0 && own >= 0 && dup2(ends[1], STDERR_FILENO) >= 0);
   const pid_t child = fork_child(body);
   dup2(own, STDERR_FILENO);
   close(own);
@@ -621,12 +607,12 @@ std::string stderr_of_fork(int* status, F&& body) {
   char part[512];
   for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) text.append(part, static_cast<size_t>(n));
   close(ends[0]);
-  REQUIRE_THAT(waitpid(child, status, 0) == child, "waitpid: %s", strerror(errno));
+  REQUIRE(waitpid(child, status, 0) == child);
   return text;
 }
 
-void touched_before_it_is_served() {
-  REQUIRE_THAT(pthread_atfork(nullptr, nullptr, touch_early) == 0, "pthread_atfork");
+TEST_CASE("touched-before-it-is-served") {
+  REQUIRE(pthread_atfork(nullptr, nullptr, touch_early) == 0);
   start();
   Pages pages(kMemory);
   for (const auto& [early, count, evicted] :
@@ -638,29 +624,29 @@ void touched_before_it_is_served() {
       if (i % 16 != 5) g_touched_early.push_back(pages.at(i));
     for (char* at : g_touched_early) {
       pages.check(static_cast<uint64_t>(at - pages.base) / pages.page, "parent");
-      REQUIRE_THAT(!evicted || lunar_evict(at, pages.page) >= 0, "evict");
+      REQUIRE(!evicted || lunar_evict(at, pages.page) >= 0);
     }
     g_early = early;
     int status = 0;
     const std::string line = stderr_of_fork(&status, [&] {
       for (char* at : g_touched_early) {
-        for (int i = 1000; i < 1100; ++i) REQUIRE_THAT(at[i] == static_cast<char>(0xa5), "what was written early");
+        for (int i = 1000; i < 1100; ++i) REQUIRE(at[i] == static_cast<char>(0xa5), "what was written early");
         pages.write(static_cast<uint64_t>(at - pages.base) / pages.page, 9);
       }
       pages.check_all("child");
     });
     g_early = Early::kNothing;
     const bool refused = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
-    REQUIRE_THAT(evicted ? refused && line.find("has touched it in the child") != line.npos : status == 0,
-                 "early %d on %d pages, evicted %d: status %x, '%s'", static_cast<int>(early), count, evicted, status,
-                 line.c_str());
+    REQUIRE(evicted ? refused && line.find("has touched it in the child") != line.npos : status == 0,
+            "early %d on %d pages, evicted %d: status %x, '%s'", static_cast<int>(early), count, evicted, status,
+            line.c_str());
     pages.check_all("parent");
   }
 }
 
 // Threads touch new pages while a fork goes on: they come in write-protected, and are written to before the handler
 // that filled them releases them (test_release_delay_us). Nothing may wait forever.
-void first_touches_beside_forks() {
+TEST_CASE("first-touches-beside-forks") {
   start("handlers=4,test_release_delay_us=1000");
   constexpr uint64_t kNew = 128 * tier::kMega;
   const size_t page = lunar_page_bytes();
@@ -676,21 +662,21 @@ void first_touches_beside_forks() {
     threads.emplace_back([&, t] {
       for (uint64_t i = 0; i < each && !stop.load(std::memory_order_relaxed); touched[t] = ++i) *word(t, i) += i + 1;
     });
-  for (int round = 0; round < (g_long ? 300 : 60); ++round) {
+  for (int round = 0; round < (lunar_test::has_option("--long") ? 300 : 60); ++round) {
     usleep(10000);
     expect_exit(fork_child([&] { pages.check(static_cast<uint64_t>(round) * 7 % pages.count, "child"); }), "child");
   }
   stop.store(true);
   for (std::thread& thread : threads) thread.join();
   for (unsigned t = 0; t < kThreads; ++t)
-    for (uint64_t i = 0; i < touched[t]; ++i) REQUIRE_THAT(*word(t, i) == i + 1, "parent: thread %u's new page", t);
+    for (uint64_t i = 0; i < touched[t]; ++i) REQUIRE(*word(t, i) == i + 1, "parent: thread %u's new page", t);
   pages.check_all("parent");
-  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE(tier::validate());
 }
 
 // The first touch of a chunk while the kernel copies: its words are in use in the child, as a busy page
 // (test_reach_delay_us). The child touches the same pages, and must not wait forever.
-void first_touch_of_a_chunk() {
+TEST_CASE("first-touch-of-a-chunk") {
   start("test_reach_delay_us=20000");
   constexpr uint64_t kChunks = 10;
   const size_t chunk = lunar::kChunkPages * lunar_page_bytes();
@@ -701,35 +687,14 @@ void first_touch_of_a_chunk() {
     std::thread other = tier::begin_touch([&, i] { touch(i); });
     const pid_t child = fork_child([&] {
       for (uint64_t k = 0; k < kChunks; ++k) touch(k);
-      REQUIRE_THAT(tier::validate(), "page table of the child");
+      REQUIRE(tier::validate(), "page table of the child");
     });
     expect_exit(child, "child");
     other.join();
   }
-  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE(tier::validate());
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  g_seed = tier::run_seed();
-  g_long = argc > 2 && strcmp(argv[2], "--long") == 0;
-  return tier::run_case(argc, argv,
-                        {{"child-sees-the-parents-content", child_sees_the_parents_content},
-                         {"child-discards-and-allocates", child_discards_and_allocates},
-                         {"sleeping-child-keeps-its-version", sleeping_child_keeps_its_version},
-                         {"killed-child-gives-everything-back", killed_child_gives_everything_back},
-                         {"fifty-forks-leave-nothing-behind", fifty_forks_leave_nothing_behind},
-                         {"fork-among-writers", fork_among_writers},
-                         {"generations", generations},
-                         {"double-fork-keeps-its-pages", double_fork_keeps_its_pages},
-                         {"hundred-generations", hundred_generations},
-                         {"generations-on-virtual-luns", generations_on_virtual_luns},
-                         {"signal-handler-forks", signal_handler_forks},
-                         {"raw-fork-dies", raw_fork_dies},
-                         {"spawn-is-served", spawn_is_served},
-                         {"lock-holder-waits-for-room", lock_holder_waits_for_room},
-                         {"first-touches-beside-forks", first_touches_beside_forks},
-                         {"first-touch-of-a-chunk", first_touch_of_a_chunk},
-                         {"touched-before-it-is-served", touched_before_it_is_served}});
-}
+TEST_CASE("generations") { generations(); }

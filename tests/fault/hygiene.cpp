@@ -101,18 +101,17 @@ void check_signals() {
   unsigned housekeeping = 0, evictors = 0, handlers = 0;
   for (const Service& thread : service_threads()) {
     size_t at = thread.status.find("SigBlk:");
-    REQUIRE_THAT(at != std::string::npos, "no SigBlk of %s", thread.name.c_str());
+    REQUIRE(at != std::string::npos, "no SigBlk of %s", thread.name.c_str());
     uint64_t blocked = strtoull(thread.status.c_str() + at + 7, nullptr, 16);
     // the last two are libc's own
     uint64_t never = 1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 1ull << 31 | 1ull << 32;
-    REQUIRE_THAT((blocked | never) == ~0ull, "%s blocks %llx only", thread.name.c_str(),
-                 static_cast<unsigned long long>(blocked));
+    REQUIRE((blocked | never) == ~0ull, "%s blocks %lx only", thread.name.c_str(), blocked);
     housekeeping += thread.name == "lunar-housekeep";
     evictors += thread.name == "lunar-evict";
     handlers += thread.name.compare(0, 11, "lunar-fault") == 0;
   }
-  REQUIRE_THAT(housekeeping == 1 && evictors == 1 && handlers >= 1,
-               "threads: %u housekeeping threads, %u evictors, %u handlers", housekeeping, evictors, handlers);
+  REQUIRE(housekeeping == 1 && evictors == 1 && handlers >= 1,
+          "threads: %u housekeeping threads, %u evictors, %u handlers", housekeeping, evictors, handlers);
 }
 
 struct Memory {
@@ -123,8 +122,7 @@ struct Memory {
 
   void write(uint64_t i) { tier::stamp_write(base + i * page, page, i, ++versions[i]); }
   void check(uint64_t i) const {
-    REQUIRE_THAT(tier::stamp_holds(base + i * page, page, i, versions[i]), "page %llu is wrong",
-                 static_cast<unsigned long long>(i));
+    REQUIRE(tier::stamp_holds(base + i * page, page, i, versions[i]), "page %lu is wrong", i);
   }
 };
 
@@ -141,12 +139,12 @@ void exercise(Memory& m, uint64_t seed, int rounds) {
         else
           m.check(i);
         if (random.one_in(50)) {
-          REQUIRE_THAT(lunar_discard(m.base + i * m.page, m.page) == 0, "discard");
+          REQUIRE(lunar_discard(m.base + i * m.page, m.page) == 0);
           m.versions[i] = 0;
         }
         lunar_range range{m.base + random.below(m.pages) * m.page, m.page};
-        if (random.one_in(100)) REQUIRE_THAT(lunar_prefetch(&range, 1) == 0, "prefetch");
-        if (random.one_in(300)) REQUIRE_THAT(lunar_evict(range.address, range.bytes) >= 0, "evict");
+        if (random.one_in(100)) REQUIRE(lunar_prefetch(&range, 1) == 0);
+        if (random.one_in(300)) REQUIRE(lunar_evict(range.address, range.bytes) >= 0);
       }
     });
   for (std::thread& thread : threads) thread.join();
@@ -155,13 +153,13 @@ void exercise(Memory& m, uint64_t seed, int rounds) {
 
 }  // namespace
 
-int main() {
+TEST_CASE("hygiene") {
   uint64_t seed = tier::run_seed();
   int ends[2];
-  REQUIRE_THAT(pipe2(ends, O_CLOEXEC) == 0, "pipe");  // before the tier: its threads must not hold it
+  REQUIRE(pipe2(ends, O_CLOEXEC) == 0);  // before the tier: its threads must not hold it
   tier::start_tier(kDram, 4 * kMemory);
   Memory m{static_cast<char*>(lunar_region_create(kMemory)), lunar_page_bytes(), 0, {}};
-  REQUIRE_THAT(m.base != nullptr, "region");
+  REQUIRE(m.base != nullptr);
   m.pages = kMemory / m.page;
   m.versions.assign(m.pages, 0);
   for (uint64_t i = 0; i < m.pages; ++i) m.write(i);  // everything has been used once
@@ -172,11 +170,11 @@ int main() {
   check_signals();
   usleep(200000);  // a few rounds of the housekeeping thread
   uint64_t own_faults = lunar::counters().service_faults;
-  REQUIRE_THAT(own_faults == 0, "%llu faults by the pager's own threads", static_cast<unsigned long long>(own_faults));
+  REQUIRE(own_faults == 0, "%lu faults by the pager's own threads", own_faults);
 
   close(ends[1]);
   char byte;
-  REQUIRE_THAT(read(ends[0], &byte, 1) == 0, "the pipe has no end: a service thread holds the program's descriptor");
+  REQUIRE(read(ends[0], &byte, 1) == 0, "the pipe has no end: a service thread holds the program's descriptor");
 
   // A fork's child is served by threads with the same manners.
   pid_t child = fork();
@@ -186,7 +184,7 @@ int main() {
     _exit(0);
   }
   int status = 0;
-  REQUIRE_THAT(waitpid(child, &status, 0) == child && status == 0, "the child ended with %x", status);
+  REQUIRE(waitpid(child, &status, 0) == child && status == 0, "the child ended with %x", status);
 
   // The program closes whatever it finds: faults are still answered.
   for (int fd = 3; fd < 4096; ++fd) close(fd);
@@ -200,5 +198,4 @@ int main() {
   }
   for (uint64_t i = 0; i < m.pages; ++i) m.check(i);
   g_trap.store(false);
-  return 0;
 }

@@ -38,9 +38,9 @@ uint64_t hash_of_a_known_page() {
 template <class Body>
 uint64_t answer_of_child(Body body) {
   int ends[2];
-  REQUIRE_THAT(pipe(ends) == 0, "pipe");
+  REQUIRE(pipe(ends) == 0);
   pid_t child = fork();
-  REQUIRE_THAT(child >= 0, "fork: %s", strerror(errno));
+  REQUIRE(child >= 0);
   if (child == 0) {
     uint64_t answer = body();
     _exit(write(ends[1], &answer, sizeof answer) == sizeof answer ? 0 : 1);
@@ -48,42 +48,41 @@ uint64_t answer_of_child(Body body) {
   close(ends[1]);
   uint64_t answer = 0;
   int status = 0;
-  REQUIRE_THAT(read(ends[0], &answer, sizeof answer) == sizeof answer, "the child gave no answer");
+  REQUIRE(read(ends[0], &answer, sizeof answer) == sizeof answer, "the child gave no answer");
   close(ends[0]);
   waitpid(child, &status, 0);
-  REQUIRE_THAT(status == 0, "child: status %x", static_cast<unsigned>(status));
+  REQUIRE(status == 0, "child: status %x", static_cast<unsigned>(status));
   return answer;
 }
 
 // The hash of a page's content differs between processes, and is the parent's in a forked child.
-void hash_key() {
+TEST_CASE("hash-key") {
   auto with_a_tier = [] {
     tier::start_tier(32 * kMega, 64 * kMega);
     uint64_t own = hash_of_a_known_page();
-    REQUIRE_THAT(answer_of_child(hash_of_a_known_page) == own, "a forked child hashes in another way");
+    REQUIRE(answer_of_child(hash_of_a_known_page) == own, "a forked child hashes in another way");
     return own;
   };
   uint64_t first = answer_of_child(with_a_tier), second = answer_of_child(with_a_tier);
-  REQUIRE_THAT(first != second, "two processes hash the same content to %llx: it can be foreseen",
-               static_cast<unsigned long long>(first));
+  REQUIRE(first != second, "two processes hash the same content to %lx: it can be foreseen", first);
 }
 
 // ---- evict_at_once --------------------------------------------------------------------------------------------------
 
 // lunar_evict drops a page that a handler has installed and not yet released.
-void evict_at_once() {
+TEST_CASE("evict-at-once") {
   constexpr uint64_t kPages = 64;
   tier::start_tier(64 * kMega, 256 * kMega, nullptr, "handlers=1,test_installed_delay_us=100000");
   const size_t page = lunar_page_bytes();
   char* base = new_region(kPages * page);
   for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
-  REQUIRE_THAT(lunar_evict(base, kPages * page) == kPages, "evict");
+  REQUIRE(lunar_evict(base, kPages * page) == kPages);
   for (uint64_t i = 0; i < kPages; i += 16) {
-    REQUIRE_THAT(tier::stamp_holds(base + i * page, page, i, 1), "page %llu is wrong",
-                 static_cast<unsigned long long>(i));  // we have it, while the handler still holds it
+    REQUIRE(tier::stamp_holds(base + i * page, page, i, 1), "page %lu is wrong",
+            i);  // we have it, while the handler still holds it
     const int64_t evicted = lunar_evict(base, kPages * page);
-    REQUIRE_THAT(evicted == 1, "page %llu: %lld pages were evicted, not the one that was resident",
-                 static_cast<unsigned long long>(i), static_cast<long long>(evicted));
+    REQUIRE(evicted == 1, "page %lu: %lld pages were evicted, not the one that was resident", i,
+            static_cast<long long>(evicted));
   }
 }
 
@@ -99,7 +98,7 @@ bool refuses(volatile char* at) {
 }
 
 // A page that becomes a guard page while a fault on it waits for its handler stays one.
-void guard_beside_fault() {
+TEST_CASE("guard-beside-fault") {
   tier::start_tier(64 * kMega, 256 * kMega, nullptr, "handlers=1,test_release_delay_us=500000");
   signal(SIGSEGV, [](int) { siglongjmp(t_refused, 1); });
   const size_t page = lunar_page_bytes();
@@ -115,11 +114,11 @@ void guard_beside_fault() {
   while (!began.load()) usleep(1000);
   usleep(100000);
   const int rc = lunar::pager_guard(guarded, page, true);
-  if (rc == -EINVAL) tier::skip("guard-pages", "before Linux 6.13");
-  REQUIRE_THAT(rc == 0, "guard: %s", strerror(-rc));
+  if (rc == -EINVAL) SKIP("guard-pages", "before Linux 6.13");
+  REQUIRE(rc == 0, "guard: %s", strerror(-rc));
   other.join();
-  REQUIRE_THAT(refused, "the thread that waited has passed the guard page");
-  REQUIRE_THAT(refuses(guarded), "the guard page is gone");
+  REQUIRE(refused, "the thread that waited has passed the guard page");
+  REQUIRE(refuses(guarded), "the guard page is gone");
 }
 
 // ---- evicted_bytes --------------------------------------------------------------------------------------------------
@@ -134,27 +133,26 @@ void evicted_bytes() {
     uint64_t said = tier::stats().evicted_bytes;
     // a page may still be in a handler's hands
     for (int i = 0; said != bytes && i < 100; ++i, said = tier::stats().evicted_bytes) usleep(10000);
-    REQUIRE_THAT(said == bytes, "%s: evicted_bytes %llu, not %llu", when, static_cast<unsigned long long>(said),
-                 static_cast<unsigned long long>(bytes));
+    REQUIRE(said == bytes, "%s: evicted_bytes %lu, not %lu", when, said, bytes);
   };
   for (uint64_t i = 0; i < kBytes / page; ++i) tier::stamp_write(base + i * page, page, i, 1);
   is(0, "all resident");
-  REQUIRE_THAT(lunar_evict(base, kBytes) >= 0, "evict");
+  REQUIRE(lunar_evict(base, kBytes) >= 0);
   is(kBytes, "all evicted");
-  REQUIRE_THAT(lunar_touch(base, kBytes / 2) == 0, "touch");
+  REQUIRE(lunar_touch(base, kBytes / 2) == 0);
   is(kBytes / 2, "half of it back, clean");  // what came back keeps its slot
-  REQUIRE_THAT(lunar_discard(base + kBytes / 2, kBytes / 4) == 0, "discard");
+  REQUIRE(lunar_discard(base + kBytes / 2, kBytes / 4) == 0);
   is(kBytes / 4, "a quarter discarded");
-  REQUIRE_THAT(answer_of_child([] { return tier::stats().evicted_bytes; }) == kBytes / 4, "a child's figure differs");
+  REQUIRE(answer_of_child([] { return tier::stats().evicted_bytes; }) == kBytes / 4, "a child's figure differs");
   for (uint64_t i = 0; i < kBytes / page; ++i)
-    REQUIRE_THAT(i >= kBytes / page / 2 && i < kBytes / page / 4 * 3 ? tier::stamp_holds(base + i * page, page, i, 0)
-                                                                     : tier::stamp_holds(base + i * page, page, i, 1),
-                 "page %llu is wrong", static_cast<unsigned long long>(i));
+    REQUIRE(i >= kBytes / page / 2 && i < kBytes / page / 4 * 3 ? tier::stamp_holds(base + i * page, page, i, 0)
+                                                                : tier::stamp_holds(base + i * page, page, i, 1),
+            "page %lu is wrong", i);
   is(0, "all read");
   memset(base, 0, kBytes);
-  REQUIRE_THAT(lunar_evict(base, kBytes) >= 0, "evict");
+  REQUIRE(lunar_evict(base, kBytes) >= 0);
   is(0, "zeros are kept nowhere");
-  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE(tier::validate());
 }
 
 // ---- ksm ------------------------------------------------------------------------------------------------------------
@@ -164,10 +162,10 @@ class KsmSetting {
  public:
   KsmSetting(const char* name, const char* value) : path_(std::string("/sys/kernel/mm/ksm/") + name) {
     FILE* file = fopen(path_.c_str(), "r");
-    if (file == nullptr) tier::skip("ksm", "this kernel has no /sys/kernel/mm/ksm");
+    if (file == nullptr) SKIP("ksm", "this kernel has no /sys/kernel/mm/ksm");
     if (fgets(before_, sizeof before_, file) == nullptr) before_[0] = '\0';
     fclose(file);
-    if (!put(value)) tier::skip("ksm", "this user may not start ksmd");
+    if (!put(value)) SKIP("ksm", "this user may not start ksmd");
   }
   ~KsmSetting() { (void)put(before_); }
 
@@ -185,7 +183,7 @@ class KsmSetting {
 // KiB of the map at `address` that the kernel has merged.
 long merged_kib(const void* address) {
   FILE* file = fopen("/proc/self/smaps", "r");
-  REQUIRE_THAT(file != nullptr, "smaps");
+  REQUIRE(file != nullptr);
   char line[512];
   bool here = false;
   long kib = 0;
@@ -232,7 +230,7 @@ uint64_t count_beside_ksmd(char* base, uint64_t pages) {
     });
   for (uint64_t at = 0; at + kWindow <= pages; at += kWindow, ++g_progress) {
     hand.store(at);
-    REQUIRE_THAT(lunar_evict(base + at * page, kWindow * page) >= 0, "evict");
+    REQUIRE(lunar_evict(base + at * page, kWindow * page) >= 0);
   }
   stop.store(true);
   for (std::thread& writer : writers) writer.join();
@@ -250,17 +248,16 @@ void map_over_beside_eviction(bool unreadable) {
   for (uint64_t round = 0; round < 100; ++round, ++g_progress) {
     char* base = new_region(kPages * page);
     for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
-    for (uint64_t i = 0; unreadable && i < kPages; i += 2)
-      REQUIRE_THAT(mprotect(base + i * page, page, PROT_NONE) == 0, "mprotect");
+    for (uint64_t i = 0; unreadable && i < kPages; i += 2) REQUIRE(mprotect(base + i * page, page, PROT_NONE) == 0);
     std::thread evicting([&] { (void)lunar_evict(base, kPages * page); });
     usleep(static_cast<useconds_t>(round % 10 * 100));
     const int rc = lunar::region_map_over(lunar::region_find(base), 0, kPages * page,
                                           {PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0});
-    REQUIRE_THAT(rc == 0, "region_map_over: %s", strerror(-rc));
+    REQUIRE(rc == 0, "region_map_over: %s", strerror(-rc));
     for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 2);
     evicting.join();
     for (uint64_t i = 0; i < kPages; ++i)
-      REQUIRE_THAT(tier::stamp_holds(base + i * page, page, i, 2), "round %lu: page %lu lost its write", round, i);
+      REQUIRE(tier::stamp_holds(base + i * page, page, i, 2), "round %lu: page %lu lost its write", round, i);
   }
 }
 
@@ -268,23 +265,23 @@ void map_over_beside_eviction(bool unreadable) {
 // tier is at work) loses no write, as tiered pages are never merged.
 void ksm_in_this_process(bool later) {
   constexpr uint64_t kBytes = 8 * kMega;
-  if (!later && prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) tier::skip("ksm", "the kernel is built without it");
+  if (!later && prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) SKIP("ksm", "the kernel is built without it");
   tier::start_tier(32 * kMega, 256 * kMega, nullptr, "test_evict_delay_us=300");
   size_t page = lunar_page_bytes();
   char* base = new_region(kBytes);
   char* witness = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  REQUIRE_THAT(witness != MAP_FAILED, "mmap");
+  REQUIRE(witness != MAP_FAILED);
   for (uint64_t at = 0; at < kBytes; at += page) {
     tier::stamp_write(base + at, page, 1, 1);
     tier::stamp_write(witness + at, page, 1, 1);
   }
   if (later) {
-    if (prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) tier::skip("ksm", "no PR_SET_MEMORY_MERGE (6.4)");
-    REQUIRE_THAT(lunar_evict(base, page) == 1 && base[0] != 0, "evict");  // its next batch is when the pager sees it
+    if (prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) SKIP("ksm", "no PR_SET_MEMORY_MERGE (6.4)");
+    REQUIRE(lunar_evict(base, page) == 1 && base[0] != 0);  // its next batch is when the pager sees it
   }
   double end = tier::seconds() + 60;
   while (merged_kib(witness) < static_cast<long>(kBytes / 1024 / 2)) {
-    if (tier::seconds() > end) tier::skip("ksm", "ksmd has not come to merge anything for 60 s");
+    if (tier::seconds() > end) SKIP("ksm", "ksmd has not come to merge anything for 60 s");
     usleep(50000);
     ++g_progress;
   }
@@ -292,19 +289,19 @@ void ksm_in_this_process(bool later) {
   for (long until = full_scans() + 3; full_scans() < until && tier::seconds() < end; ++g_progress) usleep(50000);
   long merged = merged_kib(base);
   uint64_t lost = count_beside_ksmd(base, kBytes / page);
-  printf("ksm: %ld KiB of plain memory merged, %ld KiB of the tier; writes lost %llu\n", merged_kib(witness), merged,
-         static_cast<unsigned long long>(lost));
+  printf("ksm: %ld KiB of plain memory merged, %ld KiB of the tier; writes lost %lu\n", merged_kib(witness), merged,
+         lost);
   fflush(stdout);
-  REQUIRE_THAT(lost == 0, "writes were lost");
-  REQUIRE_THAT(merged == 0, "tiered pages were merged");
-  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE(lost == 0, "writes were lost");
+  REQUIRE(merged == 0, "tiered pages were merged");
+  REQUIRE(tier::validate());
 }
 
 // The settings are put back however the process with the tier ends.
 void ksm(bool later) {
   KsmSetting pages_to_scan("pages_to_scan", "20000"), pause("sleep_millisecs", "1"), run("run", "1");
   pid_t child = fork();
-  REQUIRE_THAT(child >= 0, "fork: %s", strerror(errno));
+  REQUIRE(child >= 0);
   if (child == 0) {
     tier::Watchdog watchdog(g_progress, 70);
     ksm_in_this_process(later);
@@ -313,7 +310,7 @@ void ksm(bool later) {
   int status = 0;
   waitpid(child, &status, 0);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 77) _exit(77);
-  REQUIRE_THAT(status == 0, "the process with the tier ended with status %x", static_cast<unsigned>(status));
+  REQUIRE(status == 0, "the process with the tier ended with status %x", static_cast<unsigned>(status));
 }
 
 // ---- lost_page ------------------------------------------------------------------------------------------------------
@@ -334,7 +331,7 @@ bool is_lost(volatile char* page, bool store) {
 void lose(char* page) {
   int64_t evicted = 0;
   for (int i = 0; i < 100 && (evicted = lunar_evict(page, lunar_page_bytes())) == 0; ++i) usleep(10000);
-  REQUIRE_THAT(evicted == 1 || lunar::pager_page_state(page) != static_cast<int>(lunar::PageState::kResident), "evict");
+  REQUIRE(evicted == 1 || lunar::pager_page_state(page) != static_cast<int>(lunar::PageState::kResident));
   lunar::Region* region = lunar::region_find(page);
   region->table.hash(region->page_of(page).value) ^= 1;
   // Out of its frame too, by evicting as much as there are frames.
@@ -342,21 +339,20 @@ void lose(char* page) {
     static char* others = new_region(8 * kMega);
     for (uint64_t at = 0; at < 8 * kMega; at += lunar_page_bytes())
       tier::stamp_write(others + at, lunar_page_bytes(), at, static_cast<uint64_t>(i) + 2);
-    REQUIRE_THAT(lunar_evict(others, 8 * kMega) >= 0, "evict");
+    REQUIRE(lunar_evict(others, 8 * kMega) >= 0);
   }
-  REQUIRE_THAT(lunar::pager_page_state(page) == static_cast<int>(lunar::PageState::kEvicted),
-               "the page stays in its frame");
+  REQUIRE(lunar::pager_page_state(page) == static_cast<int>(lunar::PageState::kEvicted), "the page stays in its frame");
 }
 
 void check_neighbours(char* base, uint64_t pages, uint64_t but) {
   for (uint64_t i = 0; i < pages; ++i)
-    REQUIRE_THAT(i == but || tier::stamp_holds(base + i * lunar_page_bytes(), lunar_page_bytes(), i, 1),
-                 "page %llu is wrong", static_cast<unsigned long long>(i));
+    REQUIRE(i == but || tier::stamp_holds(base + i * lunar_page_bytes(), lunar_page_bytes(), i, 1), "page %lu is wrong",
+            i);
 }
 
 // A page that cannot be read back is SIGBUS at a touch, EFAULT or EHWPOISON in system calls, in children too, and a
 // discard brings it back as zeros.
-void lost_page() {
+TEST_CASE("lost-page") {
   constexpr uint64_t kPages = 64, kLost = 5;
   tier::start_tier(16 * kMega, 128 * kMega, nullptr, "log_file=/dev/null");
   size_t page = lunar_page_bytes();
@@ -369,30 +365,29 @@ void lost_page() {
   for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
   for (int round = 0; round < 3; ++round, ++g_progress) {
     lose(lost);
-    if (round == 0) REQUIRE_THAT(lunar_touch(lost, page) == -EIO, "lunar_touch of a page that is lost");
-    REQUIRE_THAT(is_lost(lost, false) && is_lost(lost, true), "a lost page can be touched");
+    if (round == 0) REQUIRE(lunar_touch(lost, page) == -EIO, "lunar_touch of a page that is lost");
+    REQUIRE(is_lost(lost, false) && is_lost(lost, true), "a lost page can be touched");
     int ends[2];
-    REQUIRE_THAT(pipe(ends) == 0, "pipe");
-    REQUIRE_THAT(write(ends[1], lost, page) == -1 && (errno == EFAULT || errno == EHWPOISON),
-                 "write() of a lost page: %s", strerror(errno));
+    REQUIRE(pipe(ends) == 0);
+    REQUIRE(write(ends[1], lost, page) == -1 && (errno == EFAULT || errno == EHWPOISON), "write() of a lost page: %s",
+            strerror(errno));
     close(ends[0]);
     close(ends[1]);
-    REQUIRE_THAT(answer_of_child([&] { return static_cast<uint64_t>(is_lost(lost, false)); }) == 1,
-                 "a child can touch it");
+    REQUIRE(answer_of_child([&] { return static_cast<uint64_t>(is_lost(lost, false)); }) == 1, "a child can touch it");
     check_neighbours(base, kPages, kLost);
-    REQUIRE_THAT(lunar_discard(lost, page) == 0, "discard");
-    REQUIRE_THAT(!is_lost(lost, false) && tier::stamp_holds(lost, page, kLost, 0), "a discarded page is no zeros");
+    REQUIRE(lunar_discard(lost, page) == 0);
+    REQUIRE(!is_lost(lost, false) && tier::stamp_holds(lost, page, kLost, 0), "a discarded page is no zeros");
     tier::stamp_write(lost, page, kLost, 1);
     for (int i = 0; i < 100; ++i) {  // its handler may not have released it yet
-      REQUIRE_THAT(lunar_evict(base, kPages * page) >= 0, "evict");
+      REQUIRE(lunar_evict(base, kPages * page) >= 0);
       if (lunar::pager_page_state(lost) != static_cast<int>(lunar::PageState::kResident)) break;
       usleep(10000);
     }
-    REQUIRE_THAT(lunar::pager_page_state(lost) != static_cast<int>(lunar::PageState::kResident),
-                 "it is not tiered any more");
+    REQUIRE(lunar::pager_page_state(lost) != static_cast<int>(lunar::PageState::kResident),
+            "it is not tiered any more");
     check_neighbours(base, kPages, kPages);
   }
-  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE(tier::validate());
 }
 
 // ---- processes that end ---------------------------------------------------------------------------------------------
@@ -403,8 +398,8 @@ std::string last_words(Body body) {
   int status = 0;
   const std::string text = lunar_test::stderr_of(body, &status);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 77) _exit(77);  // its skip line is on our standard output
-  REQUIRE_THAT(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "status %x: %s", static_cast<unsigned>(status),
-               text.c_str());
+  REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "status %x: %s", static_cast<unsigned>(status),
+          text.c_str());
   return text;
 }
 
@@ -429,11 +424,11 @@ void refused(Call call, const char* says) {
     call(base, bytes / 2);
     for (;;) pause();
   });
-  REQUIRE_THAT(text.find(says) != std::string::npos && text.find("lunar_region_destroy") != std::string::npos,
-               "it says: %s", text.c_str());
+  REQUIRE(text.find(says) != std::string::npos && text.find("lunar_region_destroy") != std::string::npos, "it says: %s",
+          text.c_str());
 }
 
-void raw_call() {
+TEST_CASE("raw-call") {
   constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS;
   refused([](char* at, size_t bytes) { (void)syscall(SYS_munmap, at, bytes); },
           "FATAL: munmap (or mremap to less) of 2048 KiB");
@@ -452,7 +447,7 @@ char* g_region = nullptr;
 
 // The kernel's copy of the maps has a hole where memory was moved or unmapped: between the pager's step of a fork and
 // the copy, so that the parent's event comes too late for the child. (The parent has no event here.)
-void hole_in_fork() {
+TEST_CASE("hole-in-fork") {
   const std::string text = last_words([] {
     pthread_atfork(  // runs after the pager's
         [] {
@@ -464,42 +459,32 @@ void hole_in_fork() {
     tier::start_tier(16 * kMega, 128 * kMega);
     g_region = new_region(64 * lunar_page_bytes());
     memset(g_region, 1, 64 * lunar_page_bytes());
-    REQUIRE_THAT(lunar_evict(g_region, 64 * lunar_page_bytes()) >= 0, "evict");
+    REQUIRE(lunar_evict(g_region, 64 * lunar_page_bytes()) >= 0);
     const pid_t child = fork();
     if (child == 0) _exit(g_region[0]);
     int status = 0;
-    REQUIRE_THAT(waitpid(child, &status, 0) == child && WIFSIGNALED(status), "the child: status %x",
-                 static_cast<unsigned>(status));
+    REQUIRE(waitpid(child, &status, 0) == child && WIFSIGNALED(status), "the child: status %x",
+            static_cast<unsigned>(status));
     raise(WTERMSIG(status));
   });
-  REQUIRE_THAT(text.find("at the same moment") != std::string::npos, "it says: %s", text.c_str());
+  REQUIRE(text.find("at the same moment") != std::string::npos, "it says: %s", text.c_str());
 }
 
 // ---- old_kernel -----------------------------------------------------------------------------------------------------
 
 // With support/old_kernel.c: a kernel before 6.8 is refused in one line.
-void old_kernel() {
+TEST_CASE("old-kernel") {
   lunar_config config{};
   config.struct_size = sizeof config;
-  REQUIRE_THAT(lunar_init(&config) == -EOPNOTSUPP, "an old kernel is accepted");
-  REQUIRE_THAT(strstr(lunar_error(), "Linux 6.8 or newer") != nullptr && strchr(lunar_error(), '\n') == nullptr,
-               "it says: %s", lunar_error());
+  REQUIRE(lunar_init(&config) == -EOPNOTSUPP, "an old kernel is accepted");
+  REQUIRE(strstr(lunar_error(), "Linux 6.8 or newer") != nullptr && strchr(lunar_error(), '\n') == nullptr,
+          "it says: %s", lunar_error());
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  _exit(tier::run_case(argc, argv,
-                       {{"hash-key", hash_key},
-                        {"evict-at-once", evict_at_once},
-                        {"guard-beside-fault", guard_beside_fault},
-                        {"evicted-bytes", evicted_bytes},
-                        {"ksm", [] { ksm(false); }},
-                        {"ksm-later", [] { ksm(true); }},
-                        {"lost-page", lost_page},
-                        {"old-kernel", old_kernel},
-                        {"map-over-beside-eviction", [] { map_over_beside_eviction(false); }},
-                        {"map-over-unreadable", [] { map_over_beside_eviction(true); }},
-                        {"raw-call", raw_call},
-                        {"hole-in-fork", hole_in_fork}}));
-}
+TEST_CASE("evicted-bytes") { evicted_bytes(); }
+TEST_CASE("ksm") { ksm(false); }
+TEST_CASE("ksm-later") { ksm(true); }
+TEST_CASE("map-over-beside-eviction") { map_over_beside_eviction(false); }
+TEST_CASE("map-over-unreadable") { map_over_beside_eviction(true); }

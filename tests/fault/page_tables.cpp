@@ -39,20 +39,18 @@ constexpr uint64_t kKept = 256 * 1024;  // empty tables that stay until there ar
 
 uint64_t table_bytes() { return static_cast<uint64_t>(lunar::table_pages()) * lunar::page_bytes(); }
 
-void sparse() {
+TEST_CASE("sparse") {
   constexpr uint64_t kChunks = 2048;
   tier::start_tier(64 * kMega, kChunks * kChunk + kGiga);
   char* base = new_region(kChunks * kChunk);
   const uint64_t before = table_bytes(), page = lunar_page_bytes();
   for (uint64_t i = 0; i < kChunks; ++i) tier::stamp_write(base + i * kChunk, page, i, 1);
-  REQUIRE_THAT(table_bytes() - before <= kMega, "the tables take %llu KiB",
-               static_cast<unsigned long long>((table_bytes() - before) / 1024));
-  for (uint64_t i = 0; i < kChunks; ++i)
-    REQUIRE_THAT(tier::stamp_holds(base + i * kChunk, page, i, 1), "page %llu", static_cast<unsigned long long>(i));
-  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE(table_bytes() - before <= kMega, "the tables take %lu KiB", (table_bytes() - before) / 1024);
+  for (uint64_t i = 0; i < kChunks; ++i) REQUIRE(tier::stamp_holds(base + i * kChunk, page, i, 1), "page %lu", i);
+  REQUIRE(tier::validate());
 }
 
-void given_back() {
+TEST_CASE("given-back") {
   constexpr uint64_t kBytes = 4 * kGiga, kPart = 64 * kMega;
   tier::start_tier(32 * kMega, kBytes + kGiga);
   char* base = new_region(kBytes);
@@ -60,16 +58,15 @@ void given_back() {
   uint64_t most = 0;
   for (uint64_t at = 0; at < kBytes; at += kPart) {
     for (uint64_t i = 0; i < kPart; i += 8 * page) tier::stamp_write(base + at + i, 8, at + i, 1);
-    REQUIRE_THAT(lunar_discard(base + at, kPart) == 0, "discard");
+    REQUIRE(lunar_discard(base + at, kPart) == 0);
     if (at >= kBytes / 4 && most == 0) most = table_bytes() + 512 * 1024;
-    REQUIRE_THAT(most == 0 || table_bytes() <= most, "the tables have grown to %llu KiB after %llu MiB",
-                 static_cast<unsigned long long>(table_bytes() / 1024), static_cast<unsigned long long>(at / kMega));
+    REQUIRE(most == 0 || table_bytes() <= most, "the tables have grown to %lu KiB after %lu MiB", table_bytes() / 1024,
+            at / kMega);
   }
   for (int i = 0; i < 500 && table_bytes() > kMega; ++i) usleep(10000);
-  REQUIRE_THAT(table_bytes() <= kMega, "the tables of nothing take %llu KiB",
-               static_cast<unsigned long long>(table_bytes() / 1024));
-  REQUIRE_THAT(base[0] == 0 && base[kBytes - 1] == 0, "what was given up is there");
-  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE(table_bytes() <= kMega, "the tables of nothing take %lu KiB", table_bytes() / 1024);
+  REQUIRE(base[0] == 0 && base[kBytes - 1] == 0, "what was given up is there");
+  REQUIRE(tier::validate());
 }
 
 void all_used(uint64_t bytes, uint64_t dram) {
@@ -81,35 +78,34 @@ void all_used(uint64_t bytes, uint64_t dram) {
       if (writes)
         tier::stamp_write(base + at, 64, at, 1);
       else
-        REQUIRE_THAT(tier::stamp_holds(base + at, 64, at, 1), "at %llu MiB",
-                     static_cast<unsigned long long>(at / kMega));
-  REQUIRE_THAT(tier::stats().dram_used_bytes <= dram, "above the budget");
+        REQUIRE(tier::stamp_holds(base + at, 64, at, 1), "at %lu MiB", at / kMega);
+  REQUIRE(tier::stats().dram_used_bytes <= dram, "above the budget");
 }
 
-void refused() {
+TEST_CASE("refused") {
   int status = 0;
   const std::string text = lunar_test::stderr_of(
       [] {
         tier::start_tier(16 * kMega, 8 * kGiga, nullptr, "log=warning");
         char* first = new_region(64 * kMega);
-        REQUIRE_THAT(lunar_region_create(7 * kGiga) == nullptr && errno == ENOMEM, "7 GiB in a budget of 16 MiB");
+        REQUIRE(lunar_region_create(7 * kGiga) == nullptr && errno == ENOMEM, "7 GiB in a budget of 16 MiB");
         const uint64_t page = lunar_page_bytes();
         char* second = new_region(64 * kMega);  // nothing of the refused one is left
         for (char* base : {first, second})
           for (uint64_t at = 0; at < 64 * kMega; at += page) base[at] = 1;
         std::vector<void*> more;
         while (void* one = lunar_region_create(256 * kMega)) more.push_back(one);
-        REQUIRE_THAT(more.size() >= 10, "%zu times 256 MiB", more.size());
-        REQUIRE_THAT(lunar_region_destroy(more.back(), 256 * kMega) == 0, "destroy");
-        REQUIRE_THAT(lunar_region_create(256 * kMega) != nullptr, "what was given back cannot be had again");
+        REQUIRE(more.size() >= 10, "%zu times 256 MiB", more.size());
+        REQUIRE(lunar_region_destroy(more.back(), 256 * kMega) == 0);
+        REQUIRE(lunar_region_create(256 * kMega) != nullptr, "what was given back cannot be had again");
         for (uint64_t at = 0; at < 64 * kMega; at += page) static_cast<char*>(more[0])[at] = 1;
       },
       &status);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 77) _exit(77);
-  REQUIRE_THAT(status == 0, "ended with %x: %s", status, text.c_str());
+  REQUIRE(status == 0, "ended with %x: %s", status, text.c_str());
 }
 
-void forked() {
+TEST_CASE("forked") {
   constexpr uint64_t kChunks = 512;
   tier::start_tier(32 * kMega, 5 * kGiga);
   char* base = new_region(kChunks * kChunk);
@@ -118,38 +114,35 @@ void forked() {
   (void)lunar_evict(base, kChunks / 2 * kChunk);
   for (int generation = 0; generation < 2; ++generation) {
     const pid_t child = fork();
-    REQUIRE_THAT(child >= 0, "fork: %s", strerror(errno));
+    REQUIRE(child >= 0);
     if (child == 0) {
       const uint64_t before = table_bytes();
       for (uint64_t i = 0; i < kChunks; ++i)
-        REQUIRE_THAT(tier::stamp_holds(base + i * kChunk, page, i, 1), "in the child: page %llu",
-                     static_cast<unsigned long long>(i));
+        REQUIRE(tier::stamp_holds(base + i * kChunk, page, i, 1), "in the child: page %lu", i);
       for (uint64_t i = 0; i < kChunks; ++i) tier::stamp_write(base + i * kChunk + kMega, page, i, 2);
       for (uint64_t i = 0; i < kChunks; ++i)
-        REQUIRE_THAT(tier::stamp_holds(base + i * kChunk + kMega, page, i, 2), "of the child: page %llu",
-                     static_cast<unsigned long long>(i));
-      REQUIRE_THAT(lunar_discard(base, kChunks * kChunk) == 0, "discard");
+        REQUIRE(tier::stamp_holds(base + i * kChunk + kMega, page, i, 2), "of the child: page %lu", i);
+      REQUIRE(lunar_discard(base, kChunks * kChunk) == 0);
       for (int i = 0; i < 500 && table_bytes() > before + kKept; ++i) usleep(10000);
-      REQUIRE_THAT(table_bytes() <= before + kKept, "the child's tables");
-      REQUIRE_THAT(base[kMega] == 0, "what the child gave up is there");
-      REQUIRE_THAT(tier::validate(), "the child's page table");
+      REQUIRE(table_bytes() <= before + kKept, "the child's tables");
+      REQUIRE(base[kMega] == 0, "what the child gave up is there");
+      REQUIRE(tier::validate(), "the child's page table");
       _exit(0);
     }
     int status = 0;
-    REQUIRE_THAT(waitpid(child, &status, 0) == child && status == 0, "the child ended with %x", status);
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0, "the child ended with %x", status);
   }
-  for (uint64_t i = 0; i < kChunks; ++i)
-    REQUIRE_THAT(tier::stamp_holds(base + i * kChunk, page, i, 1), "page %llu", static_cast<unsigned long long>(i));
-  REQUIRE_THAT(tier::validate(), "page table");
+  for (uint64_t i = 0; i < kChunks; ++i) REQUIRE(tier::stamp_holds(base + i * kChunk, page, i, 1), "page %lu", i);
+  REQUIRE(tier::validate());
 }
 
-void forked_early() {
+TEST_CASE("forked-early") {
   lunar::Options options;
   lunar::ErrorText why;
-  REQUIRE_THAT(lunar::options_load(&options, environ, &why) == 0, "options: %s", why.text);
+  REQUIRE(lunar::options_load(&options, environ, &why) == 0, "options: %s", why.text);
   options.dram = 16 * kMega;
   options.size = 2 * kGiga;
-  if (lunar::pager_create(options, &why) < 0) tier::skip("userfaultfd", why.text);
+  if (lunar::pager_create(options, &why) < 0) SKIP("userfaultfd", why.text);
   std::atomic<bool> looks{false}, done{false};
   std::thread looking([&] {
     const lunar::sys::ScopedSignalBlock signals;
@@ -159,46 +152,44 @@ void forked_early() {
   });
   while (!looks.load()) usleep(1000);
   const pid_t child = fork();
-  REQUIRE_THAT(child >= 0, "fork: %s", strerror(errno));
+  REQUIRE(child >= 0);
   if (child == 0) {
     constexpr uint64_t kBytes = kGiga;
     lunar::Region* region = nullptr;
-    REQUIRE_THAT(lunar::region_create(kBytes, lunar::kRegionStrict, &region) == 0 &&
-                     lunar::region_commit(region, 0, kBytes) == 0 && lunar::pager_active(),
-                 "region");
+    REQUIRE(lunar::region_create(kBytes, lunar::kRegionStrict, &region) == 0 &&
+            lunar::region_commit(region, 0, kBytes) == 0 && lunar::pager_active());
     char* base = lunar::region_base(region);
     const uint64_t leaf = lunar::kLeafPages * lunar::page_bytes();
     for (uint64_t round = 0; round < 4; ++round) {
       for (uint64_t at = 0; at < kBytes; at += leaf) base[at] = 1;
-      REQUIRE_THAT(lunar::pager_discard(base, kBytes, lunar::Discard::kContents) == 0, "discard");
+      REQUIRE(lunar::pager_discard(base, kBytes, lunar::Discard::kContents) == 0);
     }
     for (int i = 0; i < 500 && table_bytes() > kMega; ++i) usleep(10000);
-    REQUIRE_THAT(table_bytes() <= kMega, "the child's tables of nothing take %llu KiB",
-                 static_cast<unsigned long long>(table_bytes() / 1024));
+    REQUIRE(table_bytes() <= kMega, "the child's tables of nothing take %lu KiB", table_bytes() / 1024);
     _exit(0);
   }
   int status = 0;
-  REQUIRE_THAT(waitpid(child, &status, 0) == child && status == 0, "the child ended with %x", status);
+  REQUIRE(waitpid(child, &status, 0) == child && status == 0, "the child ended with %x", status);
   done.store(true);
   looking.join();
 }
 
-void shrunk() {
+TEST_CASE("shrunk") {
   constexpr uint64_t kBytes = 8 * kGiga;
   tier::start_tier(64 * kMega, kBytes + kGiga);
   char* base = new_region(kBytes);
   const uint64_t leaf = lunar::kLeafPages * lunar_page_bytes();
-  REQUIRE_THAT(lunar_set_dram(16 * kMega) == -EBUSY, "a budget that cannot hold the page tables was taken");
-  REQUIRE_THAT(tier::stats().dram_budget_bytes == 64 * kMega, "the budget has changed");
-  REQUIRE_THAT(lunar_set_dram(48 * kMega) == 0, "a budget that holds the page tables was refused");
+  REQUIRE(lunar_set_dram(16 * kMega) == -EBUSY, "a budget that cannot hold the page tables was taken");
+  REQUIRE(tier::stats().dram_budget_bytes == 64 * kMega, "the budget has changed");
+  REQUIRE(lunar_set_dram(48 * kMega) == 0, "a budget that holds the page tables was refused");
   for (uint64_t at = 0; at < kBytes; at += leaf) base[at] = 1;  // all tables that there may be
-  REQUIRE_THAT(lunar_region_destroy(base, kBytes) == 0, "destroy");
+  REQUIRE(lunar_region_destroy(base, kBytes) == 0);
   for (int i = 0; i < 500 && lunar_set_dram(16 * kMega) != 0; ++i) usleep(10000);
-  REQUIRE_THAT(tier::stats().dram_budget_bytes == 16 * kMega, "what was given back is still promised");
+  REQUIRE(tier::stats().dram_budget_bytes == 16 * kMega, "what was given back is still promised");
 }
 
 // Pages are dealt out to the threads, so that the owners of a leaf's pages are several.
-void reused() {
+TEST_CASE("reused") {
   constexpr unsigned kThreads = 4;
   constexpr uint64_t kPages = 4096, kSteps = 12'000;
   const uint64_t seed = tier::run_seed();
@@ -218,13 +209,13 @@ void reused() {
           break;
         case 2:
           for (uint64_t q = group + self; q < group + 64; q += kThreads) {
-            REQUIRE_THAT(lunar_discard(base + q * page, page) == 0, "discard");
+            REQUIRE(lunar_discard(base + q * page, page) == 0);
             version[q] = 0;
           }
           break;
         case 3: {
           const lunar_range range{base + group * page, 64 * page};
-          REQUIRE_THAT(lunar_prefetch(&range, 1) == 0, "prefetch");
+          REQUIRE(lunar_prefetch(&range, 1) == 0);
           break;
         }
         case 4:
@@ -232,33 +223,21 @@ void reused() {
           break;
         default:
           if (version[p] == 0)
-            REQUIRE_THAT(*reinterpret_cast<volatile uint64_t*>(at) == 0, "page %llu is not empty",
-                         static_cast<unsigned long long>(p));
+            REQUIRE(*reinterpret_cast<volatile uint64_t*>(at) == 0, "page %lu is not empty", p);
           else
-            REQUIRE_THAT(tier::stamp_holds(at, page, p, version[p]), "page %llu has not version %u",
-                         static_cast<unsigned long long>(p), version[p]);
+            REQUIRE(tier::stamp_holds(at, page, p, version[p]), "page %lu has not version %u", p, version[p]);
       }
     }
   };
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < kThreads; ++i) threads.emplace_back(run, i);
   for (auto& thread : threads) thread.join();
-  REQUIRE_THAT(tier::validate(), "page table");
-  REQUIRE_THAT(lunar_discard(base, kPages * page) == 0, "discard");
-  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE(tier::validate());
+  REQUIRE(lunar_discard(base, kPages * page) == 0);
+  REQUIRE(tier::validate());
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return tier::run_case(argc, argv,
-                        {{"sparse", sparse},
-                         {"given-back", given_back},
-                         {"all-used", [] { all_used(512 * kMega, 16 * kMega); }},
-                         {"all-used-full", [] { all_used(3 * kGiga, 16 * kMega); }},
-                         {"refused", refused},
-                         {"forked", forked},
-                         {"forked-early", forked_early},
-                         {"shrunk", shrunk},
-                         {"reused", reused}});
-}
+TEST_CASE("all-used") { all_used(512 * kMega, 16 * kMega); }
+TEST_CASE("all-used-full") { all_used(3 * kGiga, 16 * kMega); }

@@ -59,22 +59,19 @@ void frames() {
           const uint64_t frames = state.frames.window_bytes();
           const auto fixed = static_cast<uint64_t>(state.account.own_fixed()) * page;
           const uint64_t tables = 2 * dram / page / lunar::kLeafPages * sizeof(lunar::Leaf);
-          REQUIRE_THAT(frames > 0 && fixed >= frames + tables,
-                       "%llu bytes are charged as fixed, but there are %llu of frames and %llu of tables",
-                       static_cast<unsigned long long>(fixed), static_cast<unsigned long long>(frames),
-                       static_cast<unsigned long long>(tables));
+          REQUIRE(frames > 0 && fixed >= frames + tables,
+                  "%lu bytes are charged as fixed, but there are %lu of frames and %lu of tables", fixed, frames,
+                  tables);
           const lunar_stats now = tier::stats();
-          REQUIRE_THAT(now.fixed_bytes >= fixed && now.dram_used_bytes >= fixed && now.dram_used_bytes <= dram,
-                       "stats: fixed %llu, used %llu of %llu", static_cast<unsigned long long>(now.fixed_bytes),
-                       static_cast<unsigned long long>(now.dram_used_bytes), static_cast<unsigned long long>(dram));
+          REQUIRE(now.fixed_bytes >= fixed && now.dram_used_bytes >= fixed && now.dram_used_bytes <= dram,
+                  "stats: fixed %lu, used %lu of %lu", now.fixed_bytes, now.dram_used_bytes, dram);
         },
         &status);
-    REQUIRE_THAT(status == 0, "%llu MiB: ended with %x: %s", static_cast<unsigned long long>(dram / kMega), status,
-                 text.c_str());
+    REQUIRE(status == 0, "%lu MiB: ended with %x: %s", dram / kMega, status, text.c_str());
   }
 }
 
-void lun_space() {
+TEST_CASE("lun-space") {
   constexpr uint64_t kDram = 16 * kMega, kLun = 128 * kMega, kPiece = kMega;
   constexpr size_t kLunMib = kLun / kMega;
   tier::start_tier(kDram, kLun);
@@ -84,24 +81,23 @@ void lun_space() {
     auto* piece = static_cast<char*>(lunar_region_create(kPiece));
     if (piece == nullptr) break;
     pieces.push_back(piece);
-    REQUIRE_THAT(pieces.size() * kPiece <= kLun, "%zu MiB of memory on a LUN of %zu MiB", pieces.size(), kLunMib);
+    REQUIRE(pieces.size() * kPiece <= kLun, "%zu MiB of memory on a LUN of %zu MiB", pieces.size(), kLunMib);
   }
-  REQUIRE_THAT(errno == ENOMEM, "a full LUN: %s", strerror(errno));
-  REQUIRE_THAT(pieces.size() * kPiece >= kLun * 7 / 8, "only %zu MiB of memory on a LUN of %zu MiB", pieces.size(),
-               kLunMib);
+  REQUIRE(errno == ENOMEM, "a full LUN: %s", strerror(errno));
+  REQUIRE(pieces.size() * kPiece >= kLun * 7 / 8, "only %zu MiB of memory on a LUN of %zu MiB", pieces.size(), kLunMib);
   for (int pass = 0; pass < 2; ++pass)
     for (size_t i = 0; i < pieces.size(); ++i)
       for (uint64_t at = 0; at < kPiece; at += page) {
         if (pass == 0)
           tier::stamp_write(pieces[i] + at, page, i * kPiece + at, 1);
         else
-          REQUIRE_THAT(tier::stamp_holds(pieces[i] + at, page, i * kPiece + at, 1), "what was written is not there");
+          REQUIRE(tier::stamp_holds(pieces[i] + at, page, i * kPiece + at, 1), "what was written is not there");
       }
   // What is given back can be allocated again, and no more.
-  REQUIRE_THAT(lunar_region_destroy(pieces.back(), kPiece) == 0, "destroy");
-  REQUIRE_THAT(lunar_region_create(kPiece) != nullptr, "the space of a region that is gone is not free");
-  REQUIRE_THAT(lunar_region_create(kPiece) == nullptr, "more than there is");
-  REQUIRE_THAT(tier::validate(), "page table");
+  REQUIRE(lunar_region_destroy(pieces.back(), kPiece) == 0);
+  REQUIRE(lunar_region_create(kPiece) != nullptr, "the space of a region that is gone is not free");
+  REQUIRE(lunar_region_create(kPiece) == nullptr, "more than there is");
+  REQUIRE(tier::validate());
 }
 
 // Every thread of the process is refused read() of that descriptor from now on.
@@ -119,30 +115,30 @@ bool refuse_reads(int fd) {
          syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
 }
 
-void reader() {
+TEST_CASE("reader") {
   int status = 0;
   const std::string text = said_by(
       [] {
         tier::start_tier(16 * kMega, 64 * kMega);
         char* base = new_region(32 * kMega);
         base[0] = 1;
-        if (!refuse_reads(lunar::pager_state().uffd)) tier::skip("seccomp", "no filter for all threads");
+        if (!refuse_reads(lunar::pager_state().uffd)) SKIP("seccomp", "no filter for all threads");
         base[8 * kMega] = 1;
         fprintf(stderr, "the fault was answered\n");
       },
       &status);
-  REQUIRE_THAT(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "ended with %x: %s", status, text.c_str());
-  REQUIRE_THAT(times(text, "reading fault messages failed (EIO)") == 1, "it said: %s", text.c_str());
+  REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "ended with %x: %s", status, text.c_str());
+  REQUIRE(times(text, "reading fault messages failed (EIO)") == 1, "it said: %s", text.c_str());
 }
 
 sigjmp_buf g_lost;
 void on_sigbus(int, siginfo_t*, void*) { siglongjmp(g_lost, 1); }
 
-void poisoned_line() {
+TEST_CASE("poisoned-line") {
   constexpr uint64_t kPages = 512, kLost = 77;
   char address[32] = {};
   int told[2], status = 0;
-  REQUIRE_THAT(pipe(told) == 0, "pipe");
+  REQUIRE(pipe(told) == 0);
   const std::string text = said_by(
       [&] {
         tier::start_tier(16 * kMega, 128 * kMega);
@@ -152,8 +148,8 @@ void poisoned_line() {
         char* others = new_region(48 * kMega);
         for (uint64_t at = 0; at < 48 * kMega; at += page) others[at] = 1;  // base is on the LUN now
         char* lost = base + kLost * page;
-        REQUIRE_THAT(lunar::pager_page_state(lost) == static_cast<int>(lunar::PageState::kEvicted),
-                     "the page was not evicted");
+        REQUIRE(lunar::pager_page_state(lost) == static_cast<int>(lunar::PageState::kEvicted),
+                "the page was not evicted");
         lunar::Region* region = lunar::region_find(lost);
         region->table.hash(region->page_of(lost).value) ^= 1;
         struct sigaction action{};
@@ -163,28 +159,23 @@ void poisoned_line() {
         for (int look = 0; look < 3; ++look)  // each is a SIGBUS, and one line tells of them
           if (sigsetjmp(g_lost, 1) == 0) {
             (void)*static_cast<volatile char*>(lost);
-            REQUIRE_THAT(false, "a lost page could be read");
+            FAIL("a lost page could be read");
           }
         for (uint64_t i = 0; i < kPages; ++i)
-          REQUIRE_THAT(i == kLost || tier::stamp_holds(base + i * page, page, i, 1), "page %llu next to it is wrong",
-                       static_cast<unsigned long long>(i));
-        REQUIRE_THAT(tier::stats().poisoned == 1, "%llu pages are counted as lost",
-                     static_cast<unsigned long long>(tier::stats().poisoned));
+          REQUIRE(i == kLost || tier::stamp_holds(base + i * page, page, i, 1), "page %lu next to it is wrong", i);
+        REQUIRE(tier::stats().poisoned == 1, "%lu pages are counted as lost", tier::stats().poisoned);
         const int n = snprintf(address, sizeof address, "page %p ", static_cast<void*>(lost));
-        REQUIRE_THAT(write(told[1], address, static_cast<size_t>(n)) == n, "pipe");
+        REQUIRE(write(told[1], address, static_cast<size_t>(n)) == n);
       },
       &status);
-  REQUIRE_THAT(status == 0, "ended with %x: %s", status, text.c_str());
-  REQUIRE_THAT(read(told[0], address, sizeof address - 1) > 0, "pipe");
+  REQUIRE(status == 0, "ended with %x: %s", status, text.c_str());
+  REQUIRE(read(told[0], address, sizeof address - 1) > 0);
   const std::string line = std::string(address) + "cannot be read back: slot ";
-  REQUIRE_THAT(times(text, line.c_str()) == 1 && times(text, "cannot be read back") == 1, "of `%s` it said: %s",
-               address, text.c_str());
-  REQUIRE_THAT(times(text, "content does not match its hash; it is poisoned") == 1, "it said: %s", text.c_str());
+  REQUIRE(times(text, line.c_str()) == 1 && times(text, "cannot be read back") == 1, "of `%s` it said: %s", address,
+          text.c_str());
+  REQUIRE(times(text, "content does not match its hash; it is poisoned") == 1, "it said: %s", text.c_str());
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return tier::run_case(
-      argc, argv, {{"frames", frames}, {"lun-space", lun_space}, {"reader", reader}, {"poisoned-line", poisoned_line}});
-}
+TEST_CASE("frames") { frames(); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// protections MODE [off]: what keeps gather-evict from losing writes, each with its switch.
+// protections CASE [--off]: what keeps gather-evict from losing writes, each with its switch.
 //
 //   cow          children are forked while threads count in pages that are being evicted. A page shared by a fork is
 //                made exclusive first, or what is written between the gather and the drop lands in a copy and is lost
@@ -10,7 +10,7 @@
 //   registered   io_uring reads into registered buffers that are being evicted: pinned pages must stay where they are
 //   direct       large O_DIRECT reads into memory that is being evicted: the same for pins of the moment
 //
-// `off` takes the protection away (test_no_cow_remedy, test_no_pin_rule): then the loss must be seen, or the test would
+// --off takes the protection away (test_no_cow_remedy, test_no_pin_rule): then the loss must be seen, or the test would
 // prove nothing.
 #include <fcntl.h>
 #include <liburing.h>
@@ -35,10 +35,10 @@ std::atomic<uint64_t> g_progress{0};
 // One page, made writable for this. mprotect is the kernel's own here.
 void count_in_read_only(std::atomic<uint64_t>* word, std::atomic<uint64_t>& model) {
   void* page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(word) & ~(lunar_page_bytes() - 1));
-  REQUIRE_THAT(mprotect(page, lunar_page_bytes(), PROT_READ | PROT_WRITE) == 0, "mprotect");
+  REQUIRE(mprotect(page, lunar_page_bytes(), PROT_READ | PROT_WRITE) == 0);
   word->fetch_add(1);
   model.fetch_add(1);
-  REQUIRE_THAT(mprotect(page, lunar_page_bytes(), PROT_READ) == 0, "mprotect");
+  REQUIRE(mprotect(page, lunar_page_bytes(), PROT_READ) == 0);
 }
 
 // come_round: the counter goes on as 32,767 forks would take it, so that the next fork ends at the number of the pages
@@ -58,7 +58,7 @@ uint64_t count_under_forks(uint64_t seed, bool off, bool come_round, bool read_o
   };
   std::vector<std::thread> writers;
   if (read_only) memset(base, 1, kBytes);  // there, and then read-only
-  if (read_only) REQUIRE_THAT(mprotect(base, kBytes, PROT_READ) == 0, "mprotect");
+  if (read_only) REQUIRE(mprotect(base, kBytes, PROT_READ) == 0);
   for (unsigned t = 0; t < started; ++t)
     writers.emplace_back([&, t] {
       Random random(seed * 8 + t);
@@ -73,17 +73,17 @@ uint64_t count_under_forks(uint64_t seed, bool off, bool come_round, bool read_o
       }
     });
   for (unsigned round = 0; round < kForks; ++round) {
-    REQUIRE_THAT(lunar_touch(base, kBytes / 4) == 0, "touch");
+    REQUIRE(lunar_touch(base, kBytes / 4) == 0);
     if (come_round) lunar::pager_state().fork.epoch.fetch_add(65536 - 2);
     pid_t child = fork();
-    REQUIRE_THAT(child >= 0, "fork: %s", strerror(errno));
+    REQUIRE(child >= 0);
     if (child == 0) {
       usleep(100000);
       _exit(0);
     }
     for (uint64_t at = 0; at + kWindow <= count / 4; at += kWindow, ++g_progress) {
       hand.store(at);
-      REQUIRE_THAT(lunar_evict(base + at * page, kWindow * page) >= 0, "evict");
+      REQUIRE(lunar_evict(base + at * page, kWindow * page) >= 0);
     }
     waitpid(child, nullptr, 0);
   }
@@ -93,7 +93,7 @@ uint64_t count_under_forks(uint64_t seed, bool off, bool come_round, bool read_o
   for (uint64_t i = 0; i < count; ++i)
     for (unsigned t = 0; t < started; ++t)
       lost += model[i * kWriters + t].load() - (word(i, t)->load() - (read_only ? 0x0101010101010101 : 0));
-  if (!off) REQUIRE_THAT(tier::validate(), "page table");
+  if (!off) REQUIRE(tier::validate());
   return lost;
 }
 
@@ -106,16 +106,16 @@ constexpr uint64_t kFileBytes = 64 * tier::kMega;
 int pattern_file(bool direct) {
   char path[] = "/var/tmp/lunar-test-XXXXXX";
   int fd = mkstemp(path);
-  REQUIRE_THAT(fd >= 0, "mkstemp: %s", strerror(errno));
+  REQUIRE(fd >= 0);
   std::vector<uint64_t> words(kBlock / 8);
   for (uint64_t at = 0; at < kFileBytes; at += kBlock) {
     tier::stamp_write(words.data(), kBlock, at, 1);
     if (write(fd, words.data(), kBlock) != static_cast<ssize_t>(kBlock))
-      tier::skip("disk-space", "no room for a file under /var/tmp");
+      SKIP("disk-space", "no room for a file under /var/tmp");
   }
   fdatasync(fd);
   int again = open(path, O_RDONLY | O_CLOEXEC | (direct ? O_DIRECT : 0));
-  REQUIRE_THAT(again >= 0, "open: %s", strerror(errno));
+  REQUIRE(again >= 0);
   unlink(path);
   close(fd);
   return again;
@@ -134,9 +134,9 @@ class Harasser {
           for (uint64_t i = 0; i < kOwn / page; ++i) tier::stamp_write(own + i * page, page, i, 1);
           Random random(1);
           while (!stop_.load(std::memory_order_relaxed)) {
-            REQUIRE_THAT(lunar_evict(base, bytes) >= 0, "evict");
+            REQUIRE(lunar_evict(base, bytes) >= 0);
             uint64_t i = random.below(kOwn / page);
-            REQUIRE_THAT(tier::stamp_holds(own + i * page, page, i, 1), "other memory is wrong");
+            REQUIRE(tier::stamp_holds(own + i * page, page, i, 1), "other memory is wrong");
           }
         }) {}
   ~Harasser() {
@@ -169,13 +169,13 @@ uint64_t read_registered(uint64_t seed, bool off) {
   char* base = tier::new_region(kBuffers * kBlock);
   io_uring ring;
   int rc = io_uring_queue_init(kBuffers, &ring, 0);
-  if (rc < 0) tier::skip("io_uring", strerror(-rc));
+  if (rc < 0) SKIP("io_uring", strerror(-rc));
   iovec buffers[kBuffers];
   for (unsigned i = 0; i < kBuffers; ++i) buffers[i] = {base + i * kBlock, kBlock};
   memset(base, 0x55, kBuffers * kBlock);
   rc = io_uring_register_buffers(&ring, buffers, kBuffers);
-  if (rc == -ENOMEM) tier::skip("memory", "RLIMIT_MEMLOCK allows no registered buffers of 4 MiB");
-  REQUIRE_THAT(rc == 0, "io_uring_register_buffers: %s", strerror(-rc));
+  if (rc == -ENOMEM) SKIP("memory", "RLIMIT_MEMLOCK allows no registered buffers of 4 MiB");
+  REQUIRE(rc == 0, "io_uring_register_buffers: %s", strerror(-rc));
   int fd = pattern_file(true);
   Random random(seed);
   uint64_t lost = 0;
@@ -189,11 +189,11 @@ uint64_t read_registered(uint64_t seed, bool off) {
       io_uring_prep_read_fixed(sqe, fd, buffers[i].iov_base, kBlock, offsets[i], static_cast<int>(i));
       sqe->user_data = i;
     }
-    REQUIRE_THAT(io_uring_submit(&ring) == static_cast<int>(kBuffers), "io_uring_submit");
+    REQUIRE(io_uring_submit(&ring) == static_cast<int>(kBuffers));
     for (unsigned i = 0; i < kBuffers; ++i) {
       io_uring_cqe* cqe = nullptr;
-      REQUIRE_THAT(io_uring_wait_cqe(&ring, &cqe) == 0, "io_uring_wait_cqe");
-      REQUIRE_THAT(cqe->res == static_cast<int>(kBlock), "READ_FIXED: %d", cqe->res);
+      REQUIRE(io_uring_wait_cqe(&ring, &cqe) == 0);
+      REQUIRE(cqe->res == static_cast<int>(kBlock), "READ_FIXED: %d", cqe->res);
       uint64_t which = cqe->user_data;
       io_uring_cqe_seen(&ring, cqe);
       if (!block_holds(base + which * kBlock, offsets[which])) ++lost;
@@ -219,7 +219,7 @@ uint64_t read_direct(uint64_t seed, bool off) {
       for (unsigned i = 0; i < kReads || !enough(lost.load()); ++i, ++g_progress) {
         uint64_t offset = random.below(kFileBytes / kBlock) * kBlock;
         ssize_t n = pread(fd, into, kBlock, static_cast<off_t>(offset));
-        REQUIRE_THAT(n == static_cast<ssize_t>(kBlock), "pread: %zd %s", n, strerror(errno));
+        REQUIRE(n == static_cast<ssize_t>(kBlock), "pread: %zd %s", n, strerror(errno));
         if (!block_holds(into, offset)) lost.fetch_add(1);
       }
     });
@@ -227,12 +227,8 @@ uint64_t read_direct(uint64_t seed, bool off) {
   return lost.load();
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  REQUIRE_THAT(argc >= 2, "usage: protections cow|epoch|read-only|registered|direct [off]");
-  std::string mode = argv[1];
-  bool off = argc > 2 && strcmp(argv[2], "off") == 0;
+[[noreturn]] void protect(const std::string& mode) {
+  const bool off = lunar_test::has_option("--off");
   bool cow = mode == "cow" || mode == "epoch" || mode == "read-only";
   uint64_t seed = tier::run_seed();
   std::string options = cow ? "test_evict_delay_us=300" : "test_evict_delay_us=100";
@@ -243,19 +239,25 @@ int main(int argc, char** argv) {
                   : mode == "registered" ? read_registered(seed, off)
                                          : read_direct(seed, off);
   auto& counted = lunar::counters();
-  printf("%s: lost %llu; evictions %llu, kept as pinned %llu, made exclusive %llu\n", mode.c_str(),
-         static_cast<unsigned long long>(lost), static_cast<unsigned long long>(counted.evictions.get()),
-         static_cast<unsigned long long>(counted.kept_pinned.get()),
-         static_cast<unsigned long long>(counted.made_exclusive.get()));
+  printf("%s: lost %lu; evictions %lu, kept as pinned %lu, made exclusive %lu\n", mode.c_str(), lost,
+         counted.evictions.get(), counted.kept_pinned.get(), counted.made_exclusive.get());
   fflush(stdout);
   if (off)
-    REQUIRE_THAT(lost > 0, "without the protection nothing was lost: this test proves nothing");
+    REQUIRE(lost > 0, "without the protection nothing was lost: this test proves nothing");
   else
-    REQUIRE_THAT(lost == 0, "something was lost");
-  if (!off) REQUIRE_THAT(counted.evictions.get() > 100, "hardly anything was evicted");
+    REQUIRE(lost == 0, "something was lost");
+  if (!off) REQUIRE(counted.evictions.get() > 100, "hardly anything was evicted");
   // 11 on an emulated machine
-  if (!off && !cow) REQUIRE_THAT(counted.kept_pinned.get() > 0, "no pinned page was met");
-  if (!off && cow) REQUIRE_THAT(counted.made_exclusive.get() > 0, "no page was shared by a fork");
+  if (!off && !cow) REQUIRE(counted.kept_pinned.get() > 0, "no pinned page was met");
+  if (!off && cow) REQUIRE(counted.made_exclusive.get() > 0, "no page was shared by a fork");
   fflush(nullptr);
   _exit(0);  // with buffers registered and children about, no destructor has work left
 }
+
+}  // namespace
+
+TEST_CASE("cow") { protect("cow"); }
+TEST_CASE("epoch") { protect("epoch"); }
+TEST_CASE("read-only") { protect("read-only"); }
+TEST_CASE("registered") { protect("registered"); }
+TEST_CASE("direct") { protect("direct"); }

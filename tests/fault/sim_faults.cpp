@@ -21,6 +21,9 @@
 
 namespace {
 
+using lunar_test::has_option;
+using lunar_test::option;
+
 using tier::Random;
 
 constexpr uint64_t kMemory = 64 * tier::kMega;
@@ -69,10 +72,9 @@ bool store(uint64_t page, uint32_t version) {
 }
 
 void take_leave(uint64_t page) {
-  REQUIRE_THAT(lunar_discard(g_base + page * g_page, g_page) == 0, "discard");
+  REQUIRE(lunar_discard(g_base + page * g_page, g_page) == 0);
   g_versions[page] = 0;
-  REQUIRE_THAT(look(page) == Sight::kRight, "page %llu is not zero after its discard",
-               static_cast<unsigned long long>(page));
+  REQUIRE(look(page) == Sight::kRight, "page %lu is not zero after its discard", page);
 }
 
 void check_result(uint64_t page, Sight sight, bool expect_wrong, const char* how) {
@@ -82,9 +84,8 @@ void check_result(uint64_t page, Sight sight, bool expect_wrong, const char* how
   } else if (sight == Sight::kWrong) {
     g_wrong.fetch_add(1);
     auto* word = reinterpret_cast<uint64_t*>(g_base + page * g_page);
-    REQUIRE_THAT(expect_wrong, "page %llu is silently wrong (%s): version %u, words %llx %llx",
-                 static_cast<unsigned long long>(page), how, g_versions[page], static_cast<unsigned long long>(word[0]),
-                 static_cast<unsigned long long>(word[1]));
+    REQUIRE(expect_wrong, "page %lu is silently wrong (%s): version %u, words %lx %lx", page, how, g_versions[page],
+            word[0], word[1]);
     (void)store(page, ++g_versions[page]);
   }
 }
@@ -93,7 +94,7 @@ class Worker {
  public:
   Worker(uint64_t seed, unsigned index, bool expect_wrong)
       : random_(seed * 16 + index), expect_wrong_(expect_wrong), plain_(g_page) {
-    REQUIRE_THAT(pipe2(pipe_, O_CLOEXEC) == 0, "pipe: %s", strerror(errno));
+    REQUIRE(pipe2(pipe_, O_CLOEXEC) == 0);
   }
 
   void operate() {
@@ -102,7 +103,7 @@ class Worker {
       lunar_range ranges[64];
       for (lunar_range& range : ranges) range = {g_base + random_.below(g_pages) * g_page, g_page};
       int rc = lunar_prefetch(ranges, 64);
-      REQUIRE_THAT(rc == 0 || rc == -EIO, "prefetch: %d", rc);
+      REQUIRE(rc == 0 || rc == -EIO, "prefetch: %d", rc);
       return;
     }
     uint64_t page = random_.below(g_pages);
@@ -132,12 +133,11 @@ class Worker {
 
   void touch_page(uint64_t page) {
     int rc = lunar_touch(g_base + page * g_page, g_page);
-    REQUIRE_THAT(rc == 0 || rc == -EIO, "touch: %d", rc);
+    REQUIRE(rc == 0 || rc == -EIO, "touch: %d", rc);
     Sight sight = look(page);
     if (rc == -EIO) {
       g_by_touch.fetch_add(1);
-      REQUIRE_THAT(sight == Sight::kLost, "lunar_touch said -EIO of page %llu, and a load of it works",
-                   static_cast<unsigned long long>(page));
+      REQUIRE(sight == Sight::kLost, "lunar_touch said -EIO of page %lu, and a load of it works", page);
     }
     check_result(page, sight, expect_wrong_, "touch");
   }
@@ -145,18 +145,16 @@ class Worker {
   void system_call(uint64_t page) {
     ssize_t n = write(pipe_[1], g_base + page * g_page, g_page);
     if (n == static_cast<ssize_t>(g_page)) {
-      REQUIRE_THAT(read(pipe_[0], plain_.data(), g_page) == n, "read: %s", strerror(errno));
+      REQUIRE(read(pipe_[0], plain_.data(), g_page) == n);
       bool right = tier::stamp_holds(plain_.data(), g_page, page, g_versions[page]);
-      REQUIRE_THAT(right || expect_wrong_, "write() saw the wrong content of page %llu",
-                   static_cast<unsigned long long>(page));
+      REQUIRE(right || expect_wrong_, "write() saw the wrong content of page %lu", page);
       if (!right) check_result(page, look(page), true, "write()");
       return;
     }
-    REQUIRE_THAT(n > 0 || errno == EFAULT || errno == EHWPOISON, "write: %zd %s", n, strerror(errno));
+    REQUIRE(n > 0 || errno == EFAULT || errno == EHWPOISON, "write: %zd %s", n, strerror(errno));
     while (n > 0) n -= read(pipe_[0], plain_.data(), static_cast<size_t>(n));
     g_by_syscall.fetch_add(1);
-    REQUIRE_THAT(look(page) == Sight::kLost, "write() failed on page %llu, and a load of it works",
-                 static_cast<unsigned long long>(page));
+    REQUIRE(look(page) == Sight::kLost, "write() failed on page %lu, and a load of it works", page);
     take_leave(page);
   }
 
@@ -167,22 +165,9 @@ class Worker {
 };
 
 struct Settings {
-  uint64_t ios = 1000000;
-  bool off = false;
+  uint64_t ios;
+  bool off;
 };
-
-Settings settings_of(int argc, char** argv) {
-  Settings settings;
-  for (int i = 1; i < argc; ++i) {
-    if (strcmp(argv[i], "--ios") == 0 && i + 1 < argc)
-      settings.ios = strtoull(argv[++i], nullptr, 0);
-    else if (strcmp(argv[i], "--protection-off") == 0)
-      settings.off = true;
-    else
-      REQUIRE_THAT(false, "unknown option %s", argv[i]);
-  }
-  return settings;
-}
 
 void set_up(const Settings& settings, uint64_t seed) {
   // A sim: LUN is shared out by halves, so the process gets 256 MiB of it: room for the slots that failed writes
@@ -207,8 +192,8 @@ void set_up(const Settings& settings, uint64_t seed) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const Settings settings = settings_of(argc, argv);
+TEST_CASE("sim-faults") {
+  const Settings settings = {option("--ios", 1'000'000ul), has_option("--protection-off")};
   const uint64_t ios = settings.ios;
   const bool off = settings.off;
   const uint64_t seed = tier::run_seed();
@@ -239,19 +224,18 @@ int main(int argc, char** argv) {
     for (uint64_t page = 0; page < g_pages; ++page, ++g_operations)
       check_result(page, look(page), off, "the last look");
   }
-  auto n = [](const auto& v) { return static_cast<unsigned long long>(v); };
   printf(
-      "%llu I/Os in %.1f s: read errors %llu, write errors %llu, torn %llu, misdirected %llu, corrupted %llu; lost "
+      "%lu I/Os in %.1f s: read errors %lu, write errors %lu, torn %lu, misdirected %lu, corrupted %lu; lost "
       "pages reported by "
-      "SIGBUS %llu, lunar_touch %llu, system calls %llu; silently wrong %llu\n",
-      n(done()), tier::seconds() - start, n(counted.read_errors), n(counted.write_errors), n(counted.torn),
-      n(counted.misdirected), n(counted.corrupted), n(g_by_signal), n(g_by_touch), n(g_by_syscall), n(g_wrong));
+      "SIGBUS %lu, lunar_touch %lu, system calls %lu; silently wrong %lu\n",
+      done(), tier::seconds() - start, counted.read_errors.load(), counted.write_errors.load(), counted.torn.load(),
+      counted.misdirected.load(), counted.corrupted.load(), g_by_signal.load(), g_by_touch.load(), g_by_syscall.load(),
+      g_wrong.load());
   if (off) {
-    REQUIRE_THAT(g_wrong.load() > 0, "without the hash check nothing wrong was seen: this test proves nothing");
-    return 0;
+    REQUIRE(g_wrong.load() > 0, "without the hash check nothing wrong was seen: this test proves nothing");
+    return;
   }
-  REQUIRE_THAT(all_kinds(), "not every kind of fault has come");
-  REQUIRE_THAT(g_by_signal + g_by_touch + g_by_syscall > 0, "nothing was reported");
-  REQUIRE_THAT(tier::validate(), "the page table does not add up");
-  return 0;
+  REQUIRE(all_kinds(), "not every kind of fault has come");
+  REQUIRE(g_by_signal + g_by_touch + g_by_syscall > 0, "nothing was reported");
+  REQUIRE(tier::validate(), "the page table does not add up");
 }

@@ -31,7 +31,6 @@ uint64_t retired() {
   const auto& state = lunar::pager_state();
   return state.luns.slots[state.luns.own].retired_slots();
 }
-unsigned long long n(uint64_t value) { return value; }
 
 void start(const std::string& faults, const std::string& log = "/dev/null") {
   const std::string uri = "sim:" + std::to_string(kSim) + ",seed=" + std::to_string(tier::run_seed()) + faults;
@@ -46,14 +45,14 @@ void write_all(uint64_t version) {
 
 void check_all(uint64_t version) {
   for (uint64_t page = 0; page < pages(); ++page, g_progress.fetch_add(1))
-    REQUIRE_THAT(tier::stamp_holds(g_base + page * page_bytes(), page_bytes(), page, version),
-                 "page %llu does not hold version %llu", n(page), n(version));
+    REQUIRE(tier::stamp_holds(g_base + page * page_bytes(), page_bytes(), page, version),
+            "page %lu does not hold version %lu", page, version);
 }
 
 // Lines of the log that name a write which failed; *last: that is the last one there will be.
 unsigned lines_of_writes(const std::string& log, bool* last) {
   FILE* file = fopen(log.c_str(), "r");
-  REQUIRE_THAT(file != nullptr, "%s: %s", log.c_str(), strerror(errno));
+  REQUIRE(file != nullptr, "%s: %s", log.c_str(), strerror(errno));
   unsigned lines = 0;
   char line[512];
   while (fgets(line, sizeof line, file) != nullptr) {
@@ -68,19 +67,18 @@ unsigned lines_of_writes(const std::string& log, bool* last) {
 void transient() {
   char log[] = "/tmp/lunar-write-errors-XXXXXX";
   const int fd = mkstemp(log);
-  REQUIRE_THAT(fd >= 0, "mkstemp: %s", strerror(errno));
+  REQUIRE(fd >= 0);
   close(fd);
   start(",write_error=20", log);
   for (uint64_t version = 1; version <= kPasses; ++version) write_all(version);
   check_all(kPasses);
-  printf("%llu writes, %llu failed, %llu places given up\n", n(device().counters().writes.load()), n(errors()),
-         n(retired()));
-  REQUIRE_THAT(errors() > 20, "only %llu writes failed", n(errors()));
+  printf("%lu writes, %lu failed, %lu places given up\n", device().counters().writes.load(), errors(), retired());
+  REQUIRE(errors() > 20, "only %lu writes failed", errors());
   bool last = false;
   const unsigned lines = lines_of_writes(log, &last);
   unlink(log);
-  REQUIRE_THAT(lines > 0 && lines <= 10 && last, "%u lines for %llu writes that failed", lines, n(errors()));
-  REQUIRE_THAT(retired() <= errors(), "%llu places are given up for %llu failed writes", n(retired()), n(errors()));
+  REQUIRE(lines > 0 && lines <= 10 && last, "%u lines for %lu writes that failed", lines, errors());
+  REQUIRE(retired() <= errors(), "%lu places are given up for %lu failed writes", retired(), errors());
 }
 
 void outage() {
@@ -95,8 +93,8 @@ void outage() {
   check_all(2);
   write_all(3);
   check_all(3);
-  printf("%llu writes failed, %llu places given up\n", n(errors()), n(retired()));
-  REQUIRE_THAT(retired() == 0, "%llu places are given up though the device takes all writes again", n(retired()));
+  printf("%lu writes failed, %lu places given up\n", errors(), retired());
+  REQUIRE(retired() == 0, "%lu places are given up though the device takes all writes again", retired());
 }
 
 void bad_places() {
@@ -109,19 +107,19 @@ void bad_places() {
     if (version == 1) first = errors() - before;
   }
   check_all(kPasses);
-  printf("%llu writes failed, %llu in the first pass; %llu of %llu bad places given up\n", n(errors()), n(first),
-         n(retired()), n(bad));
-  REQUIRE_THAT(retired() > 20, "only %llu places are given up", n(retired()));
-  REQUIRE_THAT(retired() <= bad * 4096 / page_bytes(), "%llu places are given up, and %llu are bad", n(retired()),
-               n(bad));
+  printf("%lu writes failed, %lu in the first pass; %lu of %lu bad places given up\n", errors(), first, retired(), bad);
+  REQUIRE(retired() > 20, "only %lu places are given up", retired());
+  REQUIRE(retired() <= bad * 4096 / page_bytes(), "%lu places are given up, and %lu are bad", retired(), bad);
+}
+
+void watched(void (*run)()) {
+  const tier::Watchdog watchdog(g_progress, 30);
+  run();
+  REQUIRE(tier::validate(), "the page table does not add up");
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  tier::Watchdog watchdog(g_progress, 30);
-  const int code =
-      tier::run_case(argc, argv, {{"transient", transient}, {"outage", outage}, {"bad-places", bad_places}});
-  REQUIRE_THAT(code != 0 || tier::validate(), "the page table does not add up");
-  return code;
-}
+TEST_CASE("transient") { watched(transient); }
+TEST_CASE("outage") { watched(outage); }
+TEST_CASE("bad-places") { watched(bad_places); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// written_elsewhere [MODE]: threads of a forked child write into tiered memory of its parent by
+// written_elsewhere CASE: threads of a forked child write into tiered memory of its parent by
 // process_vm_writev, twice the budget's worth a round, in parts that lie askew, while the parent presses its own pages
-// out. Nothing that was written is lost, and no call waits for memory forever. Modes:
+// out. Nothing that was written is lost, and no call waits for memory forever (parts). Also:
 //
 //   answered     the child writes messages, which the parent takes out of its memory as soon as it sees them: each
 //                arrives once
@@ -39,7 +39,7 @@ void write_there(pid_t pid, char* from, char* to, size_t bytes) {
   const long arguments[6] = {pid, reinterpret_cast<long>(mine), 3, reinterpret_cast<long>(theirs), 2, 0};
   const long done = lunar::pager_write_elsewhere(arguments);
   if (done < 0 && errno == EPERM) _exit(77);
-  REQUIRE_THAT(done == static_cast<long>(bytes), "%ld of %zu bytes are written: %s", done, bytes, strerror(errno));
+  REQUIRE(done == static_cast<long>(bytes), "%ld of %zu bytes are written: %s", done, bytes, strerror(errno));
 }
 
 // What is not there, and whole calls that the kernel refuses.
@@ -47,17 +47,17 @@ void write_wrong(pid_t pid, char* to) {
   char some[3000] = {};
   const iovec mine{some, sizeof some}, half[] = {{to, 1000}, {nullptr, 2000}}, none{nullptr, 100};
   const long partly[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(half), 2, 0};
-  REQUIRE_THAT(lunar::pager_write_elsewhere(partly) == 1000, "a part that is not there");
+  REQUIRE(lunar::pager_write_elsewhere(partly) == 1000, "a part that is not there");
   const long nowhere[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(&none), 1, 0};
-  REQUIRE_THAT(lunar::pager_write_elsewhere(nowhere) == -1 && errno == EFAULT, "nowhere");
+  REQUIRE(lunar::pager_write_elsewhere(nowhere) == -1 && errno == EFAULT);
   const long flags[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(half), 1, 1};
-  REQUIRE_THAT(lunar::pager_write_elsewhere(flags) == -1 && errno == EINVAL, "flags");
+  REQUIRE(lunar::pager_write_elsewhere(flags) == -1 && errno == EINVAL);
   // The list itself lies nowhere, and a part has no length that can be.
   const long no_list[6] = {pid, reinterpret_cast<long>(&mine), 1, 4096, 1, 0};
-  REQUIRE_THAT(lunar::pager_write_elsewhere(no_list) == -1 && errno == EFAULT, "no list");
+  REQUIRE(lunar::pager_write_elsewhere(no_list) == -1 && errno == EFAULT);
   const iovec endless[] = {{to, 1000}, {to, SIZE_MAX}};
   const long length[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(endless), 2, 0};
-  REQUIRE_THAT(lunar::pager_write_elsewhere(length) == -1 && errno == EINVAL, "a length");
+  REQUIRE(lunar::pager_write_elsewhere(length) == -1 && errno == EINVAL);
 }
 
 // Its share of a round's parts: every kWriters-th one.
@@ -76,7 +76,7 @@ void be_writer(pid_t parent, char* target, int told, int said) {
     std::vector<std::thread> writers;
     for (uint64_t i = 0; i < kWriters; ++i) writers.emplace_back(write_share, parent, target, i, round);
     for (std::thread& writer : writers) writer.join();
-    REQUIRE_THAT(write(said, &round, sizeof round) == sizeof round, "write");
+    REQUIRE(write(said, &round, sizeof round) == sizeof round);
   }
   _exit(0);
 }
@@ -94,12 +94,12 @@ void be_sender(pid_t parent, char* target) {
     const long arguments[6] = {parent, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(&theirs), 1, 0};
     const long done = lunar::pager_write_elsewhere(arguments);
     if (done < 0 && errno == EPERM) _exit(77);
-    REQUIRE_THAT(done == sizeof message, "message %lu: %ld, %s", message, done, strerror(errno));
+    REQUIRE(done == sizeof message, "message %lu: %ld, %s", message, done, strerror(errno));
     uint64_t there = message;
     mine.iov_base = &there;
     while (there != 0) {
       std::this_thread::yield();
-      REQUIRE_THAT(process_vm_readv(parent, &mine, 1, &theirs, 1, 0) == sizeof there, "%s", strerror(errno));
+      REQUIRE(process_vm_readv(parent, &mine, 1, &theirs, 1, 0) == sizeof there);
     }
   }
   _exit(0);
@@ -108,7 +108,7 @@ void be_sender(pid_t parent, char* target) {
 void take_messages(char* target) {
   for (uint64_t message = 1; message <= kMessages; ++message) *mailbox(target, message) = 0;
   const pid_t parent = getpid(), sender = fork();
-  REQUIRE_THAT(sender >= 0, "fork");
+  REQUIRE(sender >= 0);
   if (sender == 0) be_sender(parent, target);
   for (uint64_t due = 1; due <= kMessages; ++due, ++g_progress) {
     std::atomic_ref<uint64_t> box(*mailbox(target, due));
@@ -117,18 +117,18 @@ void take_messages(char* target) {
     for (unsigned look = 0; message == 0; ++look) {
       message = box.exchange(0);
       if (look % 10000 != 9999 || waitpid(sender, &status, WNOHANG) == 0) continue;
-      if (WIFEXITED(status) && WEXITSTATUS(status) == 77) tier::skip("ptrace", "process_vm_writev is refused here");
-      REQUIRE_THAT(false, "the sender has ended: status %x", status);
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 77) SKIP("ptrace", "process_vm_writev is refused here");
+      REQUIRE(false, "the sender has ended: status %x", status);
     }
-    REQUIRE_THAT(message == due, "message %lu has come where %lu was due", message, due);
+    REQUIRE(message == due, "message %lu has come where %lu was due", message, due);
   }
 }
 
 void take_parts(char* target) {
   int told[2], said[2];
-  REQUIRE_THAT(pipe(told) == 0 && pipe(said) == 0, "pipe");
+  REQUIRE(pipe(told) == 0 && pipe(said) == 0);
   const pid_t parent = getpid(), writer = fork();
-  REQUIRE_THAT(writer >= 0, "fork");
+  REQUIRE(writer >= 0);
   if (writer == 0) {
     close(told[1]);
     be_writer(parent, target, told[0], said[1]);
@@ -136,18 +136,18 @@ void take_parts(char* target) {
   close(said[1]);
   uint64_t lost = 0;
   for (uint64_t round = 1; round <= kRounds; ++round, ++g_progress) {
-    REQUIRE_THAT(write(told[1], &round, sizeof round) == sizeof round, "write");
+    REQUIRE(write(told[1], &round, sizeof round) == sizeof round);
     uint64_t answer = 0;
     if (read(said[0], &answer, sizeof answer) != sizeof answer) {
       int status = 0;
       waitpid(writer, &status, 0);
-      if (WIFEXITED(status) && WEXITSTATUS(status) == 77) tier::skip("ptrace", "process_vm_writev is refused here");
-      REQUIRE_THAT(false, "the writer has ended: status %x", status);
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 77) SKIP("ptrace", "process_vm_writev is refused here");
+      REQUIRE(false, "the writer has ended: status %x", status);
     }
     for (uint64_t at = 0; at < kTarget; ++at)
       lost += target[at] != static_cast<char>(at * 7 + at / 4096 + round) ? 1 : 0;
   }
-  REQUIRE_THAT(lost == 0, "%lu bytes lost what was written into them", lost);
+  REQUIRE(lost == 0, "%lu bytes lost what was written into them", lost);
 }
 
 // A write to a process that runs, and is nearly always in the middle of an eviction, arrives. One to a stopped process
@@ -160,34 +160,34 @@ void take_parts(char* target) {
   for (int attempt = 0; done >= 0 && attempt < 8; ++attempt) {
     done = lunar::pager_write_elsewhere(arguments);
     if (done < 0 && errno == EPERM) _exit(77);
-    REQUIRE_THAT(done == 1, "to a running process: %s", strerror(errno));
+    REQUIRE(done == 1, "to a running process: %s", strerror(errno));
     usleep(300000);  // the next batch has begun
-    REQUIRE_THAT(kill(parent, SIGSTOP) == 0, "stop: %s", strerror(errno));
+    REQUIRE(kill(parent, SIGSTOP) == 0);
     done = lunar::pager_write_elsewhere(arguments);
     const int error = errno;
-    REQUIRE_THAT(kill(parent, SIGCONT) == 0, "go on: %s", strerror(errno));
-    REQUIRE_THAT(done == 1 || error == EAGAIN, "to a stopped process: %s", strerror(error));
+    REQUIRE(kill(parent, SIGCONT) == 0);
+    REQUIRE(done == 1 || error == EAGAIN, "to a stopped process: %s", strerror(error));
   }
-  REQUIRE_THAT(done < 0, "no write was refused: each was made in the middle of an eviction");
-  REQUIRE_THAT(lunar::pager_write_elsewhere(arguments) == 1, "to a process that goes on: %s", strerror(errno));
+  REQUIRE(done < 0, "no write was refused: each was made in the middle of an eviction");
+  REQUIRE(lunar::pager_write_elsewhere(arguments) == 1, "to a process that goes on: %s", strerror(errno));
   _exit(0);
 }
 
 void be_stopped(char* target) {
   const pid_t parent = getpid(), stopper = fork();
-  REQUIRE_THAT(stopper >= 0, "fork");
+  REQUIRE(stopper >= 0);
   if (stopper == 0) be_stopper(parent, target);
   int status = 0;
   for (; waitpid(stopper, &status, WNOHANG) == 0; ++g_progress) usleep(20000);
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) tier::skip("ptrace", "process_vm_writev is refused here");
-  REQUIRE_THAT(status == 0, "the child has ended: status %x", status);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) SKIP("ptrace", "process_vm_writev is refused here");
+  REQUIRE(status == 0, "the child has ended: status %x", status);
 }
 
 constexpr uint64_t kLongNs = 4000000000;
 
 void note_in_batch(char* target) {
   const uint64_t batches = lunar::counters().batches.get();
-  std::thread evict([&] { REQUIRE_THAT(lunar_evict(target, lunar_page_bytes()) == 1, "no page is evicted"); });
+  std::thread evict([&] { REQUIRE(lunar_evict(target, lunar_page_bytes()) == 1, "no page is evicted"); });
   uint64_t before = 0;
   do before = lunar::sys::now_ns();
   while (lunar::counters().batches.get() == batches);
@@ -195,40 +195,36 @@ void note_in_batch(char* target) {
   lunar::pager_note_pinning("the test does");
   const uint64_t waited = lunar::sys::now_ns() - before;
   evict.join();
-  REQUIRE_THAT(waited >= kLongNs, "it waited for %lu ms of an eviction that takes %lu ms", waited / 1000000,
-               kLongNs / 1000000);
+  REQUIRE(waited >= kLongNs, "it waited for %lu ms of an eviction that takes %lu ms", waited / 1000000,
+          kLongNs / 1000000);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const std::string mode = argc > 1 ? argv[1] : "";
-  const std::string delay = mode == "stopped"      ? ",test_evict_delay_us=1000000"
-                            : mode == "long-batch" ? ",test_evict_delay_us=" + std::to_string(kLongNs / 1000)
-                                                   : "";
-  tier::start_tier(16 * kMega, 512 * kMega, nullptr, ("log=error" + delay).c_str());
+// While others evict, so that a batch is under way nearly always.
+void under_pressure(const char* delay, uint64_t written, void (*run)(char*)) {
+  tier::start_tier(16 * kMega, 512 * kMega, nullptr, (std::string("log=error") + delay).c_str());
   const tier::Watchdog watchdog(g_progress, 60);
   char *target = new_region(kTarget), *other = new_region(kPressure);
-  if (mode == "long-batch") {
-    memset(target, 1, kMega);
-    note_in_batch(target);
-    _exit(0);
-  }
-  memset(target, 1, mode == "stopped" ? kMega : kTarget);
+  memset(target, 1, written);
   std::atomic<bool> over{false};
   std::thread pressure([&] {
     for (uint64_t turn = 0; !over; ++turn)
       for (uint64_t at = 0; at < kPressure && !over; at += lunar_page_bytes())
         *reinterpret_cast<volatile uint64_t*>(other + at) = turn;
   });
-  if (mode == "answered")
-    take_messages(target);
-  else if (mode == "stopped")
-    be_stopped(target);
-  else
-    take_parts(target);
+  run(target);
   over = true;
   pressure.join();
-  fflush(nullptr);
-  _exit(0);
+}
+
+}  // namespace
+
+TEST_CASE("parts") { under_pressure("", kTarget, take_parts); }
+TEST_CASE("answered") { under_pressure("", kTarget, take_messages); }
+TEST_CASE("stopped") { under_pressure(",test_evict_delay_us=1000000", kMega, be_stopped); }
+TEST_CASE("long-batch") {
+  tier::start_tier(16 * kMega, 512 * kMega, nullptr,
+                   ("log=error,test_evict_delay_us=" + std::to_string(kLongNs / 1000)).c_str());
+  char* target = new_region(kTarget);
+  memset(target, 1, kMega);
+  note_in_batch(target);
 }

@@ -29,8 +29,8 @@ uint64_t resident_set() {  // anonymous and file pages of this process, bytes
   int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
   (void)!read(fd, text, sizeof text - 1);
   close(fd);
-  unsigned long long size = 0, resident = 0;
-  sscanf(text, "%llu %llu", &size, &resident);
+  unsigned long size = 0, resident = 0;
+  sscanf(text, "%lu %lu", &size, &resident);
   return resident * lunar_page_bytes();
 }
 
@@ -41,18 +41,18 @@ void work(char* base, uint64_t pages, uint64_t seed) {
     uint64_t i = random.below(pages - 64);
     switch (random.below(8)) {
       case 0:
-        REQUIRE_THAT(lunar_touch(base + i * page, 64 * page) == 0, "touch");
+        REQUIRE(lunar_touch(base + i * page, 64 * page) == 0);
         break;
       case 1: {
         lunar_range ranges[32];
         for (lunar_range& range : ranges) range = {base + random.below(pages) * page, page};
-        REQUIRE_THAT(lunar_prefetch(ranges, 32) == 0, "prefetch");
+        REQUIRE(lunar_prefetch(ranges, 32) == 0);
         break;
       }
       case 2: {
         int rc = lunar_pin(base + i * page, 4 * page);
-        REQUIRE_THAT(rc == 0 || rc == -ENOMEM, "pin: %d", rc);
-        if (rc == 0) REQUIRE_THAT(lunar_unpin(base + i * page, 4 * page) == 0, "unpin");
+        REQUIRE(rc == 0 || rc == -ENOMEM, "pin: %d", rc);
+        if (rc == 0) REQUIRE(lunar_unpin(base + i * page, 4 * page) == 0);
         break;
       }
       case 3:
@@ -67,8 +67,8 @@ void work(char* base, uint64_t pages, uint64_t seed) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const double burst_s = argc > 2 && strcmp(argv[1], "--seconds") == 0 ? atof(argv[2]) : 4;
+TEST_CASE("dram-cap") {
+  const double burst_s = static_cast<double>(lunar_test::option("--seconds", 4ul));
   uint64_t seed = tier::run_seed();
   std::vector<std::thread> threads;
   threads.reserve(kThreads);
@@ -85,29 +85,23 @@ int main(int argc, char** argv) {
     resident_peak = std::max(resident_peak, resident - std::min(resident, before));
     ++samples;
     usleep(50);
-    REQUIRE_THAT(used <= cap, "charged %llu of %llu bytes", static_cast<unsigned long long>(used),
-                 static_cast<unsigned long long>(cap));
-    REQUIRE_THAT(resident <= before + cap + kSlack, "resident set %llu KiB, before the tier %llu, cap %llu",
-                 static_cast<unsigned long long>(resident >> 10), static_cast<unsigned long long>(before >> 10),
-                 static_cast<unsigned long long>(cap >> 10));
+    REQUIRE(used <= cap, "charged %lu of %lu bytes", used, cap);
+    REQUIRE(resident <= before + cap + kSlack, "resident set %lu KiB, before the tier %lu, cap %lu", resident >> 10,
+            before >> 10, cap >> 10);
   };
   for (double end = tier::seconds() + burst_s; tier::seconds() < end;) sample();
-  printf(
-      "burst: charged at most %llu KiB of %llu, resident set grew by %llu KiB at most, %llu samples, %llu operations\n",
-      static_cast<unsigned long long>(used_peak >> 10), static_cast<unsigned long long>(kDram >> 10),
-      static_cast<unsigned long long>(resident_peak >> 10), static_cast<unsigned long long>(samples),
-      static_cast<unsigned long long>(g_done.load()));
-  REQUIRE_THAT(used_peak > kDram / 2, "the budget was hardly used: nothing was proven");
+  printf("burst: charged at most %lu KiB of %lu, resident set grew by %lu KiB at most, %lu samples, %lu operations\n",
+         used_peak >> 10, kDram >> 10, resident_peak >> 10, samples, g_done.load());
+  REQUIRE(used_peak > kDram / 2, "the budget was hardly used: nothing was proven");
   for (uint64_t megabytes : {32, 64, 40, 24, 48}) {
     uint64_t next = megabytes * tier::kMega;
     int rc = lunar_set_dram(next);
-    REQUIRE_THAT(rc == 0, "lunar_set_dram(%llu MiB): %d", static_cast<unsigned long long>(megabytes), rc);
+    REQUIRE(rc == 0, "lunar_set_dram(%lu MiB): %d", megabytes, rc);
     cap = next;
     for (double end = tier::seconds() + 0.5; tier::seconds() < end;) sample();
   }
-  REQUIRE_THAT(lunar_set_dram(1 * tier::kMega) == -EINVAL, "a budget of 1 MiB was taken");
+  REQUIRE(lunar_set_dram(1 * tier::kMega) == -EINVAL, "a budget of 1 MiB was taken");
   g_stop.store(true);
   for (std::thread& thread : threads) thread.join();
-  REQUIRE_THAT(tier::validate(), "page table");
-  return 0;
+  REQUIRE(tier::validate());
 }

@@ -27,6 +27,7 @@
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/virtual_lun.h"
 #include "sys/thread.h"
+#include "tests/support/cases.h"
 #include "tests/support/lun_file.h"
 #include "tests/support/seed.h"
 
@@ -34,6 +35,8 @@ using namespace lunar;
 using namespace lunar_test;
 
 namespace {
+
+using lunar_test::option;
 
 constexpr uint64_t kBytes = 32 * kMiB, kBlock = 4096, kStep = 64 * kKiB;  // one stamped block an extent
 constexpr unsigned kNames = 10, kDaemonsMax = 6;
@@ -103,7 +106,7 @@ void check_stamp(VirtualLun* lun, uint64_t offset, bool must) {
     memcpy(&stamp, block + at, sizeof stamp);
     if (memcmp(stamp.uuid, lun->info().uuid, 16) != 0 || stamp.offset != offset + at) {
       char text[200];
-      snprintf(text, sizeof text, "%s at %llu", lun->name(), static_cast<unsigned long long>(offset));
+      snprintf(text, sizeof text, "%s at %lu", lun->name(), offset);
       return failure("a block of another owner", text);
     }
   }
@@ -225,16 +228,13 @@ unsigned scratch_count(PhysicalLun* lun, bool* all_in_use) {
 PhysicalLun* look(const char* when) {
   PhysicalLun* lun = nullptr;
   ErrorText why;
-  if (physical_open(path.c_str(), Format::kNever, &lun, &why) < 0) {
-    printf("FAILED: %s: %s\n", when, why.text);
-    exit(1);
-  }
+  REQUIRE(physical_open(path.c_str(), Format::kNever, &lun, &why) == 0, "%s: %s", when, why.text);
   PhysicalLunInfo info;
   (void)!lun->info(&info);  // frees what the dead left
   return lun;
 }
 
-int check_result() {
+void check_result() {
   // The living: each daemon has its scratch LUN, and reads what it wrote. From now on none ends by itself.
   shared->daemons_verify.store(true);
   sys::sleep_ns(400'000'000);
@@ -283,25 +283,16 @@ int check_result() {
       "created %u, resized %u, removed %u, scratch %u, daemons %u, kills %u, blocks checked %u, named at the end %d\n",
       shared->created.load(), shared->resized.load(), shared->removed.load(), shared->scratch.load(),
       shared->daemons_started.load(), shared->kills.load(), shared->blocks_checked.load(), n);
-  if (shared->failures.load()) printf("FAILED: %u times, first: %s\n", shared->failures.load(), shared->text);
-  return shared->failures.load() ? 1 : 0;
+  REQUIRE(shared->failures.load() == 0, "%u times, first: %s", shared->failures.load(), shared->text);
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  unsigned seconds = 5, processes = 16, members = 1;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string option = argv[i];
-    if (option == "--path")
-      path = argv[i + 1];
-    else
-      (option == "--seconds"  ? seconds
-       : option == "--stripe" ? members
-                              : processes) = static_cast<unsigned>(atoi(argv[i + 1]));
-  }
-  const uint64_t seed = tier::run_seed();
-  random_state = seed;
+TEST_CASE("lun-churn") {
+  const uint64_t seconds = option("--seconds", 5ul), processes = option("--processes", 16ul),
+                 members = option("--stripe", 1ul);
+  path = option("--path", "");
+  random_state = tier::run_seed();
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   shared = new (mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared;
   block = static_cast<char*>(aligned_alloc(4096, kBlock));
@@ -310,10 +301,7 @@ int main(int argc, char** argv) {
   for (const auto& file : files) path += (path.empty() ? members > 1 ? "stripe:" : "" : ";") + file->path;
   PhysicalLun* lun = nullptr;
   ErrorText why;
-  if (physical_open(path.c_str(), given_path ? Format::kForce : Format::kIfBlank, &lun, &why) < 0) {
-    printf("FAILED: %s\n", why.text);
-    return 1;
-  }
+  REQUIRE(physical_open(path.c_str(), given_path ? Format::kForce : Format::kIfBlank, &lun, &why) == 0, "%s", why.text);
   lun->close();
   std::vector<pid_t> pids(processes);
   const auto start = [&](pid_t* pid) {
@@ -340,5 +328,5 @@ int main(int argc, char** argv) {
   }
   for (const pid_t pid : pids) kill(pid, SIGKILL);
   for (const pid_t pid : pids) waitpid(pid, nullptr, 0);
-  return check_result();
+  check_result();
 }

@@ -18,8 +18,10 @@
 
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/virtual_lun.h"
+#include "tests/support/cases.h"
 #include "tests/support/lun_device.h"
 #include "tests/support/lun_file.h"
+#include "tests/support/seed.h"
 
 using namespace lunar;
 using namespace lunar_test;
@@ -39,12 +41,6 @@ struct Step {
   std::string data_lun;
   uint64_t data_block = 0;
 };
-
-[[noreturn]] void fail(const char* what, const std::string& detail) {
-  printf("FAILED: %s: %s\n", what, detail.c_str());
-  fflush(stdout);
-  abort();
-}
 
 void fill(char* sector, uint64_t stamp, uint64_t block, unsigned index) {
   uint64_t words[kSector / 8];
@@ -118,7 +114,7 @@ PhysicalLun* History::open(char* memory, Format format, std::vector<DeviceEvent>
 
 VirtualLun* History::open_lun(const std::string& name, bool create, uint64_t bytes, bool zeroed) {
   PhysicalLun* physical = open(device_.data(), Format::kIfBlank, &events_);
-  if (!physical) fail("open", said_);
+  REQUIRE(physical, "open: %s", said_.c_str());
   VirtualOptions options;
   options.name = name.c_str();
   options.create = create;
@@ -127,7 +123,7 @@ VirtualLun* History::open_lun(const std::string& name, bool create, uint64_t byt
   VirtualLun* lun = nullptr;
   ErrorText why;
   const int status = VirtualLun::open(physical, options, &lun, &why);
-  if (status < 0 && status != -ENOSPC) fail("open LUN", why.text);
+  REQUIRE(status >= 0 || status == -ENOSPC, "open LUN: %s", why.text);
   return lun;
 }
 
@@ -151,9 +147,9 @@ void History::write_data(const std::string& name) {
   command.offset = DeviceOffset{block * kBlock};
   command.iov = &part;
   command.iov_count = 1;
-  if (lun->transfer(command) != static_cast<int64_t>(kBlock)) fail("write", name);
+  REQUIRE(lun->transfer(command) == static_cast<int64_t>(kBlock), "write: %s", name.c_str());
   command.op = Op::kFlush;
-  if (lun->transfer(command) != 0) fail("flush", name);
+  REQUIRE(lun->transfer(command) == 0, "flush: %s", name.c_str());
   lun->close();
   blocks[block] = stamp;
   step.data_lun = name;
@@ -175,7 +171,7 @@ void History::scratch() {
       command.offset = DeviceOffset{at};
       command.iov = &part;
       command.iov_count = 1;
-      if (lun->transfer(command) != static_cast<int64_t>(kBlock)) fail("write", "scratch");
+      REQUIRE(lun->transfer(command) == static_cast<int64_t>(kBlock), "scratch");
     }
     if (below(3) == 0) lun->release(DeviceOffset{0}, lun->used_bytes());
   }
@@ -206,14 +202,14 @@ void History::operation() {
   } else if (choice < 6) {
     PhysicalLun* physical = open(device_.data(), Format::kIfBlank, &events_);
     ErrorText why;
-    if (!physical || physical->remove(name.c_str(), &why) < 0) fail("remove", why.text);
+    REQUIRE(physical && physical->remove(name.c_str(), &why) >= 0, "remove: %s", why.text);
     physical->close();
     step.after.erase(name);
   } else {
     VirtualLun* lun = open_lun(name, false, 0, true);
     ErrorText why;
     const int status = lun->set_size(blocks * kBlock, &why);
-    if (status < 0 && status != -ENOSPC) fail("resize", why.text);
+    REQUIRE(status >= 0 || status == -ENOSPC, "resize: %s", why.text);
     if (status == 0) step.after[name].resize(blocks);
     lun->close();
   }
@@ -228,7 +224,7 @@ void History::make(unsigned operations) {
   nothing.formatted = false;
   acknowledge(nothing);
   PhysicalLun* lun = open(device_.data(), Format::kIfBlank, &events_);
-  if (!lun) fail("format", said_);
+  REQUIRE(lun, "format: %s", said_.c_str());
   lun->close();
   acknowledge({});
   for (unsigned i = 0; i < operations; ++i) operation();
@@ -256,21 +252,24 @@ void History::check_data(const Step& step, const State& before) {
     options.name = name.c_str();
     VirtualLun* lun = nullptr;
     ErrorText why;
-    if (!physical || VirtualLun::open(physical, options, &lun, &why) < 0) fail("open after a crash", where_ + why.text);
+    REQUIRE(physical && VirtualLun::open(physical, options, &lun, &why) >= 0, "open after a crash: %s",
+            (where_ + why.text).c_str());
     for (uint64_t block = 0; block < blocks.size(); ++block) {
       const iovec part = {block_, kBlock};
       Command command;
       command.offset = DeviceOffset{block * kBlock};
       command.iov = &part;
       command.iov_count = 1;
-      if (lun->transfer(command) != static_cast<int64_t>(kBlock)) fail("read after a crash", where_ + name);
+      REQUIRE(lun->transfer(command) == static_cast<int64_t>(kBlock), "read after a crash: %s",
+              (where_ + name).c_str());
       const bool open_question = step.data_lun == name && step.data_block == block;
       const auto old = before.find(name);
       for (unsigned i = 0; i < kBlock / kSector; ++i) {
         const char* sector = block_ + i * kSector;
         if (holds(sector, blocks[block], block, i)) continue;
         if (open_question && old != before.end() && holds(sector, old->second[block], block, i)) continue;
-        fail("content", where_ + "LUN " + name + " block " + std::to_string(block) + " sector " + std::to_string(i));
+        REQUIRE(false, "content: %s",
+                (where_ + "LUN " + name + " block " + std::to_string(block) + " sector " + std::to_string(i)).c_str());
       }
     }
     lun->close();
@@ -285,29 +284,29 @@ void History::check_result(size_t acknowledged, bool data_too) {
   if (!lun) {
     // Before the primary superblock stands there is nothing: blank, or half-written images behind a blank head.
     if (!done.formatted && (last_ == -ENODEV || last_ == -EEXIST || last_ == -EBADMSG)) return;
-    fail("does not open", where_ + said_);
+    REQUIRE(false, "does not open: %s", (where_ + said_).c_str());
   }
   PhysicalLunInfo info;
-  if (lun->info(&info) < 0) fail("info", where_);
+  REQUIRE(lun->info(&info) >= 0, "info: %s", where_.c_str());
   std::vector<VirtualLunInfo> list(16);
   list.resize(static_cast<size_t>(lun->list(list.data(), 16, 0)));
   CheckReport report;
   if (lun->check(false, &report) < 0 || report.problems != report.repaired || report.extents_lost ||
       report.extents_double)
-    fail("check", where_);
+    REQUIRE(false, "check: %s", where_.c_str());
   lun->close();
   const Step* is = nullptr;
   // The newer first: where both look the same, content tells (a write under way may be there or not).
   if (more && matches(steps_[acknowledged + 1].after, list)) is = &steps_[acknowledged + 1];
   const bool old_too = matches(done.after, list);
-  if (!is && !old_too) fail("neither what was acknowledged nor what was being made", where_);
+  REQUIRE(is || old_too, "neither what was acknowledged nor what was being made: %s", where_.c_str());
   if (is && old_too && is->data_lun.empty()) is = nullptr;
   Step as_acknowledged = done;
   as_acknowledged.data_lun.clear();
   if (data_too) check_data(is ? *is : as_acknowledged, done.after);
   lun = open(copy_.data(), Format::kNever, nullptr, undo_);
   CheckReport again;
-  if (!lun || lun->check(false, &again) < 0 || again.problems) fail("not clean after recovery", where_);
+  REQUIRE(lun && lun->check(false, &again) >= 0 && again.problems == 0, "not clean after recovery: %s", where_.c_str());
   lun->close();
 }
 
@@ -368,26 +367,19 @@ uint64_t History::crash_everywhere(unsigned variants) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  unsigned histories = 60, variants = 3;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string option = argv[i];
-    (option == "--histories" ? histories : variants) = static_cast<unsigned>(atoi(argv[i + 1]));
-  }
-  const char* given = getenv("LUNAR_SEED");
-  const uint64_t seed = given ? strtoull(given, nullptr, 0) : 1;
-  printf("seed %llu (LUNAR_SEED= replays)\n", static_cast<unsigned long long>(seed));
-  fflush(stdout);
+TEST_CASE("lun-crash") {
+  const auto histories = static_cast<unsigned>(option("--histories", 60ul)),
+             variants = static_cast<unsigned>(option("--variants", 3ul));
+  const uint64_t seed = tier::run_seed();
   uint64_t images = 0;
   for (unsigned i = 0; i < histories; ++i) {
     History history(seed * 1000003 + i);
     history.make(14);
     images += history.crash_everywhere(variants);
     if (i % 100 == 99) {
-      printf("%u histories, %llu images\n", i + 1, static_cast<unsigned long long>(images));
+      printf("%u histories, %lu images\n", i + 1, images);
       fflush(stdout);
     }
   }
-  printf("%u histories, %llu crash images opened: whole\n", histories, static_cast<unsigned long long>(images));
-  return 0;
+  printf("%u histories, %lu crash images opened: whole\n", histories, images);
 }

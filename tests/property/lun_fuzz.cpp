@@ -24,8 +24,10 @@
 #include "base/format.h"
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/virtual_lun.h"
+#include "tests/support/cases.h"
 #include "tests/support/lun_device.h"
 #include "tests/support/lun_file.h"
+#include "tests/support/seed.h"
 #include "tests/support/slowness.h"
 
 #define XXH_INLINE_ALL
@@ -53,12 +55,6 @@ std::vector<Base> bases;
 volatile uint64_t image_number;
 bool other_moments;  // what is of another moment was put in
 bool forged;
-
-[[noreturn]] void fail(const char* what) {
-  printf("FAILED: image %llu: %s\n", static_cast<unsigned long long>(image_number), what);
-  fflush(stdout);
-  abort();
-}
 
 void hung(int) {
   char text[96];
@@ -88,7 +84,7 @@ char* slot(unsigned i) { return device.data() + geometry.slot_offset(i); }
 PhysicalLun* must_open() {
   PhysicalLun* lun = nullptr;
   ErrorText why;
-  if (open_device(kBytes, Format::kIfBlank, &lun, &why) < 0) fail(why.text);
+  if (open_device(kBytes, Format::kIfBlank, &lun, &why) < 0) FAIL(why.text);
   return lun;
 }
 
@@ -108,8 +104,8 @@ void change(unsigned step) {
   PhysicalLun* physical = must_open();
   if (below(2) && physical->remove(options.name, &why) == 0) return physical->close();
   options.create = false;
-  if (VirtualLun::open(physical, options, &lun, &why) < 0) fail(why.text);
-  if (lun->set_size(below(9) * 48 * kKiB, &why) < 0) fail(why.text);
+  if (VirtualLun::open(physical, options, &lun, &why) < 0) FAIL(why.text);
+  if (lun->set_size(below(9) * 48 * kKiB, &why) < 0) FAIL(why.text);
   lun->close();
 }
 
@@ -117,7 +113,7 @@ void change(unsigned step) {
 void make_bases() {
   must_open()->close();
   if (superblock_geometry(*reinterpret_cast<const media::Superblock*>(device.data()), kBytes, &geometry) < 0)
-    fail("geometry");
+    FAIL("geometry");
   front_bytes = geometry.front_offset + 2 * geometry.image_bytes;
   back_bytes = kBytes - geometry.back_offset;
   for (unsigned i = 0; i < 12; ++i) {
@@ -303,17 +299,13 @@ void mutate(bool may_forge) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  uint64_t count = 20000, first = 0;
-  for (int i = 1; i + 1 < argc; i += 2)
-    (std::string(argv[i]) == "--count" ? count : first) = strtoull(argv[i + 1], nullptr, 0);
-  const char* given = getenv("LUNAR_SEED");
-  const uint64_t seed = given ? strtoull(given, nullptr, 0) : 1;
-  printf("seed %llu (LUNAR_SEED= replays)\n", static_cast<unsigned long long>(seed));
-  fflush(stdout);
+TEST_CASE("lun-fuzz") {
+  const uint64_t count = option("--count", 20'000ul), first = option("--first", 0ul);
+  const uint64_t seed = tier::run_seed();
   random_state = seed;
   make_bases();
   signal(SIGPROF, hung);
+  lunar_test::g_at_failure = [] { fprintf(stderr, "image %lu\n", static_cast<unsigned long>(image_number)); };
   uint64_t opened = 0, repaired = 0;
   std::map<int, uint64_t> refused;
   for (uint64_t n = first; n < first + count; ++n) {
@@ -339,7 +331,7 @@ int main(int argc, char** argv) {
     ErrorText why;
     const int status = open_device(bytes, format, &lun, &why);
     if (status < 0) {
-      if (lun || !why.text[0] || strchr(why.text, '\n')) fail("refused without one line");
+      REQUIRE(!lun && why.text[0] && !strchr(why.text, '\n'), "refused without one line");
       ++refused[status];
       continue;
     }
@@ -352,18 +344,15 @@ int main(int argc, char** argv) {
         for (const auto& accepted : moment.accepted) right |= now == accepted;
       }
     }
-    if (!right) fail("opened as something that was not acknowledged");
+    REQUIRE(right, "opened as something that was not acknowledged");
     PhysicalLunInfo info;
-    if (lun->info(&info) < 0) fail("info");
+    REQUIRE(lun->info(&info) >= 0, "info");
     repaired += info.repaired;
     CheckReport report;
-    if (lun->check(false, &report) < 0 || report.problems != report.repaired) fail("check");
+    REQUIRE(lun->check(false, &report) >= 0 && report.problems == report.repaired, "check");
     lun->close();
   }
-  printf("%llu images: %llu opened as they were (%llu repaired)", static_cast<unsigned long long>(count),
-         static_cast<unsigned long long>(opened), static_cast<unsigned long long>(repaired));
-  for (const auto& [status, times] : refused)
-    printf(", %llu %s", static_cast<unsigned long long>(times), errno_name(status));
+  printf("%lu images: %lu opened as they were (%lu repaired)", count, opened, repaired);
+  for (const auto& [status, times] : refused) printf(", %lu %s", times, errno_name(status));
   printf("\n");
-  return 0;
 }

@@ -58,7 +58,7 @@ class Fifo {
 
 }  // namespace
 
-int main() {
+TEST_CASE("policy") {
   uint64_t seed = tier::run_seed();
   tier::start_tier(kDram, 4 * kMemory);
   size_t page = lunar_page_bytes();
@@ -84,19 +84,16 @@ int main() {
     if (i % 10 < 3)
       tier::stamp_write(base + at * page, page, at, ++versions[at]);
     else
-      REQUIRE_THAT(tier::stamp_holds(base + at * page, 64, at, versions[at]), "page %llu is wrong (%llx)",
-                   static_cast<unsigned long long>(at), static_cast<unsigned long long>(*word));
+      REQUIRE(tier::stamp_holds(base + at * page, 64, at, versions[at]), "page %lu is wrong (%lx)", at, *word);
   }
   lunar_stats after = tier::stats();
   uint64_t misses = after.major_faults + after.prefetched - before.major_faults - before.prefetched;
   printf(
-      "zipf(0.99), %llu accesses, %llu pages: pager read %llu pages (hit ratio %.2f %%; second chances %llu), FIFO of "
+      "zipf(0.99), %lu accesses, %lu pages: pager read %lu pages (hit ratio %.2f %%; second chances %lu), FIFO of "
       "the whole budget "
-      "%llu (%.2f %%)\n",
-      static_cast<unsigned long long>(kAccesses), static_cast<unsigned long long>(pages),
-      static_cast<unsigned long long>(misses), 100.0 - 100.0 * static_cast<double>(misses) / kAccesses,
-      static_cast<unsigned long long>(after.second_chances - before.second_chances),
-      static_cast<unsigned long long>(fifo_misses), 100.0 - 100.0 * static_cast<double>(fifo_misses) / kAccesses);
-  REQUIRE_THAT(misses * 100 < fifo_misses * 93, "hardly better than FIFO");
-  return 0;
+      "%lu (%.2f %%)\n",
+      kAccesses, pages, misses, 100.0 - 100.0 * static_cast<double>(misses) / kAccesses,
+      after.second_chances - before.second_chances, fifo_misses,
+      100.0 - 100.0 * static_cast<double>(fifo_misses) / kAccesses);
+  REQUIRE(misses * 100 < fifo_misses * 93, "hardly better than FIFO");
 }

@@ -21,12 +21,14 @@
 
 namespace {
 
+using lunar_test::option;
+
 using tier::Random;
 
 struct Settings {
-  uint64_t operations = 500000, faults = 250000, memory = 1024, divisor = 8, threads = 8;
-  const char* lun = nullptr;
-  const char* options = nullptr;
+  uint64_t operations = option("--operations", 500'000ul), faults = option("--faults", 250'000ul),
+           memory = option("--memory", 1024ul), divisor = option("--divisor", 8ul), threads = option("--threads", 8ul);
+  const char *lun = option("--lun"), *options = option("--options");
 };
 
 struct Model {
@@ -69,13 +71,12 @@ void check_content(uint64_t page, const char* content, const char* what) {
     uint64_t key = page * 4 + q;
     if (tier::stamp_holds(content + q * g.part, g.part, key, g.versions[key])) continue;
     auto* word = reinterpret_cast<const uint64_t*>(content + q * g.part);
-    fprintf(stderr, "page %llu (%p) quarter %u: expected version %u, first words %llx %llx, state %d\n",
-            static_cast<unsigned long long>(page), static_cast<void*>(address_of(page)), q, g.versions[key],
-            static_cast<unsigned long long>(word[0]), static_cast<unsigned long long>(word[1]),
+    fprintf(stderr, "page %lu (%p) quarter %u: expected version %u, first words %lx %lx, state %d\n", page,
+            static_cast<void*>(address_of(page)), q, g.versions[key], word[0], word[1],
             lunar::pager_page_state(address_of(page)));
     for (uint32_t v = 0; v <= g.versions[key]; ++v)
       if (tier::stamp_holds(word, 8, key, v)) fprintf(stderr, "  it begins like version %u\n", v);
-    REQUIRE_THAT(false, "%s saw the wrong content", what);
+    REQUIRE(false, "%s saw the wrong content", what);
   }
 }
 
@@ -87,7 +88,7 @@ void write_part(uint64_t page, unsigned q, char* at) {
 // One worker's belongings.
 struct Worker {
   Worker(uint64_t seed, unsigned index, uint64_t block_bytes) : random(seed * 64 + index), block_limit(block_bytes) {
-    REQUIRE_THAT(pipe2(pipe_fds, O_CLOEXEC) == 0, "pipe: %s", strerror(errno));
+    REQUIRE(pipe2(pipe_fds, O_CLOEXEC) == 0);
     fcntl(pipe_fds[1], F_SETPIPE_SZ, 1 << 20);
     plain.resize(64 * g.page);
   }
@@ -132,7 +133,7 @@ void discard_pages(Worker& w) {
   uint64_t first, n = some_run(w, 32, &first);
   PageLocks hold(first, n);
   if (!hold) return;
-  REQUIRE_THAT(lunar_discard(address_of(first), n * g.page) == 0, "discard");
+  REQUIRE(lunar_discard(address_of(first), n * g.page) == 0);
   for (uint64_t key = first * 4; key < (first + n) * 4; ++key) g.versions[key] = 0;
   if (w.random.one_in(2)) check_content(first, address_of(first), "a read after discard");
 }
@@ -142,17 +143,17 @@ void pin_pages(Worker& w) {
   PageLocks hold(first, n);
   if (!hold) return;
   int rc = lunar_pin(address_of(first), n * g.page);
-  REQUIRE_THAT(rc == 0, "pin: %d", rc);
+  REQUIRE(rc == 0, "pin: %d", rc);
   for (unsigned round = 0; round < 2; ++round) {
     for (uint64_t i = 0; i < n; ++i) {
       check_content(first + i, address_of(first + i), "a pinned read");
       int state = lunar::pager_page_state(address_of(first + i));
-      REQUIRE_THAT(state == 1, "a pinned page is in state %d", state);
+      REQUIRE(state == 1, "a pinned page is in state %d", state);
     }
     if (round == 0) usleep(static_cast<unsigned>(w.random.below(200)));
   }
   if (w.random.one_in(2)) write_part(first, 0, address_of(first));
-  REQUIRE_THAT(lunar_unpin(address_of(first), n * g.page) == 0, "unpin");
+  REQUIRE(lunar_unpin(address_of(first), n * g.page) == 0);
 }
 
 void prefetch_pages(Worker& w) {
@@ -160,17 +161,17 @@ void prefetch_pages(Worker& w) {
   uint64_t n = 1 + w.random.below(64);
   for (uint64_t i = 0; i < n; ++i) ranges[i] = {address_of(w.random.below(g.pages)), g.page};
   int rc = lunar_prefetch(ranges, n);
-  REQUIRE_THAT(rc == 0, "prefetch: %d", rc);
+  REQUIRE(rc == 0, "prefetch: %d", rc);
 }
 
 void touch_or_evict(Worker& w) {
   uint64_t first, n = some_run(w, 64, &first);
   if (w.random.one_in(2)) {
     int rc = lunar_touch(address_of(first), n * g.page);
-    REQUIRE_THAT(rc == 0, "touch: %d", rc);
+    REQUIRE(rc == 0, "touch: %d", rc);
   } else {
     int64_t rc = lunar_evict(address_of(first), n * g.page);
-    REQUIRE_THAT(rc >= 0, "evict: %lld", static_cast<long long>(rc));
+    REQUIRE(rc >= 0, "evict: %lld", static_cast<long long>(rc));
   }
 }
 
@@ -183,35 +184,33 @@ void system_call(Worker& w) {
   char* plain = w.plain.data();
   switch (w.random.below(3)) {
     case 0:
-      REQUIRE_THAT(read(g.zero_fd, address_of(first), bytes) == static_cast<ssize_t>(bytes), "read of zeros: %s",
-                   strerror(errno));
+      REQUIRE(read(g.zero_fd, address_of(first), bytes) == static_cast<ssize_t>(bytes), "read of zeros: %s",
+              strerror(errno));
       for (uint64_t key = first * 4; key < (first + n) * 4; ++key) g.versions[key] = 0;
       break;
     case 1:  // out of tiered memory
-      REQUIRE_THAT(write(w.pipe_fds[1], address_of(first), bytes) == static_cast<ssize_t>(bytes), "write: %s",
-                   strerror(errno));
-      REQUIRE_THAT(read(w.pipe_fds[0], plain, bytes) == static_cast<ssize_t>(bytes), "read: %s", strerror(errno));
+      REQUIRE(write(w.pipe_fds[1], address_of(first), bytes) == static_cast<ssize_t>(bytes));
+      REQUIRE(read(w.pipe_fds[0], plain, bytes) == static_cast<ssize_t>(bytes));
       for (uint64_t i = 0; i < n; ++i) check_content(first + i, plain + i * g.page, "a write()");
       break;
     default:  // into it
       for (uint64_t i = 0; i < n; ++i)
         for (unsigned q = 0; q < 4; ++q) write_part(first + i, q, plain + i * g.page + q * g.part);
-      REQUIRE_THAT(write(w.pipe_fds[1], plain, bytes) == static_cast<ssize_t>(bytes), "write: %s", strerror(errno));
-      REQUIRE_THAT(read(w.pipe_fds[0], address_of(first), bytes) == static_cast<ssize_t>(bytes), "read: %s",
-                   strerror(errno));
+      REQUIRE(write(w.pipe_fds[1], plain, bytes) == static_cast<ssize_t>(bytes));
+      REQUIRE(read(w.pipe_fds[0], address_of(first), bytes) == static_cast<ssize_t>(bytes));
   }
 }
 
 void read_shared(Worker& w) {
   // Half of the reads go to a small hot part: threads meet there.
   uint64_t page = w.random.below(w.random.one_in(2) ? 64 : g.shared_pages);
-  REQUIRE_THAT(tier::stamp_holds(g.shared + page * g.page, g.page, page, 7), "shared page %llu is wrong, state %d",
-               static_cast<unsigned long long>(page), lunar::pager_page_state(g.shared + page * g.page));
+  REQUIRE(tier::stamp_holds(g.shared + page * g.page, g.page, page, 7), "shared page %lu is wrong, state %d", page,
+          lunar::pager_page_state(g.shared + page * g.page));
 }
 
 void check_block(const Worker::Block& block, size_t bytes) {
-  REQUIRE_THAT(tier::stamp_holds(block.at, bytes / 8 * 8, block.id, 1), "block %p of %zu bytes is wrong",
-               static_cast<void*>(block.at), bytes);
+  REQUIRE(tier::stamp_holds(block.at, bytes / 8 * 8, block.id, 1), "block %p of %zu bytes is wrong",
+          static_cast<void*>(block.at), bytes);
 }
 
 size_t some_size(Worker& w) {
@@ -232,7 +231,7 @@ void work_blocks(Worker& w) {
   if (w.blocks.empty() || w.random.one_in(3)) {  // new
     Worker::Block block{nullptr, some_size(w), (w.next_id++ << 16) + w.random.below(1 << 16)};
     block.at = static_cast<char*>(w.random.one_in(4) ? lunar_calloc(1, block.bytes) : lunar_malloc(block.bytes));
-    REQUIRE_THAT(block.at != nullptr, "lunar_malloc(%zu): %s", block.bytes, strerror(errno));
+    REQUIRE(block.at != nullptr, "lunar_malloc(%zu): %s", block.bytes, strerror(errno));
     tier::stamp_write(block.at, block.bytes, block.id, 1);
     w.block_bytes += block.bytes;
     w.blocks.push_back(block);
@@ -244,7 +243,7 @@ void work_blocks(Worker& w) {
   if (w.random.one_in(2)) return check_block(block, block.bytes);
   size_t bytes = some_size(w), kept = bytes < block.bytes ? bytes : block.bytes;  // grown or shrunk
   auto* at = static_cast<char*>(lunar_realloc(block.at, bytes));
-  REQUIRE_THAT(at != nullptr, "lunar_realloc(%zu): %s", bytes, strerror(errno));
+  REQUIRE(at != nullptr, "lunar_realloc(%zu): %s", bytes, strerror(errno));
   block.at = at;
   check_block(block, kept);
   tier::stamp_write(at, bytes, block.id, 1);
@@ -259,13 +258,12 @@ void work_region(Worker& w) {
   char* at = tier::new_region(pages * g.page);
   uint64_t written = w.random.below(pages) + 1;
   for (uint64_t i = 0; i < written; ++i) tier::stamp_write(at + i * g.page, g.page, i, 3);
-  if (w.random.one_in(2)) REQUIRE_THAT(lunar_evict(at, pages * g.page) >= 0, "evict");
+  if (w.random.one_in(2)) REQUIRE(lunar_evict(at, pages * g.page) >= 0);
   for (uint64_t i = 0; i < pages; ++i)
-    REQUIRE_THAT(tier::stamp_holds(at + i * g.page, g.page, i, i < written ? 3 : 0),
-                 "region page %llu of %llu (%llu written)", static_cast<unsigned long long>(i),
-                 static_cast<unsigned long long>(pages), static_cast<unsigned long long>(written));
+    REQUIRE(tier::stamp_holds(at + i * g.page, g.page, i, i < written ? 3 : 0), "region page %lu of %lu (%lu written)",
+            i, pages, written);
   int rc = lunar_region_destroy(at, pages * g.page);
-  REQUIRE_THAT(rc == 0, "region_destroy: %d", rc);
+  REQUIRE(rc == 0, "region_destroy: %d", rc);
 }
 
 void one_operation(Worker& w) {
@@ -292,32 +290,6 @@ void one_operation(Worker& w) {
     work_region(w);
 }
 
-uint64_t number(const char* text) { return strtoull(text, nullptr, 0); }
-
-Settings parse(int argc, char** argv) {
-  Settings s;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    std::string name = argv[i];
-    if (name == "--operations")
-      s.operations = number(argv[i + 1]);
-    else if (name == "--faults")
-      s.faults = number(argv[i + 1]);
-    else if (name == "--memory")
-      s.memory = number(argv[i + 1]);
-    else if (name == "--divisor")
-      s.divisor = number(argv[i + 1]);
-    else if (name == "--threads")
-      s.threads = number(argv[i + 1]);
-    else if (name == "--lun")
-      s.lun = argv[i + 1];
-    else if (name == "--options")
-      s.options = argv[i + 1];
-    else
-      REQUIRE_THAT(false, "unknown option %s", argv[i]);
-  }
-  return s;
-}
-
 void set_up(const Settings& s) {
   uint64_t total = s.memory * tier::kMega;
   tier::start_tier(total / s.divisor, total * 2, s.lun, s.options);
@@ -327,7 +299,7 @@ void set_up(const Settings& s) {
   g.shared_pages = total / 8 / g.page;  // the last eighth is for blocks
   g.base = static_cast<char*>(lunar_region_create(g.pages * g.page));
   g.shared = static_cast<char*>(lunar_region_create(g.shared_pages * g.page));
-  REQUIRE_THAT(g.base != nullptr && g.shared != nullptr, "regions: %s", strerror(errno));
+  REQUIRE(g.base != nullptr && g.shared != nullptr);
   g.locks = std::vector<std::atomic<uint32_t>>(g.pages);
   g.versions.assign(g.pages * 4, 0);
   g.zero_fd = open("/dev/zero", O_RDONLY | O_CLOEXEC);
@@ -338,8 +310,8 @@ void set_up(const Settings& s) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  Settings s = parse(argc, argv);
+TEST_CASE("stress") {
+  const Settings s;
   uint64_t seed = tier::run_seed();
   set_up(s);
   double start = tier::seconds();
@@ -357,20 +329,16 @@ int main(int argc, char** argv) {
   }
   double took = tier::seconds() - start;
   lunar_stats st = tier::stats();
-  auto n = [](uint64_t v) { return static_cast<unsigned long long>(v); };
   printf(
-      "%llu operations in %.1f s: faults %llu (major %llu, second chances %llu, zero %llu), prefetched %llu, evictions "
-      "%llu "
-      "(clean %llu, zero %llu), waits %llu; resident peak %llu of %llu MiB\n",
-      n(s.operations), took, n(st.faults), n(st.major_faults), n(st.second_chances), n(st.zero_fills), n(st.prefetched),
-      n(st.evictions), n(st.evicted_clean), n(st.evicted_zero), n(st.budget_waits), n(st.resident_peak_bytes >> 20),
-      n(st.dram_budget_bytes >> 20));
-  REQUIRE_THAT(st.read_errors == 0 && st.write_errors == 0 && st.poisoned == 0, "I/O errors");
-  REQUIRE_THAT(st.resident_peak_bytes <= st.dram_budget_bytes, "the cap was passed");
-  REQUIRE_THAT(st.faults >= s.faults, "too few faults: %llu of %llu", n(st.faults), n(s.faults));
-  REQUIRE_THAT(tier::validate(), "the page table does not add up");
-  REQUIRE_THAT(lunar_region_destroy(g.base, g.pages * g.page) == 0 &&
-                   lunar_region_destroy(g.shared, g.shared_pages * g.page) == 0,
-               "destroy");
-  return 0;
+      "%lu operations in %.1f s: faults %lu (major %lu, second chances %lu, zero %lu), prefetched %lu, evictions "
+      "%lu "
+      "(clean %lu, zero %lu), waits %lu; resident peak %lu of %lu MiB\n",
+      s.operations, took, st.faults, st.major_faults, st.second_chances, st.zero_fills, st.prefetched, st.evictions,
+      st.evicted_clean, st.evicted_zero, st.budget_waits, st.resident_peak_bytes >> 20, st.dram_budget_bytes >> 20);
+  REQUIRE(st.read_errors == 0 && st.write_errors == 0 && st.poisoned == 0);
+  REQUIRE(st.resident_peak_bytes <= st.dram_budget_bytes, "the cap was passed");
+  REQUIRE(st.faults >= s.faults, "too few faults: %lu of %lu", st.faults, s.faults);
+  REQUIRE(tier::validate(), "the page table does not add up");
+  REQUIRE(lunar_region_destroy(g.base, g.pages * g.page) == 0 &&
+          lunar_region_destroy(g.shared, g.shared_pages * g.page) == 0);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The seed of a randomised test: LUNAR_SEED where it is given, else another one each run; printed, so that a run can be
-// repeated.
-// Threading: any.
+// repeated. And numbers from it.
+// Threading: any; a Random is one thread's.
 // May not: be used by code that ships.
 #pragma once
 #include <cstdint>
@@ -22,5 +22,23 @@ inline uint64_t run_seed() {
   }();
   return seed;
 }
+
+inline uint64_t mix(uint64_t x) {  // splitmix64
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(mix(seed)) {}
+  uint64_t next() { return mix(state_ += 0x9e3779b97f4a7c15); }
+  uint64_t below(uint64_t n) { return next() % n; }
+  bool one_in(uint64_t n) { return below(n) == 0; }
+
+ private:
+  uint64_t state_;
+};
 
 }  // namespace tier

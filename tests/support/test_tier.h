@@ -15,12 +15,11 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <functional>
-#include <initializer_list>
 #include <thread>
 
 #include "lunar/lunar.h"
 #include "pager/pager.h"
+#include "tests/support/cases.h"
 #include "tests/support/seed.h"
 #include "tests/support/slowness.h"
 
@@ -28,67 +27,18 @@ namespace tier {
 
 constexpr uint64_t kMega = 1 << 20;
 
-#define REQUIRE_THAT(condition, ...)                                  \
-  do {                                                                \
-    if (!(condition)) {                                               \
-      fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition); \
-      fprintf(stderr, __VA_ARGS__);                                   \
-      fprintf(stderr, "\n");                                          \
-      tier::give_up();                                                \
-    }                                                                 \
-  } while (0)
-
-[[noreturn]] inline void give_up() {
-  if (lunar::pager_created()) lunar::pager_dump(2);
-  fflush(nullptr);
-  _exit(1);
-}
-
-[[noreturn]] inline void skip(const char* capability, const char* reason) {
-  printf("skip: %s: %s\n", capability, reason);
-  fflush(stdout);
-  _exit(77);
-}
-
-inline uint64_t mix(uint64_t x) {  // splitmix64
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(mix(seed)) {}
-  uint64_t next() { return mix(state_ += 0x9e3779b97f4a7c15); }
-  uint64_t below(uint64_t n) { return next() % n; }
-  bool one_in(uint64_t n) { return below(n) == 0; }
-
- private:
-  uint64_t state_;
-};
+inline const bool g_dumps_at_failure = [] {
+  lunar_test::g_at_failure = [] {
+    if (lunar::pager_created()) lunar::pager_dump(2);
+    fflush(nullptr);
+  };
+  return true;
+}();
 
 inline double seconds() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
-struct Case {
-  const char* name;
-  std::function<void()> run;
-};
-
-// Runs the case that argv[1] names: each has a process, and a tier, of its own.
-inline int run_case(int argc, char** argv, std::initializer_list<Case> cases) {
-  for (const Case& one : cases) {
-    if (argc < 2 || strcmp(one.name, argv[1]) != 0) continue;
-    one.run();
-    fflush(nullptr);
-    return 0;
-  }
-  fprintf(stderr, "usage: %s CASE\n", argv[0]);
-  return 2;
 }
 
 // lunar_init, or the end of the test: a skip when this user has no userfaultfd.
@@ -102,15 +52,15 @@ inline void start_tier(uint64_t dram_bytes, uint64_t lun_bytes, const char* lun 
   config.options = options;
   int rc = lunar_init(&config);
   if (rc == 0) return;
-  if (strncmp(lunar_error(), "userfaultfd:", 12) == 0) skip("userfaultfd", lunar_error());
-  if (rc == -ENOSPC) skip("disk-space", lunar_error());
+  if (strncmp(lunar_error(), "userfaultfd:", 12) == 0) SKIP("userfaultfd", lunar_error());
+  if (rc == -ENOSPC) SKIP("disk-space", lunar_error());
   fprintf(stderr, "lunar_init: %d %s\n", rc, lunar_error());
   _exit(1);
 }
 
 inline char* new_region(uint64_t bytes) {
   auto* base = static_cast<char*>(lunar_region_create(bytes));
-  REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
+  REQUIRE(base != nullptr);
   return base;
 }
 
@@ -119,7 +69,7 @@ template <class Body>
 pid_t fork_child(Body&& body) {
   fflush(nullptr);
   const pid_t pid = fork();
-  REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
+  REQUIRE(pid >= 0);
   if (pid != 0) return pid;
   body();
   fflush(nullptr);
@@ -128,8 +78,8 @@ pid_t fork_child(Body&& body) {
 
 inline void expect_exit(pid_t pid, const char* who = "the child") {
   int status = 0;
-  REQUIRE_THAT(waitpid(pid, &status, 0) == pid, "waitpid: %s", strerror(errno));
-  REQUIRE_THAT(status == 0, "%s ended with status %x", who, static_cast<unsigned>(status));
+  REQUIRE(waitpid(pid, &status, 0) == pid);
+  REQUIRE(status == 0, "%s ended with status %x", who, static_cast<unsigned>(status));
 }
 
 inline lunar_stats stats() {

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// cases.h: tests that are a process each. The words are Catch2's, Catch2 is not in the process: it allocates, handles
+// signals, and its assertions are one thread's, but what runs here replaces malloc, forks, is filtered or preloaded.
+//
+//   TEST_CASE("name") { REQUIRE(n == 3, "%d of 3", n); }    `PROGRAM name [OPTIONS]`; where there is one case only, it
+//                                                           needs no name. Link cases_dep, which has the main().
+// A check that fails ends the process, with code 1 and a line that says where, in any thread and any child. A program
+// with a main() of its own uses the checks alone.
+// Threading: any. May not: allocate.
+#pragma once
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+namespace lunar_test {
+
+inline void (*g_at_failure)() = nullptr;  // called before the end, to show more
+
+[[noreturn, gnu::cold, gnu::format(printf, 4, 5)]] inline void failed(const char* file, int line, const char* what,
+                                                                      const char* format, ...) {
+  const int error = errno;
+  fprintf(stderr, "%s:%d: not so: %s (errno %d, %s) ", file, line, what, error, strerror(error));
+  va_list values;
+  va_start(values, format);
+  vfprintf(stderr, format, values);
+  va_end(values);
+  fputs("\n", stderr);
+  if (g_at_failure != nullptr) g_at_failure();
+  _exit(1);
+}
+
+template <class Text>
+const char* c_text(const Text& text) {
+  if constexpr (requires { text.c_str(); })
+    return text.c_str();
+  else
+    return text;
+}
+
+// `capability`: a word that tools/run_tests.py knows (EXPECTED).
+[[noreturn, gnu::cold]] inline void skip(const char* capability, const char* reason) {
+  printf("skip: %s: %s\n", capability, reason);
+  fflush(stdout);
+  _exit(77);
+}
+
+}  // namespace lunar_test
+
+#define REQUIRE(condition, ...)                                                            \
+  do {                                                                                     \
+    if (!(condition)) lunar_test::failed(__FILE__, __LINE__, #condition, " " __VA_ARGS__); \
+  } while (0)
+// A std::string or a const char*.
+#define FAIL(text) lunar_test::failed(__FILE__, __LINE__, "reached", "%s", lunar_test::c_text(text))
+#define SKIP(capability, reason) lunar_test::skip(capability, reason)
+
+// ---- cases ----
+
+namespace lunar_test {
+
+struct Case {
+  const char* name;
+  void (*body)();
+  Case* next;
+  Case(const char* n, void (*b)());
+};
+inline Case* g_cases = nullptr;
+inline Case::Case(const char* n, void (*b)()) : name(n), body(b), next(g_cases) { g_cases = this; }
+
+inline int g_argc = 0;
+inline char** g_argv = nullptr;
+
+// What follows NAME in the arguments; nullptr: it is not there.
+inline const char* option(const char* name, const char* otherwise = nullptr) {
+  for (int i = 1; i + 1 < g_argc; ++i)
+    if (strcmp(g_argv[i], name) == 0) return g_argv[i + 1];
+  return otherwise;
+}
+inline unsigned long option(const char* name, unsigned long otherwise) {
+  const char* text = option(name);
+  return text != nullptr ? strtoul(text, nullptr, 0) : otherwise;
+}
+inline bool has_option(const char* name) {
+  for (int i = 1; i < g_argc; ++i)
+    if (strcmp(g_argv[i], name) == 0) return true;
+  return false;
+}
+
+}  // namespace lunar_test
+
+#define LUNAR_JOINED_(a, b) a##b
+#define LUNAR_JOINED(a, b) LUNAR_JOINED_(a, b)
+#define TEST_CASE(name)                                                                             \
+  static void LUNAR_JOINED(case_, __LINE__)();                                                      \
+  static lunar_test::Case LUNAR_JOINED(registered_, __LINE__)(name, LUNAR_JOINED(case_, __LINE__)); \
+  static void LUNAR_JOINED(case_, __LINE__)()
