@@ -21,7 +21,12 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/cases.h"
+#include "tests/support/seed.h"
+
 namespace {
+
+using tier::mix;
 
 constexpr size_t kPage = 4096, kMapPages = 1280;  // 5 MiB: two huge pages and what is around them
 constexpr unsigned kMaps = 2;
@@ -29,19 +34,6 @@ constexpr unsigned kMaps = 2;
 uint64_t g_seed = 1;
 std::atomic<bool> g_stop{false};
 std::atomic<uint64_t> g_done{0};
-
-uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
-[[noreturn]] void fail(const char* what, uint64_t a = 0, uint64_t b = 0) {
-  printf("FAIL (seed %llu): %s: %llx %llx, errno %d\n", static_cast<unsigned long long>(g_seed), what,
-         static_cast<unsigned long long>(a), static_cast<unsigned long long>(b), errno);
-  fflush(stdout);
-  _exit(1);
-}
 
 struct Map {
   char* base = nullptr;
@@ -57,7 +49,7 @@ struct Map {
     id = new_id;
     pages = kMapPages;
     void* at = mmap(nullptr, pages * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED) fail("mmap");
+    REQUIRE(at != MAP_FAILED);
     base = static_cast<char*>(at);
     if (huge) (void)madvise(base, pages * kPage, MADV_HUGEPAGE);
     version.assign(pages, 0);
@@ -68,7 +60,7 @@ struct Map {
   }
   void check(size_t page, const char* when) const {
     for (const bool last : {false, true})
-      if (*word(page, last) != stamp(page)) fail(when, *word(page, last), stamp(page));
+      REQUIRE(*word(page, last) == stamp(page), "%s: %lx, not %lx", when, *word(page, last), stamp(page));
   }
   void check_all(const char* when) const {
     for (size_t page = 0; page < pages; ++page) check(page, when);
@@ -93,13 +85,13 @@ struct Worker {
     switch (below(16)) {
       case 0:
       case 1:
-        if (madvise(at, count * kPage, MADV_DONTNEED) != 0) fail("madvise");
+        REQUIRE(madvise(at, count * kPage, MADV_DONTNEED) == 0);
         for (size_t i = page; i < page + count; ++i) map.version[i] = 0;
         break;
       case 2: {
-        if (mprotect(at, count * kPage, PROT_READ) != 0) fail("mprotect");
+        REQUIRE(mprotect(at, count * kPage, PROT_READ) == 0);
         for (size_t i = page; i < page + count; i += 7) map.check(i, "read-only");
-        if (mprotect(at, count * kPage, PROT_READ | PROT_WRITE) != 0) fail("mprotect back");
+        REQUIRE(mprotect(at, count * kPage, PROT_READ | PROT_WRITE) == 0, "mprotect back");
         break;
       }
       case 3: {
@@ -107,7 +99,7 @@ struct Worker {
         void* moved = mremap(map.base, map.pages * kPage, more * kPage, MREMAP_MAYMOVE);
         // the kernel does not move across pieces of different advice
         if (moved == MAP_FAILED && errno == EFAULT) break;
-        if (moved == MAP_FAILED) fail("mremap");
+        REQUIRE(moved != MAP_FAILED);
         map.base = static_cast<char*>(moved);
         map.version.resize(more, 0);
         map.pages = more;
@@ -116,7 +108,7 @@ struct Worker {
       case 4:
         if (below(4) != 0) break;
         map.check_all("before munmap");
-        if (munmap(map.base, map.pages * kPage) != 0) fail("munmap");
+        REQUIRE(munmap(map.base, map.pages * kPage) == 0);
         map.make(++ids, below(2) == 0);
         break;
       case 5:
@@ -147,7 +139,7 @@ struct Worker {
     }
     int status = 0;
     for (Map& map : maps) map.write(below(map.pages), 5);
-    if (waitpid(child, &status, 0) != child || status != 0) fail("a child", static_cast<uint64_t>(status));
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0, "status %x", static_cast<unsigned>(status));
     for (Map& map : maps) map.check_all("after a fork");
   }
 
@@ -175,7 +167,7 @@ int main(int argc, char** argv) {
   uint64_t random = mix(g_seed);
   for (size_t i = 0; i < 400; ++i) {  // 50 MiB
     auto* block = static_cast<uint64_t*>(malloc(kBlock));
-    if (block == nullptr) fail("malloc");
+    REQUIRE(block != nullptr);
     for (size_t w = 0; w < kBlock / 8; w += 64) block[w] = mix(i * 4096 + w);
     blocks.push_back(block);
     timespec pause{0, static_cast<long>((random = mix(random)) % 6000000)};
@@ -185,7 +177,7 @@ int main(int argc, char** argv) {
   for (auto& thread : running) thread.join();
   for (size_t i = 0; i < blocks.size(); ++i)
     for (size_t w = 0; w < kBlock / 8; w += 64)
-      if (blocks[i][w] != mix(i * 4096 + w)) fail("a heap block", blocks[i][w], i);
+      REQUIRE(blocks[i][w] == mix(i * 4096 + w), "block %zu holds %lx", i, blocks[i][w]);
   printf("sound: %llu operations\n", static_cast<unsigned long long>(g_done.load()));
   return 0;
 }

@@ -40,6 +40,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/cases.h"
+
 namespace {
 
 constexpr size_t kBlock = 256 << 10, kPage = 4096;
@@ -51,12 +53,6 @@ struct Block {
 };
 std::vector<Block> g_blocks;
 unsigned long g_seed = 1;
-
-[[noreturn]] void fail(const char* what) {
-  printf("FAIL: %s (errno %d)\n", what, errno);
-  fflush(stdout);
-  _exit(1);
-}
 
 void write_block(Block& block, unsigned long seed) {
   block.seed = seed;
@@ -73,7 +69,7 @@ void check_all(const char* when) {
           *reinterpret_cast<unsigned long*>(block.at + i + kPage - 8) != ~(block.seed + i)) {
         printf("page %zu of a block at %p (seed %lu) holds %lx ", i / kPage, static_cast<void*>(block.at), block.seed,
                *reinterpret_cast<unsigned long*>(block.at + i));
-        fail(when);
+        FAIL(when);
       }
 }
 
@@ -92,7 +88,7 @@ void grow(size_t mib) {
 void map_huge(size_t mib) {
   const size_t bytes = mib << 20;
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (at == MAP_FAILED) fail("mmap");
+  REQUIRE(at != MAP_FAILED);
   (void)madvise(at, bytes, MADV_HUGEPAGE);
   g_blocks.push_back({static_cast<unsigned char*>(at), bytes, 0});
   write_block(g_blocks.back(), ++g_seed << 32);
@@ -101,7 +97,7 @@ void map_huge(size_t mib) {
 void map_unreserved(size_t mib) {
   const size_t bytes = mib << 20;
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (at == MAP_FAILED) fail("mmap");
+  REQUIRE(at != MAP_FAILED);
   g_blocks.push_back({static_cast<unsigned char*>(at) + bytes / 4, bytes / 2, 0});
   write_block(g_blocks.back(), ++g_seed << 32);
 }
@@ -122,18 +118,16 @@ void say(const char* word) {
 }
 
 void become_nobody() {
-  if (setgroups(0, nullptr) != 0 || setgid(65534) != 0 || setuid(65534) != 0) fail("setuid");
-  if (setuid(0) == 0) fail("still root");
+  REQUIRE(setgroups(0, nullptr) == 0 && setgid(65534) == 0 && setuid(65534) == 0);
+  REQUIRE(setuid(0) != 0, "still root");
 }
 
 void close_all() {
-  if (close_range(3, ~0u, 0) != 0) fail("close_range");
+  REQUIRE(close_range(3, ~0u, 0) == 0);
   for (int fd = 3; fd < 1100; ++fd) (void)close(fd);
 }
 
-void change_root(const char* directory) {
-  if (chroot(directory) != 0 || chdir("/") != 0) fail("chroot");
-}
+void change_root(const char* directory) { REQUIRE(chroot(directory) == 0 && chdir("/") == 0); }
 
 void install_filter() {
   // Refuses what names a file, and the system call that activation could use.
@@ -151,8 +145,8 @@ void install_filter() {
   };
   sock_fprog filter{static_cast<unsigned short>(sizeof program / sizeof program[0]), program};
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
-    fail("seccomp");
-  if (open("/dev/null", O_RDONLY) >= 0) fail("the filter lets open pass");
+    FAIL("seccomp");
+  REQUIRE(open("/dev/null", O_RDONLY) < 0, "the filter lets open pass");
 }
 
 void fork_and_grow(size_t mib) {
@@ -174,7 +168,7 @@ void fork_and_grow(size_t mib) {
   for (size_t i = 1; i < g_blocks.size(); i += 2) write_block(g_blocks[i], ++g_seed << 32);
   check_all("in the parent");
   int status = 0;
-  if (waitpid(child, &status, 0) != child || status != 0) fail("the child");
+  REQUIRE(waitpid(child, &status, 0) == child && status == 0);
 }
 
 void require_huge() {
@@ -183,13 +177,13 @@ void require_huge() {
   unsigned long kib = 0;
   while (file != nullptr && fgets(line, sizeof line, file) != nullptr) (void)sscanf(line, "AnonHugePages: %lu", &kib);
   if (file != nullptr) fclose(file);
-  if (kib == 0) fail("no huge pages");
+  REQUIRE(kib != 0, "no huge pages");
 }
 
 void require_small() {
   constexpr unsigned long kHuge = 2 << 20;
   FILE* file = fopen("/proc/self/smaps", "r");
-  if (file == nullptr) fail("smaps");
+  REQUIRE(file != nullptr);
   char line[512], map[512] = "";
   unsigned long start = 0, end = 0, bad = 0;
   bool counts = false;
@@ -206,7 +200,7 @@ void require_small() {
     }
   }
   fclose(file);
-  if (bad != 0) fail("memory outside of the budget may grow by huge pages");
+  REQUIRE(bad == 0, "memory outside of the budget may grow by huge pages");
 }
 
 void again(size_t count) {
@@ -229,9 +223,9 @@ void discard_until(std::atomic<bool>& stop, unsigned char* base, size_t bytes, u
     // each thread has every second MiB
     unsigned char* at = base + ((rand_r(&seed) % (bytes >> 21) * 2 + which) << 20);
     at += rand_r(&seed) % ((1 << 20) / kDiscarded) * kDiscarded;
-    if (madvise(at, kDiscarded, MADV_DONTNEED) != 0) fail("madvise");
+    REQUIRE(madvise(at, kDiscarded, MADV_DONTNEED) == 0);
     for (size_t page = 0; page < kDiscarded; page += kPage) {
-      if (at[page] != 0) fail("a discarded page came back");
+      REQUIRE(at[page] == 0, "a discarded page came back");
       at[page] = 1;
     }
   }
@@ -240,7 +234,7 @@ void discard_until(std::atomic<bool>& stop, unsigned char* base, size_t bytes, u
 void discards(size_t bytes) {
   auto* base =
       static_cast<unsigned char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  if (base == MAP_FAILED) fail("mmap");
+  REQUIRE(base != MAP_FAILED);
   memset(base, 1, bytes);
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
@@ -249,7 +243,7 @@ void discards(size_t bytes) {
   const size_t more = bytes + bytes / 2;
   auto* other =
       static_cast<unsigned char*>(mmap(nullptr, more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  if (other == MAP_FAILED) fail("mmap");
+  REQUIRE(other != MAP_FAILED);
   for (int round = 0; round < 2; ++round)
     for (size_t at = 0; at < more; at += kPage) other[at] = 1;
   stop.store(true);
@@ -293,7 +287,7 @@ void steps() {
     else if (is("again"))
       again(number);
     else
-      fail(step);
+      FAIL(step);
     if (!is("stray")) check_all(step);
   }
   check_all("the end");
@@ -314,7 +308,7 @@ int main(int argc, char** argv) {
   if (argc > 1 && strcmp(argv[1], "stray") == 0) {
     ++g_at;
     pthread_t thread;
-    if (pthread_create(&thread, nullptr, steps_of_thread, nullptr) != 0) fail("thread");
+    REQUIRE(pthread_create(&thread, nullptr, steps_of_thread, nullptr) == 0);
     pthread_exit(nullptr);
   }
   steps();

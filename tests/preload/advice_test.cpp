@@ -32,33 +32,33 @@ void push_out() {
   constexpr size_t kBytes = 96 * kMiB;
   char* p = map_tiered(kBytes);
   fill(p, kBytes, 99);
-  CHECK(munmap(p, kBytes) == 0);
+  REQUIRE(munmap(p, kBytes) == 0);
 }
 
 // The next map of the size takes the place of the last one; nothing of what was there may show.
 void comes_back_empty(char* before, size_t bytes, int flags = kPrivate) {
   char* p = map_tiered(bytes, kRw, flags);
-  CHECK(p <= before);  // the lowest free place
-  CHECK(all_zero(p, bytes) && !faults(p, true));
-  CHECK(munmap(p, bytes) == 0);
+  REQUIRE(p <= before);  // the lowest free place
+  REQUIRE(all_zero(p, bytes) && !faults(p, true));
+  REQUIRE(munmap(p, bytes) == 0);
 }
 
 void unmapped_reservations_are_emptied() {
   for (int flags : {kPrivate, kPrivate | MAP_NORESERVE}) {
     char* p = map_tiered(4 * kMiB, PROT_NONE, flags);
-    CHECK(pkey_mprotect(p, 2 * kMiB, kRw, -1) == 0);
+    REQUIRE(pkey_mprotect(p, 2 * kMiB, kRw, -1) == 0);
     fill(p, 2 * kMiB, 3);
-    CHECK(holds(p, 2 * kMiB, 3) && faults(p + 3 * kMiB) && munmap(p, 4 * kMiB) == 0);
+    REQUIRE(holds(p, 2 * kMiB, 3) && faults(p + 3 * kMiB) && munmap(p, 4 * kMiB) == 0);
     comes_back_empty(p, 4 * kMiB, flags);
     p = map_tiered(4 * kMiB, PROT_NONE, flags);
-    CHECK(raw(SYS_mprotect, p, 2 * kMiB, kRw) == 0);  // behind our back
+    REQUIRE(raw(SYS_mprotect, p, 2 * kMiB, kRw) == 0);  // behind our back
     fill(p, 2 * kMiB, 5);
-    CHECK(holds(p, 2 * kMiB, 5) && munmap(p, 4 * kMiB) == 0);
+    REQUIRE(holds(p, 2 * kMiB, 5) && munmap(p, 4 * kMiB) == 0);
     comes_back_empty(p, 4 * kMiB, flags);
     p = map_tiered(4 * kMiB, PROT_NONE, flags);
-    CHECK(raw(SYS_mprotect, p, 2 * kMiB, kRw) == 0);
+    REQUIRE(raw(SYS_mprotect, p, 2 * kMiB, kRw) == 0);
     fill(p, 2 * kMiB, 7);
-    CHECK(mmap(p, 2 * kMiB, kRw, flags | MAP_FIXED, -1, 0) == p && all_zero(p, 2 * kMiB) && munmap(p, 4 * kMiB) == 0);
+    REQUIRE(mmap(p, 2 * kMiB, kRw, flags | MAP_FIXED, -1, 0) == p && all_zero(p, 2 * kMiB) && munmap(p, 4 * kMiB) == 0);
   }
 }
 
@@ -67,11 +67,11 @@ void there_are_no_keys() {
   char* p = map_tiered(4 * kMiB);
   fill(p, 4 * kMiB, 11);
   errno = 0;
-  CHECK(pkey_alloc(0, 0) == -1 && errno == ENOSPC);
-  CHECK(syscall(SYS_pkey_alloc, 0, 0) == -1 && errno == ENOSPC);
-  CHECK(pkey_mprotect(p, kMiB, PROT_NONE, 1) == -1 && errno == EINVAL && holds(p, 4 * kMiB, 11));
-  CHECK(pkey_mprotect(p, kMiB, PROT_READ, -1) == 0 && faults(p, true) && pkey_mprotect(p, kMiB, kRw, 0) == 0);
-  CHECK(holds(p, 4 * kMiB, 11) && munmap(p, 4 * kMiB) == 0);
+  REQUIRE(pkey_alloc(0, 0) == -1 && errno == ENOSPC);
+  REQUIRE(syscall(SYS_pkey_alloc, 0, 0) == -1 && errno == ENOSPC);
+  REQUIRE(pkey_mprotect(p, kMiB, PROT_NONE, 1) == -1 && errno == EINVAL && holds(p, 4 * kMiB, 11));
+  REQUIRE(pkey_mprotect(p, kMiB, PROT_READ, -1) == 0 && faults(p, true) && pkey_mprotect(p, kMiB, kRw, 0) == 0);
+  REQUIRE(holds(p, 4 * kMiB, 11) && munmap(p, 4 * kMiB) == 0);
 }
 
 void advice_is_known_or_refused() {
@@ -80,23 +80,23 @@ void advice_is_known_or_refused() {
   for (char* at : {p, heap}) {
     fill(at, 2 * kMiB, 13);
     const int harmless[] = {0, 1, 2, 3, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20, 21, 22, 23};
-    for (int advice : harmless) CHECK(madvise(at, 2 * kMiB, advice) == 0 && holds(at, 2 * kMiB, 13));
+    for (int advice : harmless) REQUIRE(madvise(at, 2 * kMiB, advice) == 0 && holds(at, 2 * kMiB, 13));
     for (int advice = -3; advice < 140; ++advice) {
       bool known = advice >= 0 && (advice <= 4 || (advice >= 8 && advice <= 25) || (advice >= 100 && advice <= 103));
       errno = 0;
-      if (!known) CHECK(madvise(at, 2 * kMiB, advice) == -1 && errno == EINVAL);
+      if (!known) REQUIRE(madvise(at, 2 * kMiB, advice) == -1 && errno == EINVAL);
     }
     errno = 0;
-    CHECK(madvise(at, 2 * kMiB, 9) == -1 && errno == EINVAL);  // MADV_REMOVE: for files
-    CHECK(holds(at, 2 * kMiB, 13));
+    REQUIRE(madvise(at, 2 * kMiB, 9) == -1 && errno == EINVAL);  // MADV_REMOVE: for files
+    REQUIRE(holds(at, 2 * kMiB, 13));
   }
   for (int advice : {4, 8, MADV_DONTNEED_LOCKED}) {
     for (char* at : {p, heap}) {
       fill(at, 2 * kMiB, 17);
       push_out();  // evicted content comes from the LUN, not from the kernel
-      CHECK(madvise(at, kMiB, advice) == 0 && all_zero(at, kMiB) && holds(at + kMiB, kMiB, 17, kMiB / sizeof(long)));
+      REQUIRE(madvise(at, kMiB, advice) == 0 && all_zero(at, kMiB) && holds(at + kMiB, kMiB, 17, kMiB / sizeof(long)));
       fill(at, 2 * kMiB, 19);
-      CHECK(madvise(at, kMiB, advice) == 0 && all_zero(at, kMiB));
+      REQUIRE(madvise(at, kMiB, advice) == 0 && all_zero(at, kMiB));
     }
   }
   iovec self{p, kMiB};
@@ -106,13 +106,13 @@ void advice_is_known_or_refused() {
     push_out();
     const ssize_t done = by_number ? syscall(SYS_process_madvise, pidfd, &self, 1ul, MADV_DONTNEED, 0ul)
                                    : process_madvise(pidfd, &self, 1, MADV_DONTNEED, 0);
-    CHECK(done == static_cast<ssize_t>(kMiB));
-    CHECK(all_zero(p, kMiB) && holds(p + kMiB, kMiB, 21, kMiB / sizeof(long)));
+    REQUIRE(done == static_cast<ssize_t>(kMiB));
+    REQUIRE(all_zero(p, kMiB) && holds(p + kMiB, kMiB, 21, kMiB / sizeof(long)));
   }
   close(pidfd);
-  CHECK(posix_madvise(p, 2 * kMiB, POSIX_MADV_DONTNEED) == 0 &&
-        posix_madvise(p + 1, kMiB, POSIX_MADV_RANDOM) == EINVAL);
-  CHECK(holds(p + kMiB, kMiB, 21, kMiB / sizeof(long)) && munmap(p, 4 * kMiB) == 0);
+  REQUIRE(posix_madvise(p, 2 * kMiB, POSIX_MADV_DONTNEED) == 0 &&
+          posix_madvise(p + 1, kMiB, POSIX_MADV_RANDOM) == EINVAL);
+  REQUIRE(holds(p + kMiB, kMiB, 21, kMiB / sizeof(long)) && munmap(p, 4 * kMiB) == 0);
   free(heap);
 }
 
@@ -127,15 +127,15 @@ bool kernel_has_guards() {
 // time.
 void guard_every_16th(char* p, size_t bytes, unsigned long seed) {
   size_t pages = bytes / g_page;
-  for (size_t i = 5; i < pages; i += 16) CHECK(madvise(p + i * g_page, g_page, MADV_GUARD_INSTALL) == 0);
+  for (size_t i = 5; i < pages; i += 16) REQUIRE(madvise(p + i * g_page, g_page, MADV_GUARD_INSTALL) == 0);
   for (size_t i = 0; i < pages; ++i) {
     char* page = p + i * g_page;
     if (i % 16 == 5)
-      CHECK(faults(page) && faults(page, true) && faults(page + g_page - 1));
+      REQUIRE(faults(page) && faults(page, true) && faults(page + g_page - 1));
     else if (seed != 0)
-      CHECK(holds(page, g_page, seed, i * g_page / sizeof(long)));
+      REQUIRE(holds(page, g_page, seed, i * g_page / sizeof(long)));
     else
-      CHECK(all_zero(page, g_page));
+      REQUIRE(all_zero(page, g_page));
   }
 }
 
@@ -144,53 +144,53 @@ void guard_pages(bool heap) {
     char* p = map_tiered(2 * kMiB);
     fill(p, 2 * kMiB, 23);
     errno = 0;
-    CHECK(madvise(p, kMiB, MADV_GUARD_INSTALL) == -1 && errno == EINVAL && holds(p, 2 * kMiB, 23) &&
-          munmap(p, 2 * kMiB) == 0);
+    REQUIRE(madvise(p, kMiB, MADV_GUARD_INSTALL) == -1 && errno == EINVAL && holds(p, 2 * kMiB, 23) &&
+            munmap(p, 2 * kMiB) == 0);
     return;
   }
   constexpr size_t kBytes = 4 * kMiB;
   const size_t pages = kBytes / g_page;
   char* p = heap ? static_cast<char*>(aligned_alloc(g_page, kBytes)) : map_tiered(kBytes);
-  CHECK(tiered(p));
+  REQUIRE(tiered(p));
   if (!heap) guard_every_16th(p, kBytes, 0);  // filling at first touch leaves them out
-  if (!heap) CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && all_zero(p, kBytes));
+  if (!heap) REQUIRE(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && all_zero(p, kBytes));
   fill(p, kBytes, 29);
   push_out();
   guard_every_16th(p, kBytes, 29);
   push_out();
-  for (size_t i = 5; i < pages; i += 16) CHECK(faults(p + i * g_page));
-  CHECK(madvise(p, kBytes, MADV_DONTNEED) == 0 && all_zero(p, 5 * g_page) && faults(p + 5 * g_page));  // they stay
-  CHECK(madvise(p, kBytes, MADV_WILLNEED) == 0 && faults(p + 5 * g_page));
+  for (size_t i = 5; i < pages; i += 16) REQUIRE(faults(p + i * g_page));
+  REQUIRE(madvise(p, kBytes, MADV_DONTNEED) == 0 && all_zero(p, 5 * g_page) && faults(p + 5 * g_page));  // they stay
+  REQUIRE(madvise(p, kBytes, MADV_WILLNEED) == 0 && faults(p + 5 * g_page));
   errno = 0;
-  CHECK(madvise(p, kBytes, MADV_POPULATE_WRITE) == -1 && errno == EFAULT && faults(p + 5 * g_page));
+  REQUIRE(madvise(p, kBytes, MADV_POPULATE_WRITE) == -1 && errno == EFAULT && faults(p + 5 * g_page));
   pid_t child = fork();
   if (child == 0)
     _exit(faults(p + 5 * g_page) && faults(p + 21 * g_page) && all_zero(p, 5 * g_page) && !faults(p + 6 * g_page, true)
               ? 0
               : 1);
-  CHECK(ends_well(child));
-  CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && all_zero(p, kBytes));
+  REQUIRE(ends_well(child));
+  REQUIRE(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && all_zero(p, kBytes));
   fill(p, kBytes, 31);
-  CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && holds(p, kBytes, 31));  // nothing to remove: nothing lost
+  REQUIRE(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && holds(p, kBytes, 31));  // nothing to remove: nothing lost
   guard_every_16th(p, kBytes, 31);
   if (heap) {
-    CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0);
+    REQUIRE(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0);
     free(p);
     return;
   }
   char* wall = map_tiered(kMiB);  // so that it must move
   auto* q = static_cast<char*>(mremap(p, kBytes, 2 * kBytes, MREMAP_MAYMOVE));
-  CHECK(q != MAP_FAILED);
+  REQUIRE(q != MAP_FAILED);
   for (size_t i = 0; i < pages; ++i)
-    CHECK(i % 16 == 5 ? faults(q + i * g_page) : holds(q + i * g_page, g_page, 31, i * g_page / sizeof(long)));
-  CHECK(munmap(q, 2 * kBytes) == 0 && munmap(wall, kMiB) == 0);
+    REQUIRE(i % 16 == 5 ? faults(q + i * g_page) : holds(q + i * g_page, g_page, 31, i * g_page / sizeof(long)));
+  REQUIRE(munmap(q, 2 * kBytes) == 0 && munmap(wall, kMiB) == 0);
   comes_back_empty(q, 2 * kBytes);
   comes_back_empty(p, kBytes);
   p = map_tiered(kBytes, PROT_NONE);  // in a reservation
-  CHECK(madvise(p, g_page, MADV_GUARD_INSTALL) == 0 && mprotect(p, kBytes, kRw) == 0 && faults(p) &&
-        all_zero(p + g_page, kBytes - g_page));
-  CHECK(mmap(p, kBytes, kRw, kPrivate | MAP_FIXED, -1, 0) == p && all_zero(p, kBytes));
-  CHECK(munmap(p, kBytes) == 0);
+  REQUIRE(madvise(p, g_page, MADV_GUARD_INSTALL) == 0 && mprotect(p, kBytes, kRw) == 0 && faults(p) &&
+          all_zero(p + g_page, kBytes - g_page));
+  REQUIRE(mmap(p, kBytes, kRw, kPrivate | MAP_FIXED, -1, 0) == p && all_zero(p, kBytes));
+  REQUIRE(munmap(p, kBytes) == 0);
 }
 
 uint64_t pinned_bytes() { return tier_stats().pinned_bytes; }
@@ -202,43 +202,44 @@ void locks() {
   auto* heap = static_cast<char*>(aligned_alloc(g_page, 2 * kMiB));
   fill(p, 4 * kMiB, 37);
   fill(heap, 2 * kMiB, 37);
-  CHECK(mlock(p + kMiB, kMiB) == 0 && mlock(heap, kMiB) == 0 && pinned_bytes() == 2 * kMiB &&
-        lunar_test::status_kib("VmLck") == 0);
+  REQUIRE(mlock(p + kMiB, kMiB) == 0 && mlock(heap, kMiB) == 0 && pinned_bytes() == 2 * kMiB &&
+          lunar_test::status_kib("VmLck") == 0);
   push_out();
   errno = 0;
-  CHECK(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);  // up to the lock
-  CHECK(all_zero(p, kMiB) && holds(p + kMiB, 3 * kMiB, 37, kMiB / sizeof(long)));
-  CHECK(madvise(p + kMiB, kMiB, MADV_DONTNEED_LOCKED) == 0 && all_zero(p + kMiB, kMiB) && pinned_bytes() == 2 * kMiB);
-  CHECK(munlockall() == 0 && pinned_bytes() == 0 && madvise(p, 4 * kMiB, MADV_DONTNEED) == 0 && all_zero(p, 4 * kMiB));
+  REQUIRE(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);  // up to the lock
+  REQUIRE(all_zero(p, kMiB) && holds(p + kMiB, 3 * kMiB, 37, kMiB / sizeof(long)));
+  REQUIRE(madvise(p + kMiB, kMiB, MADV_DONTNEED_LOCKED) == 0 && all_zero(p + kMiB, kMiB) && pinned_bytes() == 2 * kMiB);
+  REQUIRE(munlockall() == 0 && pinned_bytes() == 0 && madvise(p, 4 * kMiB, MADV_DONTNEED) == 0 &&
+          all_zero(p, 4 * kMiB));
   // Plain memory, tiered memory, plain memory again, in one call.
   char* plain = p + 2 * kMiB;
   int fd = memfd_create("plain", MFD_CLOEXEC);
-  CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(64 * 1024)) == 0);
-  CHECK(mmap(plain, 64 * 1024, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == plain);
-  CHECK(mlock(plain - 128 * 1024, 256 * 1024) == 0 && lunar_test::status_kib("VmLck") == 64 &&
-        pinned_bytes() == 192 * 1024);
-  CHECK(munlock(plain - 128 * 1024, 256 * 1024) == 0 && lunar_test::status_kib("VmLck") == 0 && pinned_bytes() == 0);
-  CHECK(mlock(plain, 128 * 1024) == 0 && lunar_test::status_kib("VmLck") == 64 &&
-        pinned_bytes() == 64 * 1024);  // begins in plain memory
-  CHECK(munlockall() == 0 && lunar_test::status_kib("VmLck") == 0 && pinned_bytes() == 0);
-  CHECK(mlock(p, g_page) == 0 && munmap(p, 4 * kMiB) == 0 && pinned_bytes() == 0);
+  REQUIRE(fd >= 0 && ftruncate(fd, static_cast<off_t>(64 * 1024)) == 0);
+  REQUIRE(mmap(plain, 64 * 1024, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == plain);
+  REQUIRE(mlock(plain - 128 * 1024, 256 * 1024) == 0 && lunar_test::status_kib("VmLck") == 64 &&
+          pinned_bytes() == 192 * 1024);
+  REQUIRE(munlock(plain - 128 * 1024, 256 * 1024) == 0 && lunar_test::status_kib("VmLck") == 0 && pinned_bytes() == 0);
+  REQUIRE(mlock(plain, 128 * 1024) == 0 && lunar_test::status_kib("VmLck") == 64 &&
+          pinned_bytes() == 64 * 1024);  // begins in plain memory
+  REQUIRE(munlockall() == 0 && lunar_test::status_kib("VmLck") == 0 && pinned_bytes() == 0);
+  REQUIRE(mlock(p, g_page) == 0 && munmap(p, 4 * kMiB) == 0 && pinned_bytes() == 0);
   errno = 0;
-  CHECK(mlock(p, g_page) == -1 && errno == ENOMEM);
+  REQUIRE(mlock(p, g_page) == -1 && errno == ENOMEM);
   // mremap takes a lock along, and locks what it adds.
   p = map_tiered(4 * kMiB);
   fill(p, 4 * kMiB, 38);
-  CHECK(mlock(p + kMiB, kMiB) == 0);
+  REQUIRE(mlock(p + kMiB, kMiB) == 0);
   auto* moved = static_cast<char*>(mremap(p + kMiB, kMiB, 2 * kMiB, MREMAP_MAYMOVE));
-  CHECK(moved != MAP_FAILED && moved != p + kMiB && pinned_bytes() == 2 * kMiB);
+  REQUIRE(moved != MAP_FAILED && moved != p + kMiB && pinned_bytes() == 2 * kMiB);
   push_out();
-  CHECK(present_pages(moved, 2 * kMiB) == 2 * kMiB / g_page && holds(moved, kMiB, 38, kMiB / sizeof(long)) &&
-        all_zero(moved + kMiB, kMiB));
-  CHECK(mremap(moved, 2 * kMiB, 2 * kMiB + 64 * 1024, MREMAP_MAYMOVE) != MAP_FAILED &&
-        pinned_bytes() == 2 * kMiB + 64 * 1024);
-  CHECK(munlockall() == 0 && pinned_bytes() == 0 && munmap(p, kMiB) == 0 && munmap(p + 2 * kMiB, 2 * kMiB) == 0);
+  REQUIRE(present_pages(moved, 2 * kMiB) == 2 * kMiB / g_page && holds(moved, kMiB, 38, kMiB / sizeof(long)) &&
+          all_zero(moved + kMiB, kMiB));
+  REQUIRE(mremap(moved, 2 * kMiB, 2 * kMiB + 64 * 1024, MREMAP_MAYMOVE) != MAP_FAILED &&
+          pinned_bytes() == 2 * kMiB + 64 * 1024);
+  REQUIRE(munlockall() == 0 && pinned_bytes() == 0 && munmap(p, kMiB) == 0 && munmap(p + 2 * kMiB, 2 * kMiB) == 0);
   p = map_tiered(2 * kMiB, PROT_NONE);
   errno = 0;
-  CHECK(mlock(p, g_page) == -1 && errno == ENOMEM && munmap(p, 2 * kMiB) == 0);
+  REQUIRE(mlock(p, g_page) == -1 && errno == ENOMEM && munmap(p, 2 * kMiB) == 0);
   close(fd);
   free(heap);
 }
@@ -250,15 +251,15 @@ bool child_says(bool (*check)(char*), char* p) {
 void wiped_on_fork() {
   char* p = map_tiered(4 * kMiB);
   fill(p, 4 * kMiB, 47);
-  CHECK(madvise(p + kMiB, kMiB, MADV_WIPEONFORK) == 0 && holds(p, 4 * kMiB, 47));
+  REQUIRE(madvise(p + kMiB, kMiB, MADV_WIPEONFORK) == 0 && holds(p, 4 * kMiB, 47));
   if (!g_early) push_out();  // on the LUN, from where a child could get it
   auto wiped = [](char* at) {
     return all_zero(at + kMiB, kMiB) && holds(at, kMiB, 47) &&
            holds(at + 2 * kMiB, 2 * kMiB, 47, 2 * kMiB / sizeof(long));
   };
-  CHECK(child_says(wiped, p) && holds(p, 4 * kMiB, 47) && child_says(wiped, p));
+  REQUIRE(child_says(wiped, p) && holds(p, 4 * kMiB, 47) && child_says(wiped, p));
   // A grandchild too, of what the child has written there.
-  CHECK(child_says(
+  REQUIRE(child_says(
       [](char* at) {
         fill(at + kMiB, kMiB, 53);
         return child_says([](char* there) { return all_zero(there + kMiB, kMiB); }, at) && holds(at + kMiB, kMiB, 53);
@@ -266,12 +267,13 @@ void wiped_on_fork() {
       p));
   char* wall = map_tiered(kMiB);  // it moves along
   auto* q = static_cast<char*>(mremap(p, 4 * kMiB, 8 * kMiB, MREMAP_MAYMOVE));
-  CHECK(q != MAP_FAILED && child_says(wiped, q) && holds(q, 4 * kMiB, 47));
-  CHECK(madvise(q, 4 * kMiB, MADV_KEEPONFORK) == 0 && child_says([](char* at) { return holds(at, 4 * kMiB, 47); }, q));
-  CHECK(madvise(q, 4 * kMiB, MADV_WIPEONFORK) == 0 && munmap(q, 8 * kMiB) == 0 && munmap(wall, kMiB) == 0);
+  REQUIRE(q != MAP_FAILED && child_says(wiped, q) && holds(q, 4 * kMiB, 47));
+  REQUIRE(madvise(q, 4 * kMiB, MADV_KEEPONFORK) == 0 &&
+          child_says([](char* at) { return holds(at, 4 * kMiB, 47); }, q));
+  REQUIRE(madvise(q, 4 * kMiB, MADV_WIPEONFORK) == 0 && munmap(q, 8 * kMiB) == 0 && munmap(wall, kMiB) == 0);
   q = map_tiered(8 * kMiB);  // it ended with its map
   fill(q, 8 * kMiB, 59);
-  CHECK(child_says([](char* at) { return holds(at, 8 * kMiB, 59); }, q) && munmap(q, 8 * kMiB) == 0);
+  REQUIRE(child_says([](char* at) { return holds(at, 8 * kMiB, 59); }, q) && munmap(q, 8 * kMiB) == 0);
 }
 
 #if defined(__x86_64__)
@@ -284,28 +286,28 @@ int call(char* at) { return reinterpret_cast<int (*)()>(at)(); }
 // A reservation that a just-in-time compiler makes writable, then executable: code stays in DRAM, the rest is tiered.
 void generated_code(int flags) {
   char* p = map_tiered(8 * kMiB, PROT_NONE, flags);
-  CHECK(mprotect(p, 4 * kMiB, kRw) == 0);
+  REQUIRE(mprotect(p, 4 * kMiB, kRw) == 0);
   fill(p, 4 * kMiB, 61);
   put_function(p + kMiB, 42);
   push_out();
-  CHECK(present_pages(p, 4 * kMiB) < kMiB / g_page);
-  CHECK(mprotect(p + kMiB, kMiB, PROT_READ | PROT_EXEC) == 0);
+  REQUIRE(present_pages(p, 4 * kMiB) < kMiB / g_page);
+  REQUIRE(mprotect(p + kMiB, kMiB, PROT_READ | PROT_EXEC) == 0);
   push_out();
-  CHECK(present_pages(p + kMiB, kMiB) == kMiB / g_page && present_pages(p, kMiB) < kMiB / g_page / 2);
-  CHECK(call(p + kMiB) == 42 && holds(p + kMiB + g_page, kMiB - g_page, 61, (kMiB + g_page) / sizeof(long)) &&
-        holds(p, kMiB, 61));
-  CHECK(mprotect(p + kMiB, kMiB, kRw) == 0);  // more code is written
+  REQUIRE(present_pages(p + kMiB, kMiB) == kMiB / g_page && present_pages(p, kMiB) < kMiB / g_page / 2);
+  REQUIRE(call(p + kMiB) == 42 && holds(p + kMiB + g_page, kMiB - g_page, 61, (kMiB + g_page) / sizeof(long)) &&
+          holds(p, kMiB, 61));
+  REQUIRE(mprotect(p + kMiB, kMiB, kRw) == 0);  // more code is written
   put_function(p + kMiB + g_page, 43);
-  CHECK(mprotect(p + kMiB, kMiB, PROT_READ | PROT_EXEC) == 0 && call(p + kMiB + g_page) == 43);
-  CHECK(mprotect(p + 5 * kMiB, kMiB, kRw | PROT_EXEC) == 0 && all_zero(p + 5 * kMiB, kMiB));  // was only reserved
+  REQUIRE(mprotect(p + kMiB, kMiB, PROT_READ | PROT_EXEC) == 0 && call(p + kMiB + g_page) == 43);
+  REQUIRE(mprotect(p + 5 * kMiB, kMiB, kRw | PROT_EXEC) == 0 && all_zero(p + 5 * kMiB, kMiB));  // was only reserved
   put_function(p + 5 * kMiB, 44);
-  CHECK(mmap(p + 6 * kMiB, kMiB, kRw | PROT_EXEC, flags | MAP_FIXED, -1, 0) == p + 6 * kMiB);
+  REQUIRE(mmap(p + 6 * kMiB, kMiB, kRw | PROT_EXEC, flags | MAP_FIXED, -1, 0) == p + 6 * kMiB);
   put_function(p + 6 * kMiB, 45);
-  CHECK(call(p + 5 * kMiB) == 44 && call(p + 6 * kMiB) == 45);
+  REQUIRE(call(p + 5 * kMiB) == 44 && call(p + 6 * kMiB) == 45);
   fill(p + 5 * kMiB + g_page, kMiB - g_page, 67);
   push_out();
-  CHECK(present_pages(p + 5 * kMiB, kMiB) == kMiB / g_page);
-  CHECK(child_says(
+  REQUIRE(present_pages(p + 5 * kMiB, kMiB) == kMiB / g_page);
+  REQUIRE(child_says(
       [](char* at) {
         bool right = call(at + kMiB) == 42 && call(at + kMiB + g_page) == 43 && call(at + 5 * kMiB) == 44 &&
                      call(at + 6 * kMiB) == 45;
@@ -315,12 +317,12 @@ void generated_code(int flags) {
                holds(at + 5 * kMiB + g_page, kMiB - g_page, 67) && call(at + kMiB) == 42;
       },
       p));
-  CHECK(holds(p + 2 * kMiB, 2 * kMiB, 61, 2 * kMiB / sizeof(long)) && faults(p + 7 * kMiB));
-  CHECK(munmap(p, 8 * kMiB) == 0 && faults(p + kMiB) && faults(p + 5 * kMiB));
+  REQUIRE(holds(p + 2 * kMiB, 2 * kMiB, 61, 2 * kMiB / sizeof(long)) && faults(p + 7 * kMiB));
+  REQUIRE(munmap(p, 8 * kMiB) == 0 && faults(p + kMiB) && faults(p + 5 * kMiB));
   for (int i = 0; i < 4; ++i) {
     char* q = map_tiered(8 * kMiB, kRw, flags);
-    CHECK(all_zero(q, 8 * kMiB) && !faults(q + kMiB, true));
-    if (i % 2) CHECK(munmap(q, 8 * kMiB) == 0);
+    REQUIRE(all_zero(q, 8 * kMiB) && !faults(q + kMiB, true));
+    if (i % 2) REQUIRE(munmap(q, 8 * kMiB) == 0);
   }
 }
 #else
@@ -330,7 +332,7 @@ void generated_code(int) {}
 // Reads the first word of each page of the range.
 void read_pages(const char* p, size_t pages) {
   for (size_t i = 0; i < pages; ++i)
-    CHECK(*reinterpret_cast<const unsigned long*>(p + i * g_page) == stamp(41, i * g_page / sizeof(long)));
+    REQUIRE(*reinterpret_cast<const unsigned long*>(p + i * g_page) == stamp(41, i * g_page / sizeof(long)));
 }
 
 // One after the other, and still no page that was not asked for.
@@ -338,15 +340,15 @@ void random_reads_nothing_ahead() {
   constexpr size_t kBytes = 128 * kMiB, kRead = 8 * kMiB;
   char* p = map_tiered(kBytes);
   fill(p, kBytes, 41);
-  CHECK(madvise(p, 2 * kRead, MADV_PAGEOUT) == 0 && madvise(p, 2 * kRead, MADV_RANDOM) == 0);
+  REQUIRE(madvise(p, 2 * kRead, MADV_PAGEOUT) == 0 && madvise(p, 2 * kRead, MADV_RANDOM) == 0);
   uint64_t ahead = prefetched(), major = major_faults();
   read_pages(p, kRead / g_page);
   fprintf(stderr, "random: %lu pages, %lu reads, %lu read ahead\n", kRead / g_page, major_faults() - major,
           prefetched() - ahead);
-  CHECK(prefetched() == ahead && major_faults() - major > kRead / g_page * 9 / 10);
-  CHECK(madvise(p, kBytes, MADV_NORMAL) == 0 && madvise(p, 2 * kRead, MADV_PAGEOUT) == 0);
+  REQUIRE(prefetched() == ahead && major_faults() - major > kRead / g_page * 9 / 10);
+  REQUIRE(madvise(p, kBytes, MADV_NORMAL) == 0 && madvise(p, 2 * kRead, MADV_PAGEOUT) == 0);
   read_pages(p, kRead / g_page);
-  CHECK(prefetched() > ahead && holds(p, kBytes, 41) && munmap(p, kBytes) == 0);
+  REQUIRE(prefetched() > ahead && holds(p, kBytes, 41) && munmap(p, kBytes) == 0);
 }
 
 // From the first page of a run on.
@@ -354,16 +356,16 @@ void sequential_reads_ahead() {
   constexpr size_t kBytes = 128 * kMiB, kPlaces = 64, kRun = 32;
   char* p = map_tiered(kBytes);
   fill(p, kBytes, 41);
-  CHECK(madvise(p, kBytes, MADV_PAGEOUT) == 0 && madvise(p, kBytes, MADV_SEQUENTIAL) == 0);
+  REQUIRE(madvise(p, kBytes, MADV_PAGEOUT) == 0 && madvise(p, kBytes, MADV_SEQUENTIAL) == 0);
   uint64_t major = major_faults();
   for (size_t i = 0; i < kPlaces; ++i) {
     const char* at = p + i * (kBytes / kPlaces);
     for (size_t k = 0; k < kRun; ++k)
-      CHECK(*reinterpret_cast<const unsigned long*>(at + k * g_page) ==
-            stamp(41, static_cast<size_t>(at - p + k * g_page) / sizeof(long)));
+      REQUIRE(*reinterpret_cast<const unsigned long*>(at + k * g_page) ==
+              stamp(41, static_cast<size_t>(at - p + k * g_page) / sizeof(long)));
   }
   fprintf(stderr, "sequential: %lu runs of %lu pages, %lu reads\n", kPlaces, kRun, major_faults() - major);
-  CHECK(major_faults() - major < 2 * kPlaces && holds(p, kBytes, 41) && munmap(p, kBytes) == 0);
+  REQUIRE(major_faults() - major < 2 * kPlaces && holds(p, kBytes, 41) && munmap(p, kBytes) == 0);
 }
 
 // What lies behind goes before what others have in DRAM.
@@ -371,14 +373,14 @@ void sequential_evicts_behind() {
   constexpr size_t kBytes = 64 * kMiB, kOthers = 10 * kMiB;
   char* p = map_tiered(kBytes);
   fill(p, kBytes, 41);
-  CHECK(madvise(p, kBytes, MADV_PAGEOUT) == 0 && madvise(p, kBytes, MADV_SEQUENTIAL) == 0);
+  REQUIRE(madvise(p, kBytes, MADV_PAGEOUT) == 0 && madvise(p, kBytes, MADV_SEQUENTIAL) == 0);
   char* others = map_tiered(kOthers);
   fill(others, kOthers, 43);
   for (int pass = 0; pass < 6; ++pass) read_pages(p, kBytes / g_page);  // each brings the clock's hand round once
   const size_t stayed = present_pages(others, kOthers);
   fprintf(stderr, "behind: %lu of %lu pages of others stayed\n", stayed, kOthers / g_page);
-  CHECK(stayed > kOthers / g_page * 3 / 4);
-  CHECK(holds(p, kBytes, 41) && holds(others, kOthers, 43) && munmap(p, kBytes) == 0 && munmap(others, kOthers) == 0);
+  REQUIRE(stayed > kOthers / g_page * 3 / 4);
+  REQUIRE(holds(p, kBytes, 41) && holds(others, kOthers, 43) && munmap(p, kBytes) == 0 && munmap(others, kOthers) == 0);
 }
 
 // The child shares the memory of its parent, but not its descriptors: what it opens for this thread must not stay.
@@ -390,8 +392,8 @@ void advised_by_a_child_of_vfork() {
     push_out();
     const pid_t child = vfork();  // NOLINT(bugprone-unsafe-functions): what this is about
     if (child == 0) _exit(madvise(p, 2 * kMiB, advice) == 0 ? 0 : 1);
-    CHECK(ends_well(child));
-    CHECK(madvise(p + 4 * kMiB, 2 * kMiB, MADV_POPULATE_READ) == 0 && holds(p, kBytes, 71));
+    REQUIRE(ends_well(child));
+    REQUIRE(madvise(p + 4 * kMiB, 2 * kMiB, MADV_POPULATE_READ) == 0 && holds(p, kBytes, 71));
   }
 }
 
@@ -400,15 +402,15 @@ void guard_pages_before_activation() {
   if (!kernel_has_guards()) return;
   char* p = map_tiered(2 * kMiB);
   guard_every_16th(p, 2 * kMiB, 0);
-  CHECK(madvise(p, kMiB, MADV_DONTNEED) == 0 && faults(p + 5 * g_page) && madvise(p, kMiB, MADV_GUARD_REMOVE) == 0 &&
-        all_zero(p, kMiB));
-  CHECK(faults(p + kMiB + 5 * g_page) && munmap(p, 2 * kMiB) == 0);
+  REQUIRE(madvise(p, kMiB, MADV_DONTNEED) == 0 && faults(p + 5 * g_page) && madvise(p, kMiB, MADV_GUARD_REMOVE) == 0 &&
+          all_zero(p, kMiB));
+  REQUIRE(faults(p + kMiB + 5 * g_page) && munmap(p, 2 * kMiB) == 0);
   comes_back_empty(p, 2 * kMiB);
   p = map_tiered(2 * kMiB);
   guard_every_16th(p, 2 * kMiB, 0);
   push_out();  // active now
-  for (size_t i = 0; i < 2 * kMiB / g_page; ++i) CHECK(faults(p + i * g_page) == (i % 16 == 5));
-  CHECK(munmap(p, 2 * kMiB) == 0);
+  for (size_t i = 0; i < 2 * kMiB / g_page; ++i) REQUIRE(faults(p + i * g_page) == (i % 16 == 5));
+  REQUIRE(munmap(p, 2 * kMiB) == 0);
 }
 
 // For this thread, guard pages are what they are to a kernel before 6.13: unknown.
@@ -434,13 +436,13 @@ void unknown_guard_pages() {
   fill(written, 4 * kMiB, 7);
   for (char* p : {written, reserved})
     for (const int advice : {MADV_GUARD_INSTALL, MADV_GUARD_REMOVE})
-      CHECK(madvise(p + kMiB, kMiB, advice) != 0 && errno == EINVAL);
-  CHECK(holds(written, 4 * kMiB, 7));
-  CHECK(munmap(written + 2 * kMiB, kMiB) == 0);
-  CHECK(mremap(reserved, 4 * kMiB, 8 * kMiB, MREMAP_MAYMOVE) != MAP_FAILED);
+      REQUIRE(madvise(p + kMiB, kMiB, advice) != 0 && errno == EINVAL);
+  REQUIRE(holds(written, 4 * kMiB, 7));
+  REQUIRE(munmap(written + 2 * kMiB, kMiB) == 0);
+  REQUIRE(mremap(reserved, 4 * kMiB, 8 * kMiB, MREMAP_MAYMOVE) != MAP_FAILED);
   auto* moved = static_cast<char*>(mremap(written, 2 * kMiB, 6 * kMiB, MREMAP_MAYMOVE));
-  CHECK(moved != MAP_FAILED && holds(moved, 2 * kMiB, 7));
-  CHECK(munmap(moved, 6 * kMiB) == 0);
+  REQUIRE(moved != MAP_FAILED && holds(moved, 2 * kMiB, 7));
+  REQUIRE(munmap(moved, 6 * kMiB) == 0);
   comes_back_empty(moved, 6 * kMiB);
 }
 

@@ -34,7 +34,7 @@ constexpr size_t kHeap = 64 * kMiB;  // four times the budget
 // A tiered map with a content that does not fit into DRAM.
 char* filled_map() {
   char* p = map_any(kHeap);
-  CHECK(tiered(p));
+  REQUIRE(tiered(p));
   fill(p, kHeap, 7);
   return p;
 }
@@ -56,8 +56,8 @@ int run_out_of_file() {
 
 int after_rights_are_dropped() {
   char* p = filled_map();  // activated while there are rights
-  CHECK(setgid(65534) == 0 && setuid(65534) == 0);
-  CHECK(holds(p, kHeap, 7));
+  REQUIRE(setgid(65534) == 0 && setuid(65534) == 0);
+  REQUIRE(holds(p, kHeap, 7));
   return run_out_of_lun();
 }
 
@@ -70,7 +70,7 @@ void* other_thread(void* body) {
 int by_other_thread(int (*body)()) {
   pthread_t thread;
   char* p = filled_map();
-  CHECK(p != nullptr && pthread_create(&thread, nullptr, other_thread, reinterpret_cast<void*>(body)) == 0);
+  REQUIRE(p != nullptr && pthread_create(&thread, nullptr, other_thread, reinterpret_cast<void*>(body)) == 0);
   pthread_exit(nullptr);
 }
 
@@ -78,9 +78,9 @@ int without_main_thread() { return by_other_thread(run_out_of_lun); }
 
 int direct_io_is_seen() {
   int fd = static_cast<int>(syscall(SYS_openat, AT_FDCWD, "/var/tmp", O_TMPFILE | O_RDWR | O_DIRECT, 0600));
-  CHECK(fd >= 0);
+  REQUIRE(fd >= 0);
   char* p = filled_map();  // evicts
-  CHECK(holds(p, kHeap, 7));
+  REQUIRE(holds(p, kHeap, 7));
   return 0;
 }
 
@@ -112,22 +112,22 @@ void deny(const std::vector<Denied>& calls, unsigned action) {
   }
   code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
   sock_fprog program{static_cast<unsigned short>(code.size()), code.data()};
-  CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-  CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0);
+  REQUIRE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+  REQUIRE(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0);
 }
 
 // What is evicted comes back and what is written is evicted, with the calls denied. By system calls that are not.
 void use_memory_without(const std::vector<Denied>& calls, unsigned action) {
   char* p = filled_map();
   deny(calls, action);
-  CHECK(holds(p, kHeap, 7));
+  REQUIRE(holds(p, kHeap, 7));
   fill(p, kHeap, 8);
-  CHECK(holds(p, kHeap, 8));
+  REQUIRE(holds(p, kHeap, 8));
   char* q = map_any(kHeap);
-  CHECK(all_zero(q, kHeap));
+  REQUIRE(all_zero(q, kHeap));
   fill(q, kHeap, 9);
-  CHECK(holds(q, kHeap, 9) && holds(p, kHeap, 8));
-  CHECK(madvise(p, kHeap, MADV_DONTNEED) == 0 && all_zero(p, kHeap));
+  REQUIRE(holds(q, kHeap, 9) && holds(p, kHeap, 8));
+  REQUIRE(madvise(p, kHeap, MADV_DONTNEED) == 0 && all_zero(p, kHeap));
 }
 
 constexpr unsigned kRefuse = SECCOMP_RET_ERRNO | EPERM, kKill = SECCOMP_RET_KILL_THREAD;
@@ -157,42 +157,42 @@ void no_address_space() {
   char* p = filled_map();
   char statm[64];
   int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
-  CHECK(fd >= 0 && read(fd, statm, sizeof statm) > 0);
+  REQUIRE(fd >= 0 && read(fd, statm, sizeof statm) > 0);
   close(fd);
   rlim_t now = strtoul(statm, nullptr, 10) * static_cast<unsigned long>(sysconf(_SC_PAGESIZE));
   rlimit limit{now, now};
-  CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
-  CHECK(holds(p, kHeap, 7));
+  REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
+  REQUIRE(holds(p, kHeap, 7));
   constexpr size_t kHidden = 8 * kMiB;
-  CHECK(holds(p, kHidden, 7) && present_pages(p, kHidden) > kHidden / 4096 / 2);
-  CHECK(mprotect(p, kHidden, PROT_NONE) == 0);
-  for (int turn = 0; turn < 4; ++turn) CHECK(holds(p + kHidden, kHeap - kHidden, 7, kHidden / sizeof(long)));
-  CHECK(present_pages(p, kHidden) < kHidden / 4096 / 16);
-  CHECK(mprotect(p, kHidden, kRw) == 0 && holds(p, kHidden, 7));
+  REQUIRE(holds(p, kHidden, 7) && present_pages(p, kHidden) > kHidden / 4096 / 2);
+  REQUIRE(mprotect(p, kHidden, PROT_NONE) == 0);
+  for (int turn = 0; turn < 4; ++turn) REQUIRE(holds(p + kHidden, kHeap - kHidden, 7, kHidden / sizeof(long)));
+  REQUIRE(present_pages(p, kHidden) < kHidden / 4096 / 16);
+  REQUIRE(mprotect(p, kHidden, kRw) == 0 && holds(p, kHidden, 7));
   fill(p, kHeap, 8);
-  CHECK(holds(p, kHeap, 8));
-  CHECK(fork() == -1 && errno == ENOMEM && holds(p, kHeap, 8));
+  REQUIRE(holds(p, kHeap, 8));
+  REQUIRE(fork() == -1 && errno == ENOMEM && holds(p, kHeap, 8));
 }
 
 // ---- daemons --------------------------------------------------------------------------------------------------------
 
 int of_all_descriptors(int (*close_some)(int first)) {
   char* p = filled_map();
-  CHECK(chroot("/proc/self/fdinfo") == 0 && chdir("/") == 0 && setgid(65534) == 0 && setuid(65534) == 0);
-  CHECK(close_some(3) == 0);
+  REQUIRE(chroot("/proc/self/fdinfo") == 0 && chdir("/") == 0 && setgid(65534) == 0 && setuid(65534) == 0);
+  REQUIRE(close_some(3) == 0);
   char* more = map_any(kHeap / 2);
   fill(more, kHeap / 2, 9);
   for (int round = 0; round < 2; ++round) {
     const pid_t child = fork();
     if (child == 0) {
-      CHECK(holds(p, kHeap, 7) && holds(more, kHeap / 2, 9) && close_some(3) == 0);
+      REQUIRE(holds(p, kHeap, 7) && holds(more, kHeap / 2, 9) && close_some(3) == 0);
       fill(p, kHeap, 8);
       if (const pid_t grandchild = fork(); grandchild != 0) _exit(ends_well(grandchild) && holds(p, kHeap, 8) ? 0 : 1);
       _exit(holds(p, kHeap, 8) && holds(more, kHeap / 2, 9) ? 0 : 1);
     }
-    CHECK(ends_well(child));
+    REQUIRE(ends_well(child));
   }
-  CHECK(holds(p, kHeap, 7) && holds(more, kHeap / 2, 9));
+  REQUIRE(holds(p, kHeap, 7) && holds(more, kHeap / 2, 9));
   return 0;
 }
 
@@ -212,14 +212,14 @@ int confined_and_closed_at_once() {
 // So does one that is small when it forks: parent and child each have a LUN file.
 void confined_early() {
   constexpr size_t kEach = 72 * kMiB;
-  CHECK(chroot("/proc/self/fdinfo") == 0 && chdir("/") == 0);
+  REQUIRE(chroot("/proc/self/fdinfo") == 0 && chdir("/") == 0);
   const pid_t child = fork();
   const unsigned long seed = child == 0 ? 1 : 2;
   char* p = map_any(kEach);
   fill(p, kEach, seed);
-  for (int round = 0; round < 3; ++round) CHECK(holds(p, kEach, seed));
+  for (int round = 0; round < 3; ++round) REQUIRE(holds(p, kEach, seed));
   if (child == 0) _exit(0);
-  CHECK(ends_well(child));
+  REQUIRE(ends_well(child));
 }
 
 // ---- first touches --------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ void sparse_touches() {
   for (size_t at = 0; at < 64 * 4096; at += 4096) q[at] = 1;
   size_t dense = present_pages(q, kMiB);
   fprintf(stderr, "%zu pages touched far apart: %zu are filled; 64 in a row: %zu\n", kSparse / kStep, sparse, dense);
-  CHECK(sparse <= 2 * (kSparse / kStep) && dense > 64);
+  REQUIRE(sparse <= 2 * (kSparse / kStep) && dense > 64);
 }
 
 // ---- idle -----------------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ unsigned long service_switches(unsigned* threads) {
   unsigned long sum = 0;
   *threads = 0;
   DIR* directory = opendir("/proc/self/task");
-  CHECK(directory != nullptr);
+  REQUIRE(directory != nullptr);
   while (dirent* entry = readdir(directory)) {
     char path[300], text[4096] = {};
     snprintf(path, sizeof path, "/proc/self/task/%s/status", entry->d_name);
@@ -266,31 +266,31 @@ void stays_asleep(const char* who) {
   usleep(1500000);  // what is under way comes to its end
   unsigned threads = 0;
   unsigned long before = service_switches(&threads);
-  CHECK(threads >= 3);
+  REQUIRE(threads >= 3);
   usleep(3000000);
   unsigned long wakeups = service_switches(&threads) - before;
   fprintf(stderr, "%s: %u threads, %lu wake-ups in 3 s\n", who, threads, wakeups);
-  CHECK(wakeups <= 6);
+  REQUIRE(wakeups <= 6);
 }
 
 void idle() {
   char* p = filled_map();
-  CHECK(holds(p, kHeap, 7));
+  REQUIRE(holds(p, kHeap, 7));
   stays_asleep("alone");
   int has_read[2];
-  CHECK(pipe(has_read) == 0);
+  REQUIRE(pipe(has_read) == 0);
   pid_t child = fork();
-  CHECK(child >= 0);
+  REQUIRE(child >= 0);
   if (child == 0) {
-    CHECK(holds(p, kHeap, 7));
-    CHECK(write(has_read[1], "", 1) == 1);
+    REQUIRE(holds(p, kHeap, 7));
+    REQUIRE(write(has_read[1], "", 1) == 1);
     stays_asleep("child");
     _exit(0);
   }
   char byte;  // the child's reading makes its parent evict
-  CHECK(close(has_read[1]) == 0 && read(has_read[0], &byte, 1) == 1);
+  REQUIRE(close(has_read[1]) == 0 && read(has_read[0], &byte, 1) == 1);
   stays_asleep("parent");
-  CHECK(ends_well(child));
+  REQUIRE(ends_well(child));
 }
 
 // ---- raw calls on tiered memory -------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ void idle() {
 // The call takes effect, and its caller goes on; the line comes at once.
 [[noreturn]] void raw_call_is_refused(long number, char* at, unsigned long bytes, long a = 0, long b = 0, long c = 0,
                                       long d = 0) {
-  CHECK(raw(number, at, bytes, a, b, c, d) != -1);
+  REQUIRE(raw(number, at, bytes, a, b, c, d) != -1);
   for (;;) pause();
 }
 
@@ -325,15 +325,15 @@ int raw_mremap_over() {
 void* raw_unmapping(void* at) { raw_call_is_refused(SYS_munmap, static_cast<char*>(at), kMiB); }
 
 void* faulting(void* memory) {
-  for (;; sched_yield()) CHECK(holds(memory, kHeap / 2, 7));
+  for (;; sched_yield()) REQUIRE(holds(memory, kHeap / 2, 7));
 }
 
 int raw_munmap_threads() {
   char* p = filled_map();
   for (size_t i = 0; i < 8; ++i) {
     pthread_t thread;
-    CHECK(pthread_create(&thread, nullptr, i < 4 ? faulting : raw_unmapping, i < 4 ? p : p + kHeap / 2 + i * kMiB) ==
-          0);
+    REQUIRE(pthread_create(&thread, nullptr, i < 4 ? faulting : raw_unmapping, i < 4 ? p : p + kHeap / 2 + i * kMiB) ==
+            0);
   }
   for (;;) pause();
 }
@@ -344,8 +344,8 @@ void raw_munmap_in_child() {
   const pid_t child = fork();
   if (child == 0) raw_call_is_refused(SYS_munmap, p, kMiB);
   int status = 0;
-  CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
-  CHECK(holds(p, kHeap, 7));
+  REQUIRE(child > 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+  REQUIRE(holds(p, kHeap, 7));
 }
 
 // What a raw call unmaps before activation leaves a hole in a region, which nothing of the pager's may fill.
@@ -353,29 +353,29 @@ void raw_munmap_early() {
   char* p = map_any(kMiB);
   char* hole = map_any(16 * kMiB);
   fill(p, kMiB, 3);
-  CHECK(raw(SYS_munmap, hole, 16 * kMiB) == 0);
+  REQUIRE(raw(SYS_munmap, hole, 16 * kMiB) == 0);
   char* q = filled_map();
   char* r = filled_map();
-  CHECK(holds(q, kHeap, 7) && holds(r, kHeap, 7) && holds(p, kMiB, 3));
+  REQUIRE(holds(q, kHeap, 7) && holds(r, kHeap, 7) && holds(p, kMiB, 3));
 }
 
 // Calls about memory by libc's syscall() are served as those of their names: what they take stays in the tier, zeros
 // come where zeros are due.
 void calls_by_number() {
   auto* p = reinterpret_cast<char*>(syscall(SYS_mmap, nullptr, kHeap, kRw, kPrivate, -1, 0));
-  CHECK(p != MAP_FAILED && tiered(p));
+  REQUIRE(p != MAP_FAILED && tiered(p));
   fill(p, kHeap, 7);
   auto* moved = reinterpret_cast<char*>(syscall(SYS_mremap, p, kHeap, kHeap + kMiB, MREMAP_MAYMOVE));
-  CHECK(moved != MAP_FAILED && tiered(moved) && holds(moved, kHeap, 7) && all_zero(moved + kHeap, kMiB));
-  CHECK(syscall(SYS_madvise, moved, kMiB, MADV_DONTNEED) == 0 && all_zero(moved, kMiB));
-  CHECK(syscall(SYS_mprotect, moved, kMiB, PROT_NONE) == 0 && syscall(SYS_mprotect, moved, kMiB, PROT_READ) == 0);
-  CHECK(syscall(SYS_mlock, moved + kMiB, kMiB) == 0 && syscall(SYS_munlock, moved + kMiB, kMiB) == 0);
-  CHECK(syscall(SYS_mlockall, MCL_CURRENT) == -1 && errno == ENOMEM);
-  CHECK(syscall(SYS_munmap, moved + kMiB, kMiB) == 0);
-  CHECK(syscall(SYS_madvise, moved + kMiB, kMiB, MADV_DONTNEED) == -1 && errno == ENOMEM);
-  CHECK(holds(moved + 2 * kMiB, kHeap - 2 * kMiB, 7, 2 * kMiB / sizeof(long)));
-  CHECK(syscall(SYS_munmap, moved, kHeap + kMiB) == 0 && syscall(SYS_getpid) == getpid());
-  CHECK(syscall(SYS_munmap, 1, 4096) == -1 && errno == EINVAL);
+  REQUIRE(moved != MAP_FAILED && tiered(moved) && holds(moved, kHeap, 7) && all_zero(moved + kHeap, kMiB));
+  REQUIRE(syscall(SYS_madvise, moved, kMiB, MADV_DONTNEED) == 0 && all_zero(moved, kMiB));
+  REQUIRE(syscall(SYS_mprotect, moved, kMiB, PROT_NONE) == 0 && syscall(SYS_mprotect, moved, kMiB, PROT_READ) == 0);
+  REQUIRE(syscall(SYS_mlock, moved + kMiB, kMiB) == 0 && syscall(SYS_munlock, moved + kMiB, kMiB) == 0);
+  REQUIRE(syscall(SYS_mlockall, MCL_CURRENT) == -1 && errno == ENOMEM);
+  REQUIRE(syscall(SYS_munmap, moved + kMiB, kMiB) == 0);
+  REQUIRE(syscall(SYS_madvise, moved + kMiB, kMiB, MADV_DONTNEED) == -1 && errno == ENOMEM);
+  REQUIRE(holds(moved + 2 * kMiB, kHeap - 2 * kMiB, 7, 2 * kMiB / sizeof(long)));
+  REQUIRE(syscall(SYS_munmap, moved, kHeap + kMiB) == 0 && syscall(SYS_getpid) == getpid());
+  REQUIRE(syscall(SYS_munmap, 1, 4096) == -1 && errno == EINVAL);
 }
 
 // Guard pages made past us: as on plain memory, also when the pages around them are evicted.
@@ -389,19 +389,19 @@ int raw_guards() {
     return 0;
   }
   char* q = filled_map();
-  CHECK(holds(q, kHeap, 7) && holds(hot, 4096, 8) &&
-        holds(hot + 3 * 4096, kMiB - 3 * 4096, 8, 3 * 4096 / sizeof(long)));
+  REQUIRE(holds(q, kHeap, 7) && holds(hot, 4096, 8) &&
+          holds(hot + 3 * 4096, kMiB - 3 * 4096, 8, 3 * 4096 / sizeof(long)));
   pid_t child = fork();
-  CHECK(child >= 0);
+  REQUIRE(child >= 0);
   if (child == 0) _exit(hot[4096]);
   int status = 0;
-  CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+  REQUIRE(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
   // And those that we were told of, when they are taken away by a call past us.
   constexpr int kRemove = 103;
-  CHECK(madvise(p, kMiB, kInstall) == 0 && raw(SYS_madvise, p, kMiB, kRemove) == 0);
-  CHECK(all_zero(p, kMiB));
+  REQUIRE(madvise(p, kMiB, kInstall) == 0 && raw(SYS_madvise, p, kMiB, kRemove) == 0);
+  REQUIRE(all_zero(p, kMiB));
   fill(p, kMiB, 9);
-  CHECK(holds(q, kHeap, 7) && holds(p, kMiB, 9));
+  REQUIRE(holds(q, kHeap, 7) && holds(p, kMiB, 9));
   return 0;
 }
 
@@ -409,13 +409,13 @@ int raw_guards() {
 void raw_advice() {
   char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 7);
-  CHECK(raw(SYS_madvise, p, kMiB, MADV_DONTNEED) == 0 && all_zero(p, kMiB));
-  CHECK(holds(p + kMiB, 3 * kMiB, 7, kMiB / sizeof(long)));
-  CHECK(raw(SYS_mprotect, p + kMiB, kMiB, PROT_READ) == 0 && raw(SYS_mlock, p + 2 * kMiB, kMiB) == 0);
+  REQUIRE(raw(SYS_madvise, p, kMiB, MADV_DONTNEED) == 0 && all_zero(p, kMiB));
+  REQUIRE(holds(p + kMiB, 3 * kMiB, 7, kMiB / sizeof(long)));
+  REQUIRE(raw(SYS_mprotect, p + kMiB, kMiB, PROT_READ) == 0 && raw(SYS_mlock, p + 2 * kMiB, kMiB) == 0);
   char* q = filled_map();
-  CHECK(holds(q, kHeap, 7) && holds(p + kMiB, 3 * kMiB, 7, kMiB / sizeof(long)));
-  CHECK(mmap(p + kMiB, kMiB, kRw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p + kMiB &&
-        all_zero(p + kMiB, kMiB));
+  REQUIRE(holds(q, kHeap, 7) && holds(p + kMiB, 3 * kMiB, 7, kMiB / sizeof(long)));
+  REQUIRE(mmap(p + kMiB, kMiB, kRw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p + kMiB &&
+          all_zero(p + kMiB, kMiB));
   p[kMiB] = 1;  // a map of its own may be written
 }
 
@@ -426,7 +426,7 @@ constexpr const char* kSaysMunmap = "FATAL: munmap (or mremap to less) of ";
 // With root's rights, which the body drops.
 template <auto kRun>
 int with_rights() {
-  if (geteuid() != 0) return skip("root", "rights can be dropped by root only");
+  if (geteuid() != 0) SKIP("root", "rights can be dropped by root only");
   return Body(kRun)();
 }
 

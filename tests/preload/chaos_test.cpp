@@ -25,18 +25,17 @@
 
 namespace {
 
+struct Random : tier::Random {
+  using tier::Random::Random;
+  uint32_t version() { return 1 + static_cast<uint32_t>(below(1u << 30)); }
+};
+
 constexpr size_t kPage = 4096, kPagesMin = 64, kPagesMax = 2048;  // maps below 256 KiB are not tiered
 constexpr unsigned kMaps = 24, kThreads = 6, kBlocks = 40, kGap = UINT32_MAX;
 
 const char* g_object;
 std::atomic<bool> g_stop{false};
 std::atomic<uint64_t> g_done{0}, g_forks{0}, g_refused{0};
-
-uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
 
 uint64_t word_of(uint32_t version, size_t index) { return version == 0 ? 0 : version * 0x9e3779b97f4a7c15 + index; }
 
@@ -54,16 +53,6 @@ void check_page(const void* page, uint32_t version, const char* when) {
   }
 }
 
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(mix(seed)) {}
-  uint64_t below(uint64_t n) { return mix(state_ += 0x9e3779b97f4a7c15) % n; }
-  uint32_t version() { return 1 + static_cast<uint32_t>(below(1u << 30)); }
-
- private:
-  uint64_t state_;
-};
-
 struct Map {
   std::mutex lock;
   char* base = nullptr;
@@ -73,7 +62,7 @@ struct Map {
   char* at(size_t page) const { return base + page * kPage; }
   void make(size_t count, bool reserve) {
     void* made = mmap(nullptr, count * kPage, kRw, kPrivate | (reserve ? 0 : MAP_NORESERVE), -1, 0);
-    CHECK(made != MAP_FAILED);
+    REQUIRE(made != MAP_FAILED);
     base = static_cast<char*>(made);
     versions.assign(count, 0);
   }
@@ -118,9 +107,9 @@ void write_part(const Part& part, Random& random) {
 
 void discard(const Part& part, Random& random) {
   if (random.below(3) == 0) {
-    CHECK(mmap(part.at(), part.bytes(), kRw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == part.at());
+    REQUIRE(mmap(part.at(), part.bytes(), kRw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == part.at());
   } else {
-    CHECK(madvise(part.at(), part.bytes(), MADV_DONTNEED) == 0);
+    REQUIRE(madvise(part.at(), part.bytes(), MADV_DONTNEED) == 0);
   }
   part.fill(0);
 }
@@ -134,9 +123,9 @@ void advise(const Part& part, Random& random) {
 
 void protect(const Part& part, Random& random) {
   const bool readable = random.below(2) == 0;
-  CHECK(mprotect(part.at(), part.bytes(), readable ? PROT_READ : PROT_NONE) == 0);
+  REQUIRE(mprotect(part.at(), part.bytes(), readable ? PROT_READ : PROT_NONE) == 0);
   if (readable) part.check("read-only");
-  CHECK(mprotect(part.at(), part.bytes(), kRw) == 0);
+  REQUIRE(mprotect(part.at(), part.bytes(), kRw) == 0);
   part.check("writable again");
 }
 
@@ -144,11 +133,11 @@ void lock_pages(const Part& part, Random& random) {
   if (mlock(part.at(), part.bytes()) != 0) return;  // its limit, or no room
   part.check("locked");
   if (random.below(2) == 0) write_part(part, random);
-  CHECK(munlock(part.at(), part.bytes()) == 0);
+  REQUIRE(munlock(part.at(), part.bytes()) == 0);
 }
 
 void unmap(const Part& part) {
-  CHECK(munmap(part.at(), part.bytes()) == 0);
+  REQUIRE(munmap(part.at(), part.bytes()) == 0);
   part.fill(kGap);
 }
 
@@ -156,7 +145,7 @@ void renew(Map& map, Random& random) {
   map.check_all("before munmap");
   for (size_t first = 0, end; first < map.pages(); first = end + 1) {  // a gap may be another map's by now
     for (end = first; end < map.pages() && map.versions[end] != kGap;) ++end;
-    if (end > first) CHECK(munmap(map.at(first), (end - first) * kPage) == 0);
+    if (end > first) REQUIRE(munmap(map.at(first), (end - first) * kPage) == 0);
   }
   map.make(kPagesMin + random.below(kPagesMax - kPagesMin), random.below(4) != 0);
 }
@@ -166,7 +155,7 @@ void resize(Map& map, Random& random) {
   const size_t count = kPagesMin + random.below(kPagesMax - kPagesMin);
   void* moved = mremap(map.base, map.pages() * kPage, count * kPage, MREMAP_MAYMOVE);
   if (moved == MAP_FAILED) {
-    CHECK(errno == EFAULT || errno == ENOMEM);  // of several pieces; no room
+    REQUIRE(errno == EFAULT || errno == ENOMEM);  // of several pieces; no room
     return;
   }
   map.base = static_cast<char*>(moved);
@@ -176,12 +165,12 @@ void resize(Map& map, Random& random) {
 // Through a file: what write(2) took from one part, read(2) brings into it again, after the part was overwritten.
 void through_file(const Part& part, Random& random) {
   const int fd = memfd_create("chaos", MFD_CLOEXEC);
-  CHECK(fd >= 0);
-  CHECK(pwrite(fd, part.at(), part.bytes(), 0) == static_cast<ssize_t>(part.bytes()));
+  REQUIRE(fd >= 0);
+  REQUIRE(pwrite(fd, part.at(), part.bytes(), 0) == static_cast<ssize_t>(part.bytes()));
   const std::vector<uint32_t> before(part.map.versions.begin() + static_cast<ptrdiff_t>(part.first),
                                      part.map.versions.begin() + static_cast<ptrdiff_t>(part.first + part.count));
   random.below(2) == 0 ? discard(part, random) : write_part(part, random);
-  CHECK(pread(fd, part.at(), part.bytes(), 0) == static_cast<ssize_t>(part.bytes()));
+  REQUIRE(pread(fd, part.at(), part.bytes(), 0) == static_cast<ssize_t>(part.bytes()));
   std::copy(before.begin(), before.end(), part.map.versions.begin() + static_cast<ptrdiff_t>(part.first));
   part.check("read from a file");
   close(fd);
@@ -189,7 +178,7 @@ void through_file(const Part& part, Random& random) {
 
 void through_pipe(const Part& part) {
   int ends[2];
-  CHECK(pipe2(ends, O_CLOEXEC) == 0);
+  REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
   const size_t bytes = part.count < 8 ? part.bytes() : 8 * kPage;
   iovec what{part.at(), bytes};
   const ssize_t given = vmsplice(ends[1], &what, 1, SPLICE_F_NONBLOCK);
@@ -197,7 +186,7 @@ void through_pipe(const Part& part) {
   for (ssize_t taken = 0; taken + static_cast<ssize_t>(kPage) <= given; taken += kPage) {
     for (size_t have = 0; have < kPage;) {
       const ssize_t n = read(ends[0], page + have, kPage - have);
-      CHECK(n > 0);
+      REQUIRE(n > 0);
       have += static_cast<size_t>(n);
     }
     check_page(page, part.map.versions[part.first + static_cast<size_t>(taken) / kPage], "spliced");
@@ -214,7 +203,7 @@ void by_process_vm(const Part& part, Random& random) {
     check_page(copy.data() + i * kPage, part.map.versions[part.first + i], "process_vm_readv");
   const uint32_t version = random.version();
   for (size_t i = 0; i < part.count; ++i) write_page(copy.data() + i * kPage, version);
-  CHECK(process_vm_writev(getpid(), &local, 1, &remote, 1, 0) == static_cast<ssize_t>(copy.size()));
+  REQUIRE(process_vm_writev(getpid(), &local, 1, &remote, 1, 0) == static_cast<ssize_t>(copy.size()));
   part.fill(version);
   part.check("process_vm_writev");
 }
@@ -228,15 +217,15 @@ void* check_in_thread(void* part) {
 void with_thread(const Part& part, Random& random) {
   constexpr size_t kStackPages = 64;
   pthread_attr_t attributes;
-  CHECK(pthread_attr_init(&attributes) == 0);
+  REQUIRE(pthread_attr_init(&attributes) == 0);
   const bool own_stack = part.count > kStackPages + 1 && random.below(2) == 0;
   const size_t stack = own_stack ? kStackPages : 0;
   Part checked{part.map, part.first + stack, part.count - stack};
-  if (own_stack) CHECK(pthread_attr_setstack(&attributes, part.at(), stack * kPage) == 0);
+  if (own_stack) REQUIRE(pthread_attr_setstack(&attributes, part.at(), stack * kPage) == 0);
   pthread_t thread;
   const int rc = pthread_create(&thread, &attributes, check_in_thread, &checked);
-  if (rc == 0) CHECK(pthread_join(thread, nullptr) == 0);
-  CHECK(rc == 0 || rc == EAGAIN);
+  if (rc == 0) REQUIRE(pthread_join(thread, nullptr) == 0);
+  REQUIRE(rc == 0 || rc == EAGAIN);
   pthread_attr_destroy(&attributes);
   if (own_stack) discard({part.map, part.first, stack}, random);
 }
@@ -257,7 +246,7 @@ void in_child(Map& map, Map* other, Random& random) {
   }
   write_part(choose(map, random, 400), random);
   int status = 0;
-  CHECK(waitpid(child, &status, 0) == child);
+  REQUIRE(waitpid(child, &status, 0) == child);
   if (status != 0) {
     fprintf(stderr, "a child: status %x\n", static_cast<unsigned>(status));
     abort();
@@ -278,11 +267,11 @@ class Blocks {
       block.words = static_cast<uint64_t*>(random.below(2) == 0 ? calloc(words, 8) : malloc(words * 8));
     } else {
       auto* moved = static_cast<uint64_t*>(realloc(block.words, words * 8));
-      CHECK(moved != nullptr);
-      for (size_t i = 0; i < words && i < block.count; ++i) CHECK(moved[i] == word_of(block.version, i));
+      REQUIRE(moved != nullptr);
+      for (size_t i = 0; i < words && i < block.count; ++i) REQUIRE(moved[i] == word_of(block.version, i));
       block.words = moved;
     }
-    CHECK(block.words != nullptr);
+    REQUIRE(block.words != nullptr);
     block.count = words;
     block.version = random.version();
     for (size_t i = 0; i < words; ++i) block.words[i] = word_of(block.version, i);
@@ -300,7 +289,7 @@ class Blocks {
     size_t count = 0;
     uint32_t version = 0;
     void check() const {
-      for (size_t i = 0; i < count; ++i) CHECK(words[i] == word_of(version, i));
+      for (size_t i = 0; i < count; ++i) REQUIRE(words[i] == word_of(version, i));
     }
   };
   Block blocks_[kBlocks];
@@ -325,7 +314,7 @@ void step_map(Map& map, Random& random) {
     }
     case 5: {
       void* object = dlopen(g_object, RTLD_NOW | RTLD_LOCAL);
-      CHECK(object != nullptr && dlclose(object) == 0);
+      REQUIRE(object != nullptr && dlclose(object) == 0);
       return;
     }
     case 6:
@@ -387,7 +376,7 @@ void chaos(unsigned seconds) {
   printf("%llu operations, %llu forks (%llu refused), %llu pages evicted\n",
          static_cast<unsigned long long>(g_done.load()), static_cast<unsigned long long>(g_forks.load()),
          static_cast<unsigned long long>(g_refused.load()), static_cast<unsigned long long>(evicted));
-  CHECK(g_forks.load() > 0 && evicted > 1000);
+  REQUIRE(g_forks.load() > 0 && evicted > 1000);
 }
 
 }  // namespace

@@ -24,12 +24,12 @@ char* g_memory = nullptr;
 char* g_stack = nullptr;
 
 int child_body(void*) {
-  CHECK(holds(g_memory, kBytes, 1));
+  REQUIRE(holds(g_memory, kBytes, 1));
   fill(g_memory, kBytes / 2, 2);
-  CHECK(holds(g_memory, kBytes / 2, 2));
+  REQUIRE(holds(g_memory, kBytes / 2, 2));
   char* more = map_tiered(8 * kMiB);
   fill(more, 8 * kMiB, 3);
-  CHECK(holds(more, 8 * kMiB, 3) && holds(g_memory + kBytes / 2, kBytes / 2, 1, kBytes / 2 / sizeof(long)));
+  REQUIRE(holds(more, 8 * kMiB, 3) && holds(g_memory + kBytes / 2, kBytes / 2, 1, kBytes / 2 / sizeof(long)));
   _exit(7);
 }
 
@@ -60,18 +60,18 @@ const Way kWays[] = {{"_Fork", by_fork_alone},
 void children_have_their_memory() {
   for (const Way& way : kWays) {
     fill(g_memory, kBytes, 1);
-    CHECK(lunar_evict(g_memory, kBytes / 4) >= 0);
+    REQUIRE(lunar_evict(g_memory, kBytes / 4) >= 0);
     const long pid = way.make();
     if (pid == 0) child_body(nullptr);
-    CHECK(pid > 0);
+    REQUIRE(pid > 0);
     fill(g_memory, kBytes, 4);
     int status = 0;
-    CHECK(waitpid(static_cast<pid_t>(pid), &status, 0) == pid);
+    REQUIRE(waitpid(static_cast<pid_t>(pid), &status, 0) == pid);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 7) {
       fprintf(stderr, "%s: the child ended with status %x\n", way.name, status);
       _exit(1);
     }
-    CHECK(holds(g_memory, kBytes, 4));
+    REQUIRE(holds(g_memory, kBytes, 4));
   }
 }
 
@@ -89,20 +89,20 @@ void a_child_that_shares_memory_may_end() {
   // What it says goes into a pipe.
   int ends[2];
   const int errors = dup(STDERR_FILENO);
-  CHECK(errors >= 0 && pipe(ends) == 0 && dup2(ends[1], STDERR_FILENO) == STDERR_FILENO);
+  REQUIRE(errors >= 0 && pipe(ends) == 0 && dup2(ends[1], STDERR_FILENO) == STDERR_FILENO);
   const int pid = clone(grow_in_parents_memory, g_stack + kMiB, CLONE_VM | SIGCHLD, nullptr);
-  CHECK(pid > 0);
-  CHECK(dup2(errors, STDERR_FILENO) == STDERR_FILENO && close(errors) == 0 && close(ends[1]) == 0);
+  REQUIRE(pid > 0);
+  REQUIRE(dup2(errors, STDERR_FILENO) == STDERR_FILENO && close(errors) == 0 && close(ends[1]) == 0);
   int status = 0;
-  CHECK(waitpid(pid, &status, 0) == pid);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+  REQUIRE(waitpid(pid, &status, 0) == pid);
+  REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == 7);
   char said[1024] = {};
-  CHECK(read(ends[0], said, sizeof said - 1) >= 0 && close(ends[0]) == 0);
+  REQUIRE(read(ends[0], said, sizeof said - 1) >= 0 && close(ends[0]) == 0);
   fputs(said, stderr);
-  CHECK(strstr(said, "not started by process") != nullptr && strchr(said, '\n') == said + strlen(said) - 1);
+  REQUIRE(strstr(said, "not started by process") != nullptr && strchr(said, '\n') == said + strlen(said) - 1);
   g_memory = map_tiered(kBytes);
   fill(g_memory, kBytes, 1);
-  CHECK(holds(g_memory, kBytes, 1));
+  REQUIRE(holds(g_memory, kBytes, 1));
 }
 
 // libc's tables of the locale lie on the heap, and every thread reads them when it begins: those too that will serve
@@ -113,16 +113,16 @@ void the_locale_is_evicted() {
     return;
   }
   locale_t copy = duplocale(LC_GLOBAL_LOCALE);
-  CHECK(copy != nullptr && tiered(copy->__locales[LC_CTYPE]));
+  REQUIRE(copy != nullptr && tiered(copy->__locales[LC_CTYPE]));
   for (int round = 0; round < 3; ++round) {
-    CHECK(lunar_evict(copy->__locales[LC_CTYPE], 4096) >= 0);
+    REQUIRE(lunar_evict(copy->__locales[LC_CTYPE], 4096) >= 0);
     const pid_t pid = fork();
-    CHECK(pid >= 0);
+    REQUIRE(pid >= 0);
     if (pid == 0) _exit(toupper('a') == 'A' && holds(g_memory, kBytes, 4) ? 7 : 1);
     int status = 0, ended = 0;
     for (int look = 0; look < 300 && (ended = waitpid(pid, &status, WNOHANG)) == 0; ++look) usleep(100000);
     if (ended == 0) kill(pid, SIGKILL);
-    CHECK(ended == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    REQUIRE(ended == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7);
   }
   freelocale(copy);
 }
@@ -136,21 +136,21 @@ pid_t g_forked = -1;
 void fork_on_it() {
   volatile char local[2 * 4096];
   for (size_t i = 0; i < sizeof local; ++i) local[i] = static_cast<char>(i);
-  CHECK(lunar_evict(g_coroutine_stack, kMiB) >= 0);
+  REQUIRE(lunar_evict(g_coroutine_stack, kMiB) >= 0);
   const long pid = g_way->make();
   bool same = true;
   for (size_t i = 0; i < sizeof local; ++i) same = same && local[i] == static_cast<char>(i);
   if (pid == 0) _exit(same && holds(g_memory, kBytes, 4) ? 7 : 1);
-  CHECK(same && pid > 0);
+  REQUIRE(same && pid > 0);
   g_forked = static_cast<pid_t>(pid);
 }
 
 void ends_by_7(pid_t pid, const char* what) {
   int status = 0;
-  CHECK(waitpid(pid, &status, 0) == pid);
+  REQUIRE(waitpid(pid, &status, 0) == pid);
   const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 7;
   if (!well) fprintf(stderr, "%s: ended with status %x\n", what, status);
-  CHECK(well);
+  REQUIRE(well);
 }
 
 void children_begin_on_tiered_stacks() {
@@ -158,31 +158,31 @@ void children_begin_on_tiered_stacks() {
   fill(g_coroutine_stack, kMiB, 9);
   for (const Way& way : kWays) {
     if (way.make == by_clone) continue;
-    CHECK(getcontext(&g_coroutine) == 0);
+    REQUIRE(getcontext(&g_coroutine) == 0);
     g_coroutine.uc_stack.ss_sp = g_coroutine_stack;
     g_coroutine.uc_stack.ss_size = kMiB;
     g_coroutine.uc_link = &g_caller;
     g_way = &way;
     makecontext(&g_coroutine, fork_on_it, 0);
-    CHECK(swapcontext(&g_caller, &g_coroutine) == 0);
+    REQUIRE(swapcontext(&g_caller, &g_coroutine) == 0);
     ends_by_7(g_forked, way.name);
   }
   for (const Way& way : kWays) {  // its local storage is on that stack, too
     if (way.make == by_clone) continue;
     pthread_attr_t attributes;
     pthread_t thread;
-    CHECK(pthread_attr_init(&attributes) == 0);
-    CHECK(pthread_attr_setstack(&attributes, g_coroutine_stack, kMiB) == 0);
+    REQUIRE(pthread_attr_init(&attributes) == 0);
+    REQUIRE(pthread_attr_setstack(&attributes, g_coroutine_stack, kMiB) == 0);
     g_way = &way;
     auto run = [](void*) -> void* { return fork_on_it(), nullptr; };
-    CHECK(pthread_create(&thread, &attributes, run, nullptr) == 0 && pthread_join(thread, nullptr) == 0);
+    REQUIRE(pthread_create(&thread, &attributes, run, nullptr) == 0 && pthread_join(thread, nullptr) == 0);
     ends_by_7(g_forked, way.name);
   }
   for (int round = 0; round < 3; ++round) {
     fill(g_memory, kBytes, 1);
-    CHECK(lunar_evict(g_coroutine_stack, kMiB) >= 0);
+    REQUIRE(lunar_evict(g_coroutine_stack, kMiB) >= 0);
     const int pid = clone(child_body, g_coroutine_stack + kMiB, SIGCHLD, nullptr);
-    CHECK(pid > 0);
+    REQUIRE(pid > 0);
     ends_by_7(pid, "clone");
   }
   fill(g_memory, kBytes, 4);
@@ -198,44 +198,44 @@ int g_stage = 0;
 void* uses_many_keys(void*) {
   for (int i = 0; i < kBlocks; ++i) {
     g_blocks[i] = static_cast<char*>(malloc(kBlock));
-    CHECK(g_blocks[i] != nullptr && tiered(g_blocks[i]));
+    REQUIRE(g_blocks[i] != nullptr && tiered(g_blocks[i]));
     memset(g_blocks[i], 0x5a, kBlock);
-    if (i == kBlocks / 2) CHECK(pthread_setspecific(g_keys[kKeys - 1], &g_stage) == 0);
+    if (i == kBlocks / 2) REQUIRE(pthread_setspecific(g_keys[kKeys - 1], &g_stage) == 0);
   }
-  CHECK(tss_set(g_keys[kKeys - 2], &g_keys) == thrd_success);
+  REQUIRE(tss_set(g_keys[kKeys - 2], &g_keys) == thrd_success);
   __atomic_store_n(&g_stage, 1, __ATOMIC_RELEASE);
   while (__atomic_load_n(&g_stage, __ATOMIC_ACQUIRE) == 1) usleep(1000);
-  CHECK(pthread_getspecific(g_keys[kKeys - 1]) == &g_stage && tss_get(g_keys[kKeys - 2]) == &g_keys);
+  REQUIRE(pthread_getspecific(g_keys[kKeys - 1]) == &g_stage && tss_get(g_keys[kKeys - 2]) == &g_keys);
   return nullptr;
 }
 
 // A new thread of the child may get the stack, and with it the block, of the one that it does not have.
 void* has_no_values(void*) {
-  for (const pthread_key_t key : g_keys) CHECK(pthread_getspecific(key) == nullptr);
+  for (const pthread_key_t key : g_keys) REQUIRE(pthread_getspecific(key) == nullptr);
   return nullptr;
 }
 
 void other_threads_keys_are_evicted() {
-  for (pthread_key_t& key : g_keys) CHECK(pthread_key_create(&key, nullptr) == 0);
+  for (pthread_key_t& key : g_keys) REQUIRE(pthread_key_create(&key, nullptr) == 0);
   pthread_t thread;
-  CHECK(pthread_create(&thread, nullptr, uses_many_keys, nullptr) == 0);
+  REQUIRE(pthread_create(&thread, nullptr, uses_many_keys, nullptr) == 0);
   while (__atomic_load_n(&g_stage, __ATOMIC_ACQUIRE) == 0) usleep(1000);
   for (int round = 0; round < 5; ++round) {
-    for (char* block : g_blocks) CHECK(lunar_evict(block, kBlock) >= 0);
+    for (char* block : g_blocks) REQUIRE(lunar_evict(block, kBlock) >= 0);
     const pid_t pid = fork();
-    CHECK(pid >= 0);
+    REQUIRE(pid >= 0);
     if (pid == 0) {
       for (char* block : g_blocks)
-        for (int i = 0; i < kBlock; ++i) CHECK(block[i] == 0x5a);
+        for (int i = 0; i < kBlock; ++i) REQUIRE(block[i] == 0x5a);
       pthread_t threads[8];
-      for (pthread_t& one : threads) CHECK(pthread_create(&one, nullptr, has_no_values, nullptr) == 0);
-      for (const pthread_t one : threads) CHECK(pthread_join(one, nullptr) == 0);
+      for (pthread_t& one : threads) REQUIRE(pthread_create(&one, nullptr, has_no_values, nullptr) == 0);
+      for (const pthread_t one : threads) REQUIRE(pthread_join(one, nullptr) == 0);
       _exit(7);
     }
     ends_by_7(pid, "with a thread of many keys");
   }
   __atomic_store_n(&g_stage, 2, __ATOMIC_RELEASE);
-  CHECK(pthread_join(thread, nullptr) == 0);
+  REQUIRE(pthread_join(thread, nullptr) == 0);
   for (char* block : g_blocks) free(block);
 }
 
@@ -253,26 +253,26 @@ void* evict_around(void* middle) {
   while (__atomic_load_n(&g_stage, __ATOMIC_ACQUIRE) == 3) {
     const int64_t evicted = lunar_evict(begin, static_cast<size_t>(end - begin));
     if (evicted < 0) fprintf(stderr, "eviction around %p: %s\n", middle, strerror(static_cast<int>(-evicted)));
-    CHECK(evicted >= 0);
+    REQUIRE(evicted >= 0);
   }
   return nullptr;
 }
 
 void many_fork_handlers() {
-  for (int i = 0; i < kHandlers; ++i) CHECK(pthread_atfork([] { ++g_before; }, nullptr, [] { ++g_in_child; }) == 0);
+  for (int i = 0; i < kHandlers; ++i) REQUIRE(pthread_atfork([] { ++g_before; }, nullptr, [] { ++g_in_child; }) == 0);
   char* near = nullptr;
   for (int i = 0; i < kBlocks; ++i) {  // as large as a list of that many
     g_blocks[i] = static_cast<char*>(malloc(kHandlers * 4 * sizeof(void*)));
-    CHECK(g_blocks[i] != nullptr);
+    REQUIRE(g_blocks[i] != nullptr);
     if (near == nullptr || g_blocks[i] < near) near = g_blocks[i];
   }
   g_stage = 3;
   pthread_t thread;
-  CHECK(pthread_create(&thread, nullptr, evict_around, near) == 0);
+  REQUIRE(pthread_create(&thread, nullptr, evict_around, near) == 0);
   for (int round = 0; round < 30; ++round) {
     g_before = 0;
     const pid_t pid = fork();
-    CHECK(pid >= 0 && g_before == kHandlers);
+    REQUIRE(pid >= 0 && g_before == kHandlers);
     if (pid == 0) {
       if (g_in_child != kHandlers) fprintf(stderr, "%d of %d fork handlers ran\n", g_in_child, kHandlers);
       _exit(g_in_child == kHandlers && holds(g_memory, kBytes, 4) ? 7 : 1);
@@ -280,32 +280,32 @@ void many_fork_handlers() {
     ends_by_7(pid, "with many fork handlers");
   }
   __atomic_store_n(&g_stage, 4, __ATOMIC_RELEASE);
-  CHECK(pthread_join(thread, nullptr) == 0);
+  REQUIRE(pthread_join(thread, nullptr) == 0);
   for (char* block : g_blocks) free(block);
 }
 
 // A fork handler of the program's, in the child. Signals are held while Lunar's own run.
 void unblock_usr1() {
   sigset_t one;
-  CHECK(sigemptyset(&one) == 0 && sigaddset(&one, SIGUSR1) == 0 && sigprocmask(SIG_UNBLOCK, &one, nullptr) == 0);
+  REQUIRE(sigemptyset(&one) == 0 && sigaddset(&one, SIGUSR1) == 0 && sigprocmask(SIG_UNBLOCK, &one, nullptr) == 0);
 }
 
 void what_a_handler_unblocks_is_unblocked() {
   sigset_t both, now;
-  CHECK(sigemptyset(&both) == 0 && sigaddset(&both, SIGUSR1) == 0 && sigaddset(&both, SIGUSR2) == 0);
-  CHECK(pthread_atfork(nullptr, nullptr, unblock_usr1) == 0 && sigprocmask(SIG_BLOCK, &both, nullptr) == 0);
+  REQUIRE(sigemptyset(&both) == 0 && sigaddset(&both, SIGUSR1) == 0 && sigaddset(&both, SIGUSR2) == 0);
+  REQUIRE(pthread_atfork(nullptr, nullptr, unblock_usr1) == 0 && sigprocmask(SIG_BLOCK, &both, nullptr) == 0);
   const pid_t pid = fork();
-  CHECK(sigprocmask(SIG_BLOCK, nullptr, &now) == 0);
+  REQUIRE(sigprocmask(SIG_BLOCK, nullptr, &now) == 0);
   if (pid == 0) _exit(sigismember(&now, SIGUSR1) == 0 && sigismember(&now, SIGUSR2) == 1 ? 7 : 1);
-  CHECK(sigismember(&now, SIGUSR1) == 1 && sigismember(&now, SIGUSR2) == 1 && sigismember(&now, SIGTERM) == 0);
+  REQUIRE(sigismember(&now, SIGUSR1) == 1 && sigismember(&now, SIGUSR2) == 1 && sigismember(&now, SIGTERM) == 0);
   ends_by_7(pid, "with a fork handler that unblocks a signal");
-  CHECK(sigprocmask(SIG_UNBLOCK, &both, nullptr) == 0);
+  REQUIRE(sigprocmask(SIG_UNBLOCK, &both, nullptr) == 0);
 }
 
 void body() {
   // Not tiered: a child begins on it before it is served.
   g_stack = static_cast<char*>(mmap(nullptr, kMiB, kRw, kPrivate | MAP_STACK, -1, 0));
-  CHECK(g_stack != MAP_FAILED && !tiered(g_stack));
+  REQUIRE(g_stack != MAP_FAILED && !tiered(g_stack));
   a_child_that_shares_memory_may_end();
   children_have_their_memory();
   children_begin_on_tiered_stacks();

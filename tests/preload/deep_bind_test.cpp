@@ -13,7 +13,7 @@ const char *g_object = "", *g_neighbour = "";
 template <class F>
 F* found(void* library, const char* name) {
   auto* function = reinterpret_cast<F*>(dlsym(library, name));
-  CHECK(function != nullptr);
+  REQUIRE(function != nullptr);
   return function;
 }
 
@@ -21,21 +21,21 @@ void body() {
   constexpr int kMode = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
   const bool by_space = g_case == "by-space";
   void* library = by_space ? dlmopen(LM_ID_BASE, g_object, kMode) : dlopen(g_object, kMode);
-  CHECK(library != nullptr);
+  REQUIRE(library != nullptr);
   auto* made = found<char*()>(library, "deep_make")();
-  CHECK(strcmp(made, "made by the library") == 0);
+  REQUIRE(strcmp(made, "made by the library") == 0);
   made = static_cast<char*>(realloc(made, 100000));
-  CHECK(made != nullptr && strcmp(made, "made by the library") == 0);
+  REQUIRE(made != nullptr && strcmp(made, "made by the library") == 0);
   made = static_cast<char*>(found<void*(void*, size_t)>(library, "deep_grow")(made, 1 << 20));
-  CHECK(made != nullptr && strcmp(made, "made by the library") == 0 && tiered(made));
+  REQUIRE(made != nullptr && strcmp(made, "made by the library") == 0 && tiered(made));
   free(made);
   for (size_t bytes : {16, 4000, 1 << 20}) found<void(void*)>(library, "deep_free")(malloc(bytes));
   void* neighbour = found<void*(const char*, int)>(library, "deep_open")(g_neighbour, by_space);
   if (neighbour == nullptr) fprintf(stderr, "%s\n", dlerror());
-  CHECK(neighbour != nullptr);
-  CHECK(dlopen(g_neighbour, RTLD_NOW) == nullptr || dlopen(g_neighbour, RTLD_NOW | RTLD_NOLOAD) == neighbour);
-  CHECK(dlopen("no-such-library.so", RTLD_NOW) == nullptr && strstr(dlerror(), "no-such-library.so") != nullptr);
-  CHECK(dlopen(nullptr, RTLD_NOW | RTLD_DEEPBIND) != nullptr);
+  REQUIRE(neighbour != nullptr);
+  REQUIRE(dlopen(g_neighbour, RTLD_NOW) == nullptr || dlopen(g_neighbour, RTLD_NOW | RTLD_NOLOAD) == neighbour);
+  REQUIRE(dlopen("no-such-library.so", RTLD_NOW) == nullptr && strstr(dlerror(), "no-such-library.so") != nullptr);
+  REQUIRE(dlopen(nullptr, RTLD_NOW | RTLD_DEEPBIND) != nullptr);
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ constexpr char kRing[] = "anon_inode:[io_uring]", kUserfaultfd[] = "anon_inode:[
 int own_file() {
   char name[] = "/var/tmp/lunar-test-XXXXXX";
   const int fd = mkstemp(name);
-  CHECK(fd >= 0 && unlink(name) == 0 && write(fd, "content", 7) == 7);
+  REQUIRE(fd >= 0 && unlink(name) == 0 && write(fd, "content", 7) == 7);
   return fd;
 }
 
@@ -39,16 +39,16 @@ std::vector<int> take_all(int fd, bool past_the_library) {
   std::vector<int> taken;
   for (int number = 3; number < 2048; ++number) {
     if (number == fd || fcntl(number, F_GETFD) < 0) continue;
-    CHECK((past_the_library ? raw(SYS_dup2, fd, number) : dup2(fd, number)) == number);
+    REQUIRE((past_the_library ? raw(SYS_dup2, fd, number) : dup2(fd, number)) == number);
     taken.push_back(number);
   }
-  CHECK(!taken.empty());
+  REQUIRE(!taken.empty());
   return taken;
 }
 
 bool all_are(const std::vector<int>& numbers, int fd) {
   struct stat file, one;
-  CHECK(fstat(fd, &file) == 0);
+  REQUIRE(fstat(fd, &file) == 0);
   for (const int number : numbers)
     if (fstat(number, &one) != 0 || one.st_ino != file.st_ino || one.st_dev != file.st_dev) {
       fprintf(stderr, "%d is another file\n", number);
@@ -64,16 +64,16 @@ void take_numbers(bool past_the_library) {
   const std::vector<int> taken = take_all(fd, past_the_library);
   char* more = map_tiered(kMore);  // the LUN grows
   fill(more, kMore, 2);
-  CHECK(is_as_it_was(fd) && all_are(taken, fd));
+  REQUIRE(is_as_it_was(fd) && all_are(taken, fd));
   const pid_t child = fork();
   if (child == 0) {
-    CHECK(holds(p, kHeap, 1) && holds(more, kMore, 2));
+    REQUIRE(holds(p, kHeap, 1) && holds(more, kMore, 2));
     fill(p, kHeap, 3);
-    CHECK(holds(p, kHeap, 3) && is_as_it_was(fd) && all_are(taken, fd));
+    REQUIRE(holds(p, kHeap, 3) && is_as_it_was(fd) && all_are(taken, fd));
     _exit(0);
   }
-  CHECK(ends_well(child) && holds(p, kHeap, 1) && holds(more, kMore, 2));
-  CHECK(is_as_it_was(fd) && all_are(taken, fd));
+  REQUIRE(ends_well(child) && holds(p, kHeap, 1) && holds(more, kMore, 2));
+  REQUIRE(is_as_it_was(fd) && all_are(taken, fd));
 }
 
 // A process that is small then, and its child, which both grow later.
@@ -81,12 +81,12 @@ void take_numbers_early(bool past_the_library) {
   const int fd = own_file();
   const std::vector<int> taken = take_all(fd, past_the_library);
   const pid_t child = fork();
-  CHECK(child >= 0 && all_are(taken, fd));
+  REQUIRE(child >= 0 && all_are(taken, fd));
   char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
-  CHECK(holds(p, kHeap, 1) && is_as_it_was(fd) && all_are(taken, fd));
+  REQUIRE(holds(p, kHeap, 1) && is_as_it_was(fd) && all_are(taken, fd));
   if (child == 0) _exit(0);
-  CHECK(ends_well(child) && holds(p, kHeap, 1));
+  REQUIRE(ends_well(child) && holds(p, kHeap, 1));
 }
 
 // The program closes all, and discards what other threads touch: none of them may wait forever.
@@ -94,7 +94,7 @@ void discard_after_close() {
   constexpr size_t kTouched = 2 * kMiB;
   char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
-  CHECK(raw(SYS_close_range, 3, ~0u, 0) == 0);
+  REQUIRE(raw(SYS_close_range, 3, ~0u, 0) == 0);
   constexpr unsigned kThreads = 3;
   std::atomic<uint64_t> touches[kThreads] = {};
   std::atomic<bool> stop{false};
@@ -105,7 +105,7 @@ void discard_after_close() {
     });
   uint64_t least = 0;
   for (uint64_t round = 0; round < 50000 || least < 1000; ++round) {
-    CHECK(madvise(p, kTouched, MADV_DONTNEED) == 0);
+    REQUIRE(madvise(p, kTouched, MADV_DONTNEED) == 0);
     least = ~uint64_t{0};
     for (const auto& count : touches) least = count < least ? count.load() : least;
   }
@@ -113,7 +113,7 @@ void discard_after_close() {
     for (const uint64_t was = count; count == was;) sched_yield();
   stop = true;
   for (std::thread& thread : threads) thread.join();
-  CHECK(holds(p + kTouched, kHeap - kTouched, 1, kTouched / sizeof(long)));
+  REQUIRE(holds(p + kTouched, kHeap - kTouched, 1, kTouched / sizeof(long)));
 }
 
 // The first map without reservation, and one that is larger than what was reserved for others.
@@ -121,18 +121,18 @@ void map_after_close() {
   constexpr size_t kReserved = 40960 * kMiB;
   char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
-  CHECK(raw(SYS_close_range, 3, ~0u, 0) == 0);
+  REQUIRE(raw(SYS_close_range, 3, ~0u, 0) == 0);
   constexpr int kFlags = kPrivate;
   auto* q = static_cast<char*>(mmap(nullptr, kHeap, kRw, kFlags | MAP_NORESERVE, -1, 0));
   auto* r = static_cast<char*>(mmap(nullptr, kReserved, PROT_NONE, kFlags, -1, 0));
-  CHECK(q != MAP_FAILED && tiered(q) && r != MAP_FAILED && tiered(r));
-  CHECK(mprotect(r, kHeap, kRw) == 0);
+  REQUIRE(q != MAP_FAILED && tiered(q) && r != MAP_FAILED && tiered(r));
+  REQUIRE(mprotect(r, kHeap, kRw) == 0);
   fill(q, kHeap, 2);
   fill(r, kHeap, 3);
-  CHECK(holds(p, kHeap, 1) && holds(q, kHeap, 2) && holds(r, kHeap, 3));
+  REQUIRE(holds(p, kHeap, 1) && holds(q, kHeap, 2) && holds(r, kHeap, 3));
   const pid_t child = fork();
   if (child == 0) _exit(holds(p, kHeap, 1) && holds(q, kHeap, 2) && holds(r, kHeap, 3) ? 0 : 1);
-  CHECK(ends_well(child));
+  REQUIRE(ends_well(child));
 }
 
 // A thread that has a command ring of its own ends.
@@ -141,17 +141,17 @@ void take_ring() {
   fill(p, kHeap, 1);
   std::atomic<int> step{0};
   std::thread user([&] {
-    CHECK(mlock(p, 4 * kMiB) == 0);
+    REQUIRE(mlock(p, 4 * kMiB) == 0);
     step = 1;
     while (step != 2) sched_yield();
-    CHECK(mlock(p + 4 * kMiB, kMiB) == 0 && munlock(p, 5 * kMiB) == 0);
+    REQUIRE(mlock(p + 4 * kMiB, kMiB) == 0 && munlock(p, 5 * kMiB) == 0);
   });
   while (step != 1) sched_yield();
   const int fd = own_file();
   const std::vector<int> taken = take_all(fd, false);
   step = 2;
   user.join();
-  CHECK(all_are(taken, fd) && is_as_it_was(fd) && holds(p, kHeap, 1));
+  REQUIRE(all_are(taken, fd) && is_as_it_was(fd) && holds(p, kHeap, 1));
 }
 
 // One of its threads closes all while others are in the middle of calls that use them.
@@ -165,9 +165,9 @@ void close_beside_reads(char* p, unsigned round) {
       constexpr size_t kPart = kMiB;
       for (unsigned long i = 0; !stop; ++i, ++turns[t]) {
         const size_t at = stamp(round, i / 4) % (kHeap / kPart) * kPart;
-        if (t % 2 == 0) CHECK(mlock(p + at, kPart) == 0);
-        CHECK(holds(p + at, kPart, 1, at / sizeof(long)));
-        if (t % 2 == 0) CHECK(munlock(p + at, kPart) == 0);
+        if (t % 2 == 0) REQUIRE(mlock(p + at, kPart) == 0);
+        REQUIRE(holds(p + at, kPart, 1, at / sizeof(long)));
+        if (t % 2 == 0) REQUIRE(munlock(p + at, kPart) == 0);
       }
     });
   const auto all_go_on = [&](uint64_t by) {
@@ -176,7 +176,7 @@ void close_beside_reads(char* p, unsigned round) {
   };
   if (round % 4 == 0) all_go_on(1);
   usleep(static_cast<useconds_t>(stamp(round, 1) % 1500));
-  CHECK(raw(SYS_close_range, 3, ~0u, 0) == 0);
+  REQUIRE(raw(SYS_close_range, 3, ~0u, 0) == 0);
   all_go_on(4);
   stop = true;
   for (std::thread& thread : threads) thread.join();
@@ -191,7 +191,7 @@ void closed_beside_reads() {
       close_beside_reads(p, round);
       _exit(0);
     }
-    CHECK(ends_well(child));
+    REQUIRE(ends_well(child));
   }
 }
 
@@ -208,17 +208,17 @@ int own_number(const char* of, int number = 3) {
 // Nothing else shows that devices may write into the program's memory. Past the library, which looks at what is opened.
 void read_beside_direct_io() {
   const int errors = own_file();
-  CHECK(dup2(errors, 2) == 2);
+  REQUIRE(dup2(errors, 2) == 2);
   char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   for (uint64_t was = 0; tier_stats().evictions != was; usleep(100000)) was = tier_stats().evictions;  // they are over
   const auto fd = static_cast<int>(raw(SYS_openat, AT_FDCWD, "/var/tmp", O_TMPFILE | O_RDWR | O_DIRECT, 0600));
-  CHECK(fd >= 0);
-  CHECK(raw(SYS_dup2, fd, own_number(kUserfaultfd)) >= 0 && raw(SYS_close, fd) == 0);
+  REQUIRE(fd >= 0);
+  REQUIRE(raw(SYS_dup2, fd, own_number(kUserfaultfd)) >= 0 && raw(SYS_close, fd) == 0);
   char said[4096] = {};
   while (pread(errors, said, sizeof said - 1, 0) <= 0 ||
          strstr(said, "may pin pages for devices (descriptor ") == nullptr)
-    CHECK(holds(p, kHeap, 1));  // evicts
+    REQUIRE(holds(p, kHeap, 1));  // evicts
 }
 
 // `fd` comes to stand under each number that is such a file of Lunar's, and nowhere else.
@@ -226,10 +226,10 @@ std::vector<int> take_numbers_of(const char* kind, int fd) {
   std::vector<int> taken;
   for (int number = 2; (number = own_number(kind, number + 1)) >= 0;) {
     if (number == fd) continue;
-    CHECK(raw(SYS_dup2, fd, number) == number);
+    REQUIRE(raw(SYS_dup2, fd, number) == number);
     taken.push_back(number);
   }
-  CHECK(!taken.empty() && raw(SYS_close, fd) == 0);
+  REQUIRE(!taken.empty() && raw(SYS_close, fd) == 0);
   return taken;
 }
 
@@ -246,26 +246,26 @@ void keep_own(const char* kind, int fd) {
   fill(p, kHeap, 1);
   std::atomic<int> step{0};
   std::thread user([&] {
-    CHECK(mlock(p, kMiB) == 0 && munlock(p, kMiB) == 0);  // makes a ring
+    REQUIRE(mlock(p, kMiB) == 0 && munlock(p, kMiB) == 0);  // makes a ring
     step = 1;
     while (step != 2) sched_yield();
   });
-  CHECK(mlock(p, kMiB) == 0 && munlock(p, kMiB) == 0);
+  REQUIRE(mlock(p, kMiB) == 0 && munlock(p, kMiB) == 0);
   while (step != 1) sched_yield();
   const std::vector<int> taken = take_numbers_of(kind, fd);
   struct stat file;
-  CHECK(fstat(taken[0], &file) == 0);
+  REQUIRE(fstat(taken[0], &file) == 0);
   for (int turn = 0; turn < 2; ++turn) {
     const pid_t child = fork();
     if (child == 0) {
-      CHECK(are_still(taken, file) && holds(p, kHeap, 1) && are_still(taken, file));
+      REQUIRE(are_still(taken, file) && holds(p, kHeap, 1) && are_still(taken, file));
       _exit(0);
     }
-    CHECK(ends_well(child) && are_still(taken, file) && holds(p, kHeap, 1));
-    CHECK(mlock(p + kHeap - kMiB, kMiB) == 0 && munlock(p + kHeap - kMiB, kMiB) == 0);
+    REQUIRE(ends_well(child) && are_still(taken, file) && holds(p, kHeap, 1));
+    REQUIRE(mlock(p + kHeap - kMiB, kMiB) == 0 && munlock(p + kHeap - kMiB, kMiB) == 0);
     step = 2;
     if (user.joinable()) user.join();
-    CHECK(are_still(taken, file));
+    REQUIRE(are_still(taken, file));
   }
 }
 
@@ -283,29 +283,29 @@ int keep_own_ring() {
 void keep_own_userfaultfd() {
   constexpr long kUserModeOnly = 1;
   const auto fd = static_cast<int>(raw(SYS_userfaultfd, O_CLOEXEC | kUserModeOnly));
-  CHECK(fd >= 0);
+  REQUIRE(fd >= 0);
   keep_own(kUserfaultfd, fd);
 }
 
 // A child has all descriptors that its parent had.
 void keep_many() {
-  CHECK(refuse_calls({SYS_process_madvise}));
+  REQUIRE(refuse_calls({SYS_process_madvise}));
   char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   const int fd = own_file();
   std::vector<int> own;
   for (int i = 0; i < 200; ++i) {
     own.push_back(fcntl(fd, F_DUPFD, 600));
-    CHECK(own.back() >= 0);
+    REQUIRE(own.back() >= 0);
   }
   const pid_t child = fork();
   if (child == 0) {
-    CHECK(holds(p, kHeap, 1));
+    REQUIRE(holds(p, kHeap, 1));
     fill(p, kHeap, 2);
-    CHECK(holds(p, kHeap, 2) && all_are(own, fd));
+    REQUIRE(holds(p, kHeap, 2) && all_are(own, fd));
     _exit(0);
   }
-  CHECK(ends_well(child) && holds(p, kHeap, 1) && all_are(own, fd));
+  REQUIRE(ends_well(child) && holds(p, kHeap, 1) && all_are(own, fd));
 }
 
 // No ring can be made for a thread that locks memory for the first time.
@@ -313,13 +313,13 @@ void lock_without_number() {
   char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   const rlimit none{0, 0};
-  CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
-  CHECK(mlock(p, kMiB) == 0 && holds(p, kMiB, 1) && munlock(p, kMiB) == 0);
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  REQUIRE(mlock(p, kMiB) == 0 && holds(p, kMiB, 1) && munlock(p, kMiB) == 0);
   std::thread([p] {
-    CHECK(madvise(p + kMiB, kMiB, MADV_WILLNEED) == 0 && madvise(p + kMiB, kMiB, MADV_POPULATE_READ) == 0);
-    CHECK(holds(p + kMiB, kMiB, 1, kMiB / sizeof(long)));
+    REQUIRE(madvise(p + kMiB, kMiB, MADV_WILLNEED) == 0 && madvise(p + kMiB, kMiB, MADV_POPULATE_READ) == 0);
+    REQUIRE(holds(p + kMiB, kMiB, 1, kMiB / sizeof(long)));
   }).join();
-  CHECK(holds(p, kHeap, 1));
+  REQUIRE(holds(p, kHeap, 1));
 }
 
 }  // namespace

@@ -28,8 +28,8 @@ void make_copies(const char* object) {
   for (unsigned i = 0; i < kCopies; ++i) {
     const int from = open(object, O_RDONLY), to = open(copy_of(i).c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0700);
     struct stat status;
-    CHECK(from >= 0 && to >= 0 && fstat(from, &status) == 0);
-    CHECK(sendfile(to, from, nullptr, static_cast<size_t>(status.st_size)) == status.st_size);
+    REQUIRE(from >= 0 && to >= 0 && fstat(from, &status) == 0);
+    REQUIRE(sendfile(to, from, nullptr, static_cast<size_t>(status.st_size)) == status.st_size);
     close(from);
     close(to);
   }
@@ -42,21 +42,21 @@ void load_and_grow() {
     while (!done.load()) {
       for (unsigned i = 0; i < kCopies; ++i) {
         loaded.push_back(dlopen(copy_of(i).c_str(), RTLD_NOW | RTLD_LOCAL));
-        CHECK(loaded.back() != nullptr);
+        REQUIRE(loaded.back() != nullptr);
       }
-      for (void* one : loaded) CHECK(dlclose(one) == 0);
+      for (void* one : loaded) REQUIRE(dlclose(one) == 0);
       loaded.clear();
     }
   });
   std::vector<char*> memory;
   for (size_t taken = 0; taken < kGrowth; taken += kStep) {
     memory.push_back(static_cast<char*>(malloc(kStep)));
-    CHECK(memory.back() != nullptr);
+    REQUIRE(memory.back() != nullptr);
     fill(memory.back(), kStep, taken);
   }
   done.store(true);
   loading.join();
-  for (size_t i = 0; i < memory.size(); ++i) CHECK(holds(memory[i], kStep, i * kStep));
+  for (size_t i = 0; i < memory.size(); ++i) REQUIRE(holds(memory[i], kStep, i * kStep));
 }
 
 // All that grows is what the linker holds: names as long as they may be.
@@ -65,43 +65,43 @@ void grow_by_loading() {
     std::string name = copy_of(i);
     const size_t file = name.rfind('/');
     while (name.size() < 4000) name.insert(file, "/.");
-    CHECK(dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr);
+    REQUIRE(dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr);
   }
   char* memory = static_cast<char*>(malloc(kGrowth));
-  CHECK(memory != nullptr);
+  REQUIRE(memory != nullptr);
   fill(memory, kGrowth, 7);
-  CHECK(holds(memory, kGrowth, 7));
+  REQUIRE(holds(memory, kGrowth, 7));
 }
 
 void grow_among_threads() {
   constexpr unsigned kThreads = 600;
   void* object = dlopen(copy_of(kCopies - 1).c_str(), RTLD_NOW | RTLD_LOCAL);
-  CHECK(object != nullptr);
+  REQUIRE(object != nullptr);
   auto* touch = reinterpret_cast<int (*)()>(dlsym(object, "touch_thread_local"));
-  CHECK(touch != nullptr);
+  REQUIRE(touch != nullptr);
   std::atomic<unsigned> begun{0};
   std::atomic<bool> done{false};
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < kThreads; ++i)
     threads.emplace_back([&] {
-      CHECK(touch() == 1);
+      REQUIRE(touch() == 1);
       ++begun;
       done.wait(false);
-      CHECK(touch() == 1);
+      REQUIRE(touch() == 1);
     });
   while (begun.load() != kThreads) usleep(1000);
   load_and_grow();
   const pid_t child = fork();  // which makes threads of its own
   if (child == 0) _exit(malloc(kStep) != nullptr && touch() == 1 ? 0 : 1);
-  CHECK(ends_well(child));
+  REQUIRE(ends_well(child));
   done.store(true);
   done.notify_all();
   for (auto& thread : threads) thread.join();
 }
 
 void grow_in_constructor() {
-  CHECK(setenv("DLOPEN_RACE_GROW", std::to_string(kGrowth).c_str(), 1) == 0);
-  CHECK(dlopen(copy_of(0).c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr);
+  REQUIRE(setenv("DLOPEN_RACE_GROW", std::to_string(kGrowth).c_str(), 1) == 0);
+  REQUIRE(dlopen(copy_of(0).c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr);
 }
 
 void load_until(const std::atomic<bool>& done, unsigned first, unsigned end) {
@@ -112,9 +112,9 @@ void load_until(const std::atomic<bool>& done, unsigned first, unsigned end) {
       const size_t file = name.rfind('/');
       while (i % 3 == 0 && name.size() < 3500) name.insert(file, "/.");
       loaded.push_back(dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL));
-      CHECK(loaded.back() != nullptr);
+      REQUIRE(loaded.back() != nullptr);
     }
-    for (void* one : loaded) CHECK(dlclose(one) == 0);
+    for (void* one : loaded) REQUIRE(dlclose(one) == 0);
     loaded.clear();
   }
 }
@@ -126,13 +126,13 @@ void grow(unsigned long seed) {
     const unsigned long random = stamp(seed, taken);
     const size_t bytes = random % 16 == 0 ? 1 << 20 : random % 4 == 0 ? kStep : 16 << 10;
     blocks.emplace_back(static_cast<char*>(malloc(bytes)), bytes);
-    CHECK(blocks.back().first != nullptr);
+    REQUIRE(blocks.back().first != nullptr);
     fill(blocks.back().first, bytes, taken);
     taken += bytes;
   }
   size_t taken = 0;
   for (const auto& [block, bytes] : blocks) {
-    CHECK(holds(block, bytes, taken));
+    REQUIRE(holds(block, bytes, taken));
     taken += bytes;
   }
 }
@@ -147,7 +147,7 @@ void load_grow_and_fork() {
     while (!done.load()) {
       const pid_t child = fork();
       if (child == 0) _exit(malloc(kStep) != nullptr ? 0 : 1);
-      CHECK(ends_well(child));
+      REQUIRE(ends_well(child));
       usleep(3000);
     }
   });
@@ -172,9 +172,9 @@ int main(int argc, char** argv) {
     return run_cases(argc, argv, {"LUNAR_DRAM=24m", "LUNAR_SIZE=256m", activate_at}, cases);
   };
   if (inside()) return run();
-  CHECK(argc == 5);
+  REQUIRE(argc == 5);
   const std::string directory = std::string(argv[3]) + "/dlopen-race-" + std::to_string(getpid()), name = argv[2];
-  CHECK(mkdir(directory.c_str(), 0700) == 0 && setenv("DLOPEN_RACE_DIRECTORY", directory.c_str(), 1) == 0);
+  REQUIRE(mkdir(directory.c_str(), 0700) == 0 && setenv("DLOPEN_RACE_DIRECTORY", directory.c_str(), 1) == 0);
   make_copies(argv[4]);
   int rc = 0;
   const unsigned times = name == "load" ? kProcesses : name == "threads" ? kCrowds : name == "storm" ? kStorms : 1;

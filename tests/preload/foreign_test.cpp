@@ -25,22 +25,22 @@ constexpr size_t kBytes = 8 * kMiB, kWords = kMiB / sizeof(long);
 
 int memory_file(size_t bytes) {
   const int fd = memfd_create("image", MFD_CLOEXEC);
-  CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes)) == 0);
+  REQUIRE(fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes)) == 0);
   return fd;
 }
 
 int zero_device() {
   const int fd = open("/dev/zero", O_RDONLY);
-  CHECK(fd >= 0);
+  REQUIRE(fd >= 0);
   return fd;
 }
 
 void put(char* at, size_t bytes, int fd, int flags = MAP_SHARED) {
-  CHECK(mmap(at, bytes, kRw, flags | MAP_FIXED, fd, 0) == at && !tiered(at) && !tiered(at + bytes - 1));
+  REQUIRE(mmap(at, bytes, kRw, flags | MAP_FIXED, fd, 0) == at && !tiered(at) && !tiered(at + bytes - 1));
 }
 
 void put_plain(char* at, size_t bytes, int flags = 0) {
-  CHECK(mmap(at, bytes, kRw, kPrivate | MAP_FIXED | flags, -1, 0) == at && tiered(at) && tiered(at + bytes - 1));
+  REQUIRE(mmap(at, bytes, kRw, kPrivate | MAP_FIXED | flags, -1, 0) == at && tiered(at) && tiered(at + bytes - 1));
 }
 
 // More than fits; "across", it is what activates.
@@ -48,7 +48,7 @@ void push_out() {
   if (g_early) return;
   char* p = map_tiered(40 * kMiB);
   fill(p, 40 * kMiB, 3);
-  CHECK(munmap(p, 40 * kMiB) == 0);
+  REQUIRE(munmap(p, 40 * kMiB) == 0);
 }
 
 // `bytes` of the map, from 2 MiB on, become a file's; all of it is filled and pushed out.
@@ -75,16 +75,16 @@ void mirrors() {
     put(p + kBytes, kBytes, fd);
     close(fd);
     p[5] = static_cast<char>(cycle);
-    CHECK(p[kBytes + 5] == static_cast<char>(cycle));
+    REQUIRE(p[kBytes + 5] == static_cast<char>(cycle));
     char*& old = kept[cycle % 4];
-    CHECK(old == nullptr || (munmap(old, 2 * kBytes) == 0 && faults(old)));
+    REQUIRE(old == nullptr || (munmap(old, 2 * kBytes) == 0 && faults(old)));
     places.insert(old = p);
   }
-  CHECK(places.size() <= 8 && tier_stats().fixed_bytes <= fixed);
-  for (char* p : kept) CHECK(munmap(p, 2 * kBytes) == 0);
+  REQUIRE(places.size() <= 8 && tier_stats().fixed_bytes <= fixed);
+  for (char* p : kept) REQUIRE(munmap(p, 2 * kBytes) == 0);
   char* p = map_tiered(8 * kBytes);
   fill(p, 8 * kBytes, 5);
-  CHECK(holds(p, 8 * kBytes, 5) && (g_early || present_pages(p, 8 * kBytes) <= 32 * kMiB / g_page));
+  REQUIRE(holds(p, 8 * kBytes, 5) && (g_early || present_pages(p, 8 * kBytes) <= 32 * kMiB / g_page));
 }
 
 // Plain memory over a file, shared memory or code, where each has been in a map or in a reservation.
@@ -95,33 +95,33 @@ void plain_over(int kind) {
       if (prot == kRw) fill(p, 8 * kBytes, 7);
       const int fd = memory_file(8 * kBytes);
       if (kind == PROT_EXEC)
-        CHECK(mprotect(p, 8 * kBytes, PROT_READ | PROT_EXEC) == 0 && !tiered(p));
+        REQUIRE(mprotect(p, 8 * kBytes, PROT_READ | PROT_EXEC) == 0 && !tiered(p));
       else
         put(p, 8 * kBytes, fd, kind);
       close(fd);
       push_out();
-      if (kind == PROT_EXEC && prot == kRw) CHECK(holds(p, 8 * kBytes, 7));
+      if (kind == PROT_EXEC && prot == kRw) REQUIRE(holds(p, 8 * kBytes, 7));
       for (size_t at = 0; at < 8 * kBytes; at += kMiB) put_plain(p + at, kMiB, reserve);
-      CHECK(all_zero(p, 8 * kBytes));
+      REQUIRE(all_zero(p, 8 * kBytes));
       fill(p, 8 * kBytes, 9);
-      CHECK(holds(p, 8 * kBytes, 9) && in_child([=] { return holds(p, 8 * kBytes, 9); }));
-      CHECK(g_early || present_pages(p, 8 * kBytes) <= 32 * kMiB / g_page);
-      CHECK(munmap(p, 8 * kBytes) == 0 && faults(p));
+      REQUIRE(holds(p, 8 * kBytes, 9) && in_child([=] { return holds(p, 8 * kBytes, 9); }));
+      REQUIRE(g_early || present_pages(p, 8 * kBytes) <= 32 * kMiB / g_page);
+      REQUIRE(munmap(p, 8 * kBytes) == 0 && faults(p));
     }
 }
 
 void halves() {
   char* p = map_tiered(kBytes);
   const int fd = put_file_inside(p, 4 * kMiB, 11);
-  CHECK(munmap(p + 3 * kMiB, kMiB) == 0 && faults(p + 3 * kMiB));
+  REQUIRE(munmap(p + 3 * kMiB, kMiB) == 0 && faults(p + 3 * kMiB));
   put_plain(p + 4 * kMiB, kMiB);
-  CHECK(all_zero(p + 4 * kMiB, kMiB) && holds(p + 2 * kMiB, kMiB, 13) && holds(p + 5 * kMiB, kMiB, 13, 3 * kWords));
+  REQUIRE(all_zero(p + 4 * kMiB, kMiB) && holds(p + 2 * kMiB, kMiB, 13) && holds(p + 5 * kMiB, kMiB, 13, 3 * kWords));
   const auto looks_right = [=] {
     return holds(p, 2 * kMiB, 11) && holds(p + 6 * kMiB, 2 * kMiB, 11, 6 * kWords) && holds(p + 2 * kMiB, kMiB, 13) &&
            holds(p + 5 * kMiB, kMiB, 13, 3 * kWords) && faults(p + 3 * kMiB);
   };
-  CHECK(in_child([=] {
-    CHECK(looks_right() && munmap(p + 2 * kMiB, kMiB) == 0);
+  REQUIRE(in_child([=] {
+    REQUIRE(looks_right() && munmap(p + 2 * kMiB, kMiB) == 0);
     put_plain(p + 2 * kMiB, 2 * kMiB);
     fill(p + 2 * kMiB, 2 * kMiB, 15);
     push_out();
@@ -130,11 +130,11 @@ void halves() {
   put_plain(p + 3 * kMiB, kMiB);
   fill(p + 3 * kMiB, 2 * kMiB, 17);
   push_out();
-  CHECK(holds(p + 3 * kMiB, 2 * kMiB, 17) && holds(p + 5 * kMiB, kMiB, 13, 3 * kWords) && holds(p, 2 * kMiB, 11));
+  REQUIRE(holds(p + 3 * kMiB, 2 * kMiB, 17) && holds(p + 5 * kMiB, kMiB, 13, 3 * kWords) && holds(p, 2 * kMiB, 11));
   char* const hole = p + 5 * kMiB;
-  CHECK(munmap(hole, kMiB) == 0 && mmap(hole, kMiB, kRw, kPrivate | MAP_FIXED_NOREPLACE, -1, 0) == hole &&
-        tiered(hole));
-  CHECK(all_zero(hole, kMiB) && munmap(p, kBytes) == 0 && close(fd) == 0);
+  REQUIRE(munmap(hole, kMiB) == 0 && mmap(hole, kMiB, kRw, kPrivate | MAP_FIXED_NOREPLACE, -1, 0) == hole &&
+          tiered(hole));
+  REQUIRE(all_zero(hole, kMiB) && munmap(p, kBytes) == 0 && close(fd) == 0);
 }
 
 // A refusal does not cost what is there.
@@ -147,8 +147,8 @@ void refused() {
   for (size_t bytes = size_t(1) << 30; bytes >= kMiB; bytes /= 2)  // what there is of --size
     for (void* more; (more = mmap(nullptr, bytes, kRw, kPrivate, -1, 0)) != MAP_FAILED;) all = static_cast<char*>(more);
   errno = 0;
-  CHECK(all != nullptr && mmap(p, kBytes, kRw, kPrivate | MAP_FIXED, -1, 0) == MAP_FAILED && errno == ENOMEM);
-  CHECK(holds(p, kBytes, 19) && munmap(p, kBytes) == 0 && close(fd) == 0);
+  REQUIRE(all != nullptr && mmap(p, kBytes, kRw, kPrivate | MAP_FIXED, -1, 0) == MAP_FAILED && errno == ENOMEM);
+  REQUIRE(holds(p, kBytes, 19) && munmap(p, kBytes) == 0 && close(fd) == 0);
 }
 
 void moved() {
@@ -156,17 +156,17 @@ void moved() {
     char* p = map_tiered(kBytes);
     const int fd = put_file_inside(p, 2 * kMiB, 21);
     auto* away = static_cast<char*>(mremap(p + 2 * kMiB, 2 * kMiB, 4 * kMiB, MREMAP_MAYMOVE));
-    CHECK(away != MAP_FAILED && away != p + 2 * kMiB && holds(away, 2 * kMiB, 23) && faults(p + 2 * kMiB));
+    REQUIRE(away != MAP_FAILED && away != p + 2 * kMiB && holds(away, 2 * kMiB, 23) && faults(p + 2 * kMiB));
     put_plain(p + 2 * kMiB, 2 * kMiB);
-    CHECK(all_zero(p + 2 * kMiB, 2 * kMiB) && holds(p, 2 * kMiB, 21));
+    REQUIRE(all_zero(p + 2 * kMiB, 2 * kMiB) && holds(p, 2 * kMiB, 21));
     put(p + 4 * kMiB, 2 * kMiB, fd);  // a tiered map takes the place of the next one
     char* q = map_tiered(3 * kMiB);
     fill(q, 3 * kMiB, 25);
-    CHECK(mremap(q, 3 * kMiB, 3 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) == p + 4 * kMiB && faults(q));
+    REQUIRE(mremap(q, 3 * kMiB, 3 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) == p + 4 * kMiB && faults(q));
     push_out();
-    CHECK(tiered(p + 4 * kMiB) && holds(p + 4 * kMiB, 3 * kMiB, 25) && holds(p + 7 * kMiB, kMiB, 21, 7 * kWords));
-    CHECK(in_child([=] { return holds(p + 4 * kMiB, 3 * kMiB, 25) && holds(p, 2 * kMiB, 21); }));
-    CHECK(munmap(p, kBytes) == 0 && munmap(away, 4 * kMiB) == 0 && close(fd) == 0);
+    REQUIRE(tiered(p + 4 * kMiB) && holds(p + 4 * kMiB, 3 * kMiB, 25) && holds(p + 7 * kMiB, kMiB, 21, 7 * kWords));
+    REQUIRE(in_child([=] { return holds(p + 4 * kMiB, 3 * kMiB, 25) && holds(p, 2 * kMiB, 21); }));
+    REQUIRE(munmap(p, kBytes) == 0 && munmap(away, 4 * kMiB) == 0 && close(fd) == 0);
   }
 }
 
@@ -176,46 +176,46 @@ void second_views() {
     char* p = map_tiered(kBytes, PROT_NONE);
     const int fd = memory_file(4 * kMiB);
     put(p, 4 * kMiB, fd);
-    CHECK(mremap(p, 0, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) == p + 4 * kMiB);
+    REQUIRE(mremap(p, 0, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) == p + 4 * kMiB);
     p[5] = static_cast<char>(round + 1);
-    CHECK(p[4 * kMiB + 5] == round + 1 && !tiered(p) && !tiered(p + 4 * kMiB));
+    REQUIRE(p[4 * kMiB + 5] == round + 1 && !tiered(p) && !tiered(p + 4 * kMiB));
     auto* from = static_cast<char*>(mmap(nullptr, 4 * kMiB, kRw, MAP_SHARED, fd, 0));
-    CHECK(from != MAP_FAILED && mremap(from, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p) == p);
-    CHECK(p[5] == round + 1 && faults(from));
+    REQUIRE(from != MAP_FAILED && mremap(from, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p) == p);
+    REQUIRE(p[5] == round + 1 && faults(from));
     put_plain(p, kBytes);
     fill(p, kBytes, 31);
     if (round % 8 == 0) push_out();
-    CHECK(holds(p, kBytes, 31));
+    REQUIRE(holds(p, kBytes, 31));
     put(p, 4 * kMiB, fd);
-    CHECK(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) == p + 4 * kMiB && faults(p));
+    REQUIRE(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) == p + 4 * kMiB && faults(p));
     put_plain(p, 4 * kMiB);
-    CHECK(all_zero(p, 4 * kMiB) && p[4 * kMiB + 5] == round + 1);
+    REQUIRE(all_zero(p, 4 * kMiB) && p[4 * kMiB + 5] == round + 1);
     auto* plain = map_any(8 * g_page);  // too small for the tier
     errno = 0;
-    CHECK(mremap(plain, 8 * g_page, 8 * g_page, MREMAP_MAYMOVE | MREMAP_FIXED, p) == MAP_FAILED && errno == ENOMEM);
-    CHECK(munmap(p, kBytes) == 0 && munmap(plain, 8 * g_page) == 0 && close(fd) == 0);
+    REQUIRE(mremap(plain, 8 * g_page, 8 * g_page, MREMAP_MAYMOVE | MREMAP_FIXED, p) == MAP_FAILED && errno == ENOMEM);
+    REQUIRE(munmap(p, kBytes) == 0 && munmap(plain, 8 * g_page) == 0 && close(fd) == 0);
   }
 }
 
 void shared_segments() {
   const int id = shmget(IPC_PRIVATE, 2 * kMiB, IPC_CREAT | 0600);
-  CHECK(id >= 0);
+  REQUIRE(id >= 0);
   std::set<char*> places;
   for (int round = 0; round < 20; ++round) {
     char* p = map_tiered(kBytes);
     places.insert(p);
     fill(p, kBytes, 27);
-    CHECK(shmat(id, p + kMiB, SHM_REMAP) == p + kMiB && shmat(id, p + 3 * kMiB, SHM_REMAP) == p + 3 * kMiB);
+    REQUIRE(shmat(id, p + kMiB, SHM_REMAP) == p + kMiB && shmat(id, p + 3 * kMiB, SHM_REMAP) == p + 3 * kMiB);
     fill(p + kMiB, 2 * kMiB, 29);
     if (round % 8 == 0) push_out();
-    CHECK(holds(p + 3 * kMiB, 2 * kMiB, 29) && shmdt(p + kMiB) == 0 && faults(p + kMiB));
-    CHECK(holds(p + 3 * kMiB, 2 * kMiB, 29) && holds(p, kMiB, 27) && holds(p + 5 * kMiB, 3 * kMiB, 27, 5 * kWords));
+    REQUIRE(holds(p + 3 * kMiB, 2 * kMiB, 29) && shmdt(p + kMiB) == 0 && faults(p + kMiB));
+    REQUIRE(holds(p + 3 * kMiB, 2 * kMiB, 29) && holds(p, kMiB, 27) && holds(p + 5 * kMiB, 3 * kMiB, 27, 5 * kWords));
     put_plain(p + kMiB, 2 * kMiB);
-    CHECK(all_zero(p + kMiB, 2 * kMiB) && syscall(SYS_shmdt, p + 3 * kMiB) == 0);
+    REQUIRE(all_zero(p + kMiB, 2 * kMiB) && syscall(SYS_shmdt, p + 3 * kMiB) == 0);
     if (round % 2 == 0) put_plain(p + 3 * kMiB, 2 * kMiB);
-    CHECK(munmap(p, kBytes) == 0);
+    REQUIRE(munmap(p, kBytes) == 0);
   }
-  CHECK(places.size() <= 2 && shmctl(id, IPC_RMID, nullptr) == 0);
+  REQUIRE(places.size() <= 2 && shmctl(id, IPC_RMID, nullptr) == 0);
 }
 
 // Other threads use what lies on both sides while pieces come and go in between.
@@ -231,7 +231,7 @@ void neighbours() {
       const size_t first = static_cast<size_t>(i) * 5 * kWords;
       while (!stop) {
         if (!holds(side, 3 * kMiB, 31, first)) good = false;
-        CHECK(madvise(side, kMiB, MADV_DONTNEED) == 0);
+        REQUIRE(madvise(side, kMiB, MADV_DONTNEED) == 0);
         for (size_t w = 0; w < kWords; ++w) reinterpret_cast<unsigned long*>(side)[w] = stamp(31, first + w);
       }
     });
@@ -239,15 +239,15 @@ void neighbours() {
     put(p + 3 * kMiB, 2 * kMiB, fd);
     p[3 * kMiB] = 1;
     if (round % 10 == 0) push_out();
-    if (round % 10 == 5) CHECK(in_child([=] { return p[3 * kMiB] == 1; }));
-    if (round % 3 == 0) CHECK(munmap(p + 3 * kMiB, 2 * kMiB) == 0);
+    if (round % 10 == 5) REQUIRE(in_child([=] { return p[3 * kMiB] == 1; }));
+    if (round % 3 == 0) REQUIRE(munmap(p + 3 * kMiB, 2 * kMiB) == 0);
     put_plain(p + 3 * kMiB, 2 * kMiB);
     fill(p + 3 * kMiB, 2 * kMiB, 33);
-    CHECK(holds(p + 3 * kMiB, 2 * kMiB, 33));
+    REQUIRE(holds(p + 3 * kMiB, 2 * kMiB, 33));
   }
   stop = true;
   for (std::thread& thread : threads) thread.join();
-  CHECK(good && munmap(p, kBytes) == 0 && close(fd) == 0);
+  REQUIRE(good && munmap(p, kBytes) == 0 && close(fd) == 0);
 }
 
 // A private map of /dev/zero is anonymous memory to the kernel, too.
@@ -259,11 +259,11 @@ void zeros() {
   const auto refused = [&](char* at, int of, long offset, int error) {
     constexpr int kPrivateFixed = MAP_PRIVATE | MAP_FIXED;
     errno = 0;
-    CHECK(mmap(at, kBytes, kRw, at != nullptr ? kPrivateFixed : MAP_PRIVATE, of, offset) == MAP_FAILED &&
-          errno == error);
+    REQUIRE(mmap(at, kBytes, kRw, at != nullptr ? kPrivateFixed : MAP_PRIVATE, of, offset) == MAP_FAILED &&
+            errno == error);
   };
   char* p = map(kBytes, kRw, MAP_PRIVATE, fd, 7L << 40);
-  CHECK(p != MAP_FAILED && tiered(p) && all_zero(p, kBytes));
+  REQUIRE(p != MAP_FAILED && tiered(p) && all_zero(p, kBytes));
   fill(p, kBytes, 47);
   push_out();
   for (char* at : {static_cast<char*>(nullptr), p}) {
@@ -271,16 +271,16 @@ void zeros() {
     refused(at, fd, 1, EINVAL);
     refused(at, 9999, 0, EBADF);
   }
-  CHECK(holds(p, kBytes, 47) && in_child([=] { return holds(p, kBytes, 47); }));
+  REQUIRE(holds(p, kBytes, 47) && in_child([=] { return holds(p, kBytes, 47); }));
   for (const size_t bytes : {g_page, kMiB}) {
-    CHECK(mmap(p + kMiB, bytes, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == p + kMiB && tiered(p + kMiB));
-    CHECK(all_zero(p + kMiB, bytes) && holds(p, kMiB, 47) && holds(p + 2 * kMiB, kMiB, 47, 2 * kWords));
+    REQUIRE(mmap(p + kMiB, bytes, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == p + kMiB && tiered(p + kMiB));
+    REQUIRE(all_zero(p + kMiB, bytes) && holds(p, kMiB, 47) && holds(p + 2 * kMiB, kMiB, 47, 2 * kWords));
   }
-  CHECK(syscall(SYS_mmap, p, kBytes, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == reinterpret_cast<long>(p) && tiered(p));
-  CHECK(all_zero(p, kBytes) && munmap(p, kBytes) == 0 && faults(p));
+  REQUIRE(syscall(SYS_mmap, p, kBytes, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == reinterpret_cast<long>(p) && tiered(p));
+  REQUIRE(all_zero(p, kBytes) && munmap(p, kBytes) == 0 && faults(p));
   for (char* plain : {map(kBytes, kRw, MAP_SHARED, open("/dev/zero", O_RDWR), 0), map(g_page, kRw, MAP_PRIVATE, fd, 0),
                       map(kBytes, PROT_READ, MAP_PRIVATE, memory_file(kBytes), 0)})
-    CHECK(plain != MAP_FAILED && !tiered(plain));
+    REQUIRE(plain != MAP_FAILED && !tiered(plain));
 }
 
 // Several processes, each with pieces of its own.
@@ -288,28 +288,28 @@ void forks() {
   char* p = map_tiered(kBytes);
   fill(p, kBytes, 35);
   const int fd = memory_file(kMiB);
-  CHECK(madvise(p, kBytes, MADV_DOFORK) == 0);
+  REQUIRE(madvise(p, kBytes, MADV_DOFORK) == 0);
   put(p + kMiB, kMiB, fd);
-  CHECK(madvise(p + kMiB, kMiB, MADV_DONTFORK) == 0);  // the program's own wish
+  REQUIRE(madvise(p + kMiB, kMiB, MADV_DONTFORK) == 0);  // the program's own wish
   put(p + 3 * kMiB, kMiB, fd);
   p[3 * kMiB] = 1;
   push_out();
   for (int round = 0; round < 3; ++round)
-    CHECK(in_child([=] {
-      CHECK(faults(p + kMiB) && p[3 * kMiB] == 1 && holds(p + 4 * kMiB, 4 * kMiB, 35, 4 * kWords));
+    REQUIRE(in_child([=] {
+      REQUIRE(faults(p + kMiB) && p[3 * kMiB] == 1 && holds(p + 4 * kMiB, 4 * kMiB, 35, 4 * kWords));
       put_plain(p + kMiB, kMiB);
       put_plain(p + 3 * kMiB, kMiB);
       fill(p + kMiB, kMiB, 37);
       put(p + 5 * kMiB, kMiB, fd);
       p[5 * kMiB] = 1;
-      CHECK(in_child([=] {
-        CHECK(munmap(p + 5 * kMiB, kMiB) == 0);
+      REQUIRE(in_child([=] {
+        REQUIRE(munmap(p + 5 * kMiB, kMiB) == 0);
         return holds(p + kMiB, kMiB, 37) && holds(p + 6 * kMiB, 2 * kMiB, 35, 6 * kWords);
       }));
       push_out();
       return p[5 * kMiB] == 1 && holds(p + kMiB, kMiB, 37) && holds(p, kMiB, 35);
     }));
-  CHECK(holds(p + 5 * kMiB, 3 * kMiB, 35, 5 * kWords) && munmap(p, kBytes) == 0 && close(fd) == 0);
+  REQUIRE(holds(p + 5 * kMiB, 3 * kMiB, 35, 5 * kWords) && munmap(p, kBytes) == 0 && close(fd) == 0);
 }
 
 // ---- what is outside ------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ void forks() {
 // words, or while there are none the tier's maps are `plain` bytes.
 uint64_t outside_by_smaps(uint64_t plain) {
   FILE* smaps = fopen("/proc/self/smaps", "r");
-  CHECK(smaps != nullptr);
+  REQUIRE(smaps != nullptr);
   char line[512];
   uint64_t sum = 0;
   for (bool own = false; fgets(line, sizeof line, smaps) != nullptr;) {
@@ -338,12 +338,12 @@ void outside() {
   const int fd = memory_file(kOutside);
   put_plain(p + kOutside, kTiered, MAP_NORESERVE);
   fill(p + kOutside, kTiered, 41);
-  if (what == "stack") CHECK(mmap(p, kOutside, kRw, flags | MAP_STACK, -1, 0) == p);
-  if (what == "locked") CHECK(mmap(p, kOutside, kRw, flags | MAP_LOCKED, -1, 0) == p);
-  if (what == "file") CHECK(mmap(p, kOutside, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == p);
-  if (what == "code") CHECK(mprotect(p, kOutside, PROT_READ | PROT_EXEC) == 0 && mprotect(p, kOutside, kRw) == 0);
+  if (what == "stack") REQUIRE(mmap(p, kOutside, kRw, flags | MAP_STACK, -1, 0) == p);
+  if (what == "locked") REQUIRE(mmap(p, kOutside, kRw, flags | MAP_LOCKED, -1, 0) == p);
+  if (what == "file") REQUIRE(mmap(p, kOutside, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == p);
+  if (what == "code") REQUIRE(mprotect(p, kOutside, PROT_READ | PROT_EXEC) == 0 && mprotect(p, kOutside, kRw) == 0);
   if (what == "zero") p = reinterpret_cast<char*>(raw(SYS_mmap, 0, kOutside, kRw, MAP_PRIVATE, zero_device(), 0));
-  CHECK(p != MAP_FAILED);
+  REQUIRE(p != MAP_FAILED);
   fill(p, kOutside, 43);
   push_out();
   fill(p, kOutside, 45);
@@ -361,14 +361,14 @@ int compare_outside(char** argv, Settings settings) {
   };
   const auto number_after = [](const std::string& text, const char* key) {
     const size_t at = text.find(key);
-    CHECK(at != std::string::npos);
+    REQUIRE(at != std::string::npos);
     return static_cast<int64_t>(strtoull(text.c_str() + at + strlen(key), nullptr, 10));
   };
   const std::string table = errors_with("LUNAR_STATS=yes"), log = errors_with("LUNAR_LOG=warning");
   const int64_t said = number_after(table, "lunar: stats: outside_bytes "), right = number_after(table, "smaps: ");
-  CHECK(right >= int64_t(24 * kMiB) && llabs(said - right) <= 512 * 1024);
+  REQUIRE(right >= int64_t(24 * kMiB) && llabs(said - right) <= 512 * 1024);
   const size_t line = log.find("were outside the tier");
-  CHECK(line != std::string::npos && log.find("were outside the tier", line + 1) == std::string::npos);
+  REQUIRE(line != std::string::npos && log.find("were outside the tier", line + 1) == std::string::npos);
   return 0;
 }
 

@@ -50,14 +50,14 @@ int end_of(pid_t pid) {
 // Forks at the same moment as the others, until it is refused; then ends with its children.
 int fork_with_others(pthread_barrier_t* together, pthread_barrier_t* done) {
   int go[2];
-  CHECK(pipe(go) == 0);
+  REQUIRE(pipe(go) == 0);
   pid_t children[kForksEach];
   int count = 0, worst = 0;
   (void)pthread_barrier_wait(together);
   while (count < kForksEach) {
     const pid_t pid = fork_one_more(go);
     if (pid < 0) {
-      CHECK(errno == ENOMEM || errno == EAGAIN);
+      REQUIRE(errno == ENOMEM || errno == EAGAIN);
       break;
     }
     if (pid > 0) children[count++] = pid;
@@ -78,14 +78,14 @@ struct Shared {
 void at_once() {
   take_memory();
   auto* shared = static_cast<Shared*>(mmap(nullptr, sizeof(Shared), kRw, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  CHECK(shared != MAP_FAILED);
+  REQUIRE(shared != MAP_FAILED);
   pthread_barrierattr_t attributes;
   pthread_barrierattr_init(&attributes);
   pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
   int refused = 0;
   for (int round = 0; round < kRounds; ++round) {
     int go[2];
-    CHECK(pipe(go) == 0);
+    REQUIRE(pipe(go) == 0);
     pid_t forkers[kForkers];
     int count = 0;
     // Only as many as there is room for take part.
@@ -99,10 +99,10 @@ void at_once() {
       _exit(fork_with_others(&shared->together, &shared->done));
     }
     refused += count < kForkers;
-    CHECK(count >= 2);
+    REQUIRE(count >= 2);
     pthread_barrier_init(&shared->together, &attributes, static_cast<unsigned>(count));
     pthread_barrier_init(&shared->done, &attributes, static_cast<unsigned>(count));
-    for (int i = 0; i < count; ++i) CHECK(write(go[1], "g", 1) == 1);
+    for (int i = 0; i < count; ++i) REQUIRE(write(go[1], "g", 1) == 1);
     close(go[1]);
     close(go[0]);
     int worst = 0;
@@ -110,26 +110,26 @@ void at_once() {
       const int one = end_of(forkers[i]);
       if (one != 0) worst = one;
     }
-    CHECK(worst == 0);
+    REQUIRE(worst == 0);
   }
-  CHECK(sees_memory());
+  REQUIRE(sees_memory());
 }
 
 // The kernel refuses the fork (RLIMIT_NPROC) after all was prepared: again and again, and what was reserved comes back.
 int failed() {
-  if (host_has_swap()) return skip("no-swap", "a child that gave root up cannot see what is swapped out");
+  if (host_has_swap()) SKIP("no-swap", "a child that gave root up cannot see what is swapped out");
   take_memory();
-  if (getuid() == 0) CHECK(setresuid(65534, 65534, 65534) == 0);
+  if (getuid() == 0) REQUIRE(setresuid(65534, 65534, 65534) == 0);
   rlimit before{};
-  CHECK(getrlimit(RLIMIT_NPROC, &before) == 0);
+  REQUIRE(getrlimit(RLIMIT_NPROC, &before) == 0);
   const rlimit soft{0, before.rlim_max};
-  CHECK(setrlimit(RLIMIT_NPROC, &soft) == 0);
-  for (int i = 0; i < 40; ++i) CHECK(fork() < 0);
-  CHECK(setrlimit(RLIMIT_NPROC, &before) == 0);
+  REQUIRE(setrlimit(RLIMIT_NPROC, &soft) == 0);
+  for (int i = 0; i < 40; ++i) REQUIRE(fork() < 0);
+  REQUIRE(setrlimit(RLIMIT_NPROC, &before) == 0);
   const pid_t pid = fork();
-  CHECK(pid >= 0);
+  REQUIRE(pid >= 0);
   if (pid == 0) _exit(sees_memory() ? 0 : 7);
-  CHECK(end_of(pid) == 0);
+  REQUIRE(end_of(pid) == 0);
   return 0;
 }
 
@@ -144,9 +144,9 @@ void write_errors() {
   });
   for (int i = 0; i < 25; ++i) {
     const pid_t pid = fork();
-    CHECK(pid >= 0 || errno == ENOMEM || errno == EAGAIN);
+    REQUIRE(pid >= 0 || errno == ENOMEM || errno == EAGAIN);
     if (pid == 0) _exit(holds(g_memory + kBytes / 2, kBytes / 2, 1, kBytes / 2 / sizeof(long)) ? 0 : 7);
-    if (pid > 0) CHECK(end_of(pid) == 0);
+    if (pid > 0) REQUIRE(end_of(pid) == 0);
   }
   stop = true;
   writer.join();
@@ -156,14 +156,14 @@ void write_errors() {
 // page is lost, and no slot of the LUN is taken for broken.
 int no_process() {
   take_memory();
-  if (getuid() == 0) CHECK(setresuid(65534, 65534, 65534) == 0);
+  if (getuid() == 0) REQUIRE(setresuid(65534, 65534, 65534) == 0);
   rlimit limit{};
-  CHECK(getrlimit(RLIMIT_NPROC, &limit) == 0);
+  REQUIRE(getrlimit(RLIMIT_NPROC, &limit) == 0);
   limit.rlim_cur = 0;
-  CHECK(setrlimit(RLIMIT_NPROC, &limit) == 0);
+  REQUIRE(setrlimit(RLIMIT_NPROC, &limit) == 0);
   for (unsigned long turn = 2; turn < 6; ++turn) {
     fill(g_memory, kBytes, turn);
-    CHECK(holds(g_memory, kBytes, turn));
+    REQUIRE(holds(g_memory, kBytes, turn));
   }
   const lunar_stats stats = tier_stats();
   const unsigned long reads = stats.read_errors, writes = stats.write_errors;
@@ -185,34 +185,34 @@ void commit_late() {
 void meanwhile() {
   take_memory();
   char* held = map_if_possible(kHeld);
-  CHECK(held != nullptr && pthread_atfork(commit_late, nullptr, nullptr) == 0);
+  REQUIRE(held != nullptr && pthread_atfork(commit_late, nullptr, nullptr) == 0);
   fill(held, kHeld, 2);
   for (int round = 0; round < 6; ++round) {
     g_late_bytes = round % 2 == 0 ? kLittle : kMuch;
     const pid_t pid = fork();
-    CHECK(pid >= 0 && (g_late != nullptr || g_late_bytes == kMuch));
+    REQUIRE(pid >= 0 && (g_late != nullptr || g_late_bytes == kMuch));
     if (pid == 0) _exit(sees_memory() && (g_late == nullptr || holds(g_late, g_late_bytes, 3)) ? 0 : 7);
-    CHECK(end_of(pid) == 0 && (g_late == nullptr || munmap(g_late, g_late_bytes) == 0));
+    REQUIRE(end_of(pid) == 0 && (g_late == nullptr || munmap(g_late, g_late_bytes) == 0));
   }
-  CHECK(map_if_possible(kLeft) != nullptr);
+  REQUIRE(map_if_possible(kLeft) != nullptr);
 }
 
 // Children that are killed before they have begun leave nothing charged.
 int killed() {
   constexpr size_t kInherited = 10u << 20, kAfter = 40u << 20;
   auto* inherited = static_cast<char*>(malloc(kInherited));
-  CHECK(inherited != nullptr);
+  REQUIRE(inherited != nullptr);
   fill(inherited, kInherited, 1);
   for (int i = 0; i < 100; ++i) {
     const pid_t pid = fork();
     if (pid == 0) _exit(0);
-    CHECK(pid > 0 && kill(pid, SIGKILL) == 0);
-    CHECK(end_of(pid) >= 0);
+    REQUIRE(pid > 0 && kill(pid, SIGKILL) == 0);
+    REQUIRE(end_of(pid) >= 0);
   }
   auto* after = static_cast<char*>(malloc(kAfter));
-  CHECK(after != nullptr);
+  REQUIRE(after != nullptr);
   fill(after, kAfter, 2);
-  CHECK(holds(inherited, kInherited, 1) && holds(after, kAfter, 2));
+  REQUIRE(holds(inherited, kInherited, 1) && holds(after, kAfter, 2));
   return 0;
 }
 
@@ -220,7 +220,7 @@ rlim_t bytes_of_line(const char* path, const char* key) {
   rlim_t kib = 0;
   char line[256];
   FILE* file = fopen(path, "r");
-  CHECK(file != nullptr);
+  REQUIRE(file != nullptr);
   while (fgets(line, sizeof line, file) != nullptr)
     if (strncmp(line, key, strlen(key)) == 0) kib = strtoul(line + strlen(key), nullptr, 10);
   fclose(file);
@@ -229,21 +229,21 @@ rlim_t bytes_of_line(const char* path, const char* key) {
 
 rlim_t in_use(const char* key) {
   const rlim_t bytes = bytes_of_line("/proc/self/status", key);
-  CHECK(bytes != 0);
+  REQUIRE(bytes != 0);
   return bytes;
 }
 
 // With `limit`, fork makes a child that works, or none. Whether it has made one.
 bool fork_within(decltype(RLIMIT_AS) which, rlim_t limit) {
   rlimit before{};
-  CHECK(getrlimit(which, &before) == 0);
+  REQUIRE(getrlimit(which, &before) == 0);
   const rlimit now{limit, before.rlim_max};
-  CHECK(setrlimit(which, &now) == 0);
+  REQUIRE(setrlimit(which, &now) == 0);
   errno = 0;
   const pid_t child = fork();
   if (child == 0) _exit(holds(g_memory, kBytes, 1) ? 0 : 7);
-  CHECK(child > 0 || errno == ENOMEM);
-  CHECK(setrlimit(which, &before) == 0 && (child < 0 || end_of(child) == 0));
+  REQUIRE(child > 0 || errno == ENOMEM);
+  REQUIRE(setrlimit(which, &before) == 0 && (child < 0 || end_of(child) == 0));
   return child > 0;
 }
 
@@ -256,7 +256,7 @@ int limits() {
     ++(fork_within(RLIMIT_AS, in_use("VmSize:") + more) ? made : refused);
     ++(fork_within(RLIMIT_DATA, in_use("VmData:") + more) ? made : refused);
   }
-  CHECK(made != 0 && refused != 0 && holds(g_memory, kBytes, 1));
+  REQUIRE(made != 0 && refused != 0 && holds(g_memory, kBytes, 1));
   return 0;
 }
 

@@ -46,7 +46,7 @@ fuse_attr attributes(uint64_t node) {
 
 void send_content(int device, const fuse_in_header& request, const fuse_read_in& read) {
   usleep(kDelayUs);
-  CHECK(read.size <= sizeof g_reply.body);
+  REQUIRE(read.size <= sizeof g_reply.body);
   auto* words = reinterpret_cast<unsigned long*>(g_reply.body);
   for (size_t i = 0; i < read.size / sizeof(long); ++i) words[i] = stamp(9, read.offset / sizeof(long) + i);
   send(device, request, 0, g_reply.body, read.size);
@@ -98,11 +98,11 @@ void answer(int device, const fuse_in_header& request) {
 void read_all() {
   auto* cold = map_any(kCold);
   auto* buffer = map_any(kBuffer);
-  CHECK(tiered(cold) && tiered(buffer));
+  REQUIRE(tiered(cold) && tiered(buffer));
   fill(cold, kCold, 1);
   const char* inherited = getenv("FUSE_TEST_DESCRIPTOR");
   const int file = inherited != nullptr ? atoi(inherited) : open(getenv("FUSE_TEST_FILE"), O_RDONLY | O_CLOEXEC);
-  CHECK(file >= 0);
+  REQUIRE(file >= 0);
   std::atomic<bool> stop{false};
   std::thread presses([&] {
     while (!stop.load())
@@ -112,16 +112,16 @@ void read_all() {
   for (unsigned round = 0; round < kRounds; ++round) {
     const size_t from = round * kBuffer;
     for (size_t at = 0; at < kBuffer; at += kOnce)
-      CHECK(pread(file, buffer + at, kOnce, static_cast<off_t>(from + at)) == static_cast<ssize_t>(kOnce));
+      REQUIRE(pread(file, buffer + at, kOnce, static_cast<off_t>(from + at)) == static_cast<ssize_t>(kOnce));
     for (size_t at = 0; at < kBuffer; at += kPage) wrong += !holds(buffer + at, kPage, 9, (from + at) / sizeof(long));
   }
   stop.store(true);
   presses.join();
   if (wrong != 0) fprintf(stderr, "%zu of %zu pages are not what was read\n", wrong, kRounds * kBuffer / kPage);
-  CHECK(wrong == 0 && holds(cold, kCold, 1));
+  REQUIRE(wrong == 0 && holds(cold, kCold, 1));
 }
 
-int skip_without(const char* what) { return skip("fuse", (std::string(what) + ": " + strerror(errno)).c_str()); }
+[[noreturn]] void skip_without(const char* what) { SKIP("fuse", (std::string(what) + ": " + strerror(errno)).c_str()); }
 
 void body() {
   if (getenv("FUSE_TEST_FIRST_THREAD") == nullptr) return read_all();
@@ -131,19 +131,20 @@ void body() {
 
 int with_server(int argc, char** argv) {
   const int device = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-  if (device < 0) return skip_without("/dev/fuse");
+  if (device < 0) skip_without("/dev/fuse");
   if (unshare(CLONE_NEWNS) != 0 || mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
-    return skip_without("a mount namespace");
+    skip_without("a mount namespace");
   char place[] = "/tmp/lunar-fuse-XXXXXX";
-  CHECK(mkdtemp(place) != nullptr);
+  REQUIRE(mkdtemp(place) != nullptr);
   const std::string options = "fd=" + std::to_string(device) + ",rootmode=40000,user_id=0,group_id=0";
   if (mount("lunar-test", place, "fuse", 0, options.c_str()) != 0) {
-    const int result = skip_without("mount");
+    const int error = errno;
     (void)rmdir(place);
-    return result;
+    errno = error;
+    skip_without("mount");
   }
   const pid_t server = fork();
-  CHECK(server >= 0);
+  REQUIRE(server >= 0);
   if (server == 0) serve(device);
   close(device);
   const std::string name = std::string(place) + "/file";
@@ -151,17 +152,17 @@ int with_server(int argc, char** argv) {
   const auto run = [&] { return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, {{"read", body}}); };
   int result = run();
   const int file = open(name.c_str(), O_RDONLY);
-  CHECK(file >= 0);
+  REQUIRE(file >= 0);
   setenv("FUSE_TEST_DESCRIPTOR", std::to_string(file).c_str(), 1);
   setenv("FUSE_TEST_FIRST_THREAD", "ends", 1);
   if (result == 0) result = run();
   unsetenv("FUSE_TEST_FIRST_THREAD");
-  CHECK(unshare(CLONE_NEWNS) == 0);  // with mounts of its own
+  REQUIRE(unshare(CLONE_NEWNS) == 0);  // with mounts of its own
   if (result == 0) result = run();
   (void)umount2(place, MNT_DETACH);
   (void)rmdir(place);
   kill(server, SIGKILL);
-  CHECK(waitpid(server, nullptr, 0) == server);
+  REQUIRE(waitpid(server, nullptr, 0) == server);
   return result;
 }
 

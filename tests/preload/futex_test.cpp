@@ -22,13 +22,13 @@ std::atomic<bool> g_stop{false};
 bool in_memory(const void* address) {
   unsigned char there = 0;
   void* page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(address) & ~(kPage - 1));
-  CHECK(mincore(page, kPage, &there) == 0);
+  REQUIRE(mincore(page, kPage, &there) == 0);
   return (there & 1) != 0;
 }
 
 void evict(const void* address) {
-  for (int look = 0; look < 200 && in_memory(address); ++look) CHECK(lunar_evict(address, sizeof(int)) >= 0);
-  CHECK(!in_memory(address));
+  for (int look = 0; look < 200 && in_memory(address); ++look) REQUIRE(lunar_evict(address, sizeof(int)) >= 0);
+  REQUIRE(!in_memory(address));
 }
 
 long futex(uint32_t* word, int operation, long value, long value2 = 0, uint32_t* word2 = nullptr, long value3 = 0) {
@@ -49,19 +49,19 @@ void woken_by_operation(uint32_t* word, uint32_t* other) {
   const int set7 = FUTEX_OP(FUTEX_OP_SET, 7, FUTEX_OP_CMP_EQ, 0);
   const long woken = futex(word, FUTEX_WAKE_OP_PRIVATE, 10, 10, other, set7);
   if (woken < 0) perror("FUTEX_WAKE_OP");
-  CHECK(woken >= 0 && *other == 7);
+  REQUIRE(woken >= 0 && *other == 7);
   waiter.join();
 }
 
 void inherits_priority(uint32_t* word) {
   *word = 0;
   evict(word);
-  CHECK(futex(word, FUTEX_LOCK_PI_PRIVATE, 0) == 0);
-  CHECK((*word & FUTEX_TID_MASK) == static_cast<uint32_t>(gettid()));
+  REQUIRE(futex(word, FUTEX_LOCK_PI_PRIVATE, 0) == 0);
+  REQUIRE((*word & FUTEX_TID_MASK) == static_cast<uint32_t>(gettid()));
   evict(word);
-  CHECK(futex(word, FUTEX_UNLOCK_PI_PRIVATE, 0) == 0 && *word == 0);
+  REQUIRE(futex(word, FUTEX_UNLOCK_PI_PRIVATE, 0) == 0 && *word == 0);
   evict(word);
-  CHECK(futex(word, FUTEX_TRYLOCK_PI_PRIVATE, 0) == 0 && futex(word, FUTEX_UNLOCK_PI_PRIVATE, 0) == 0);
+  REQUIRE(futex(word, FUTEX_TRYLOCK_PI_PRIVATE, 0) == 0 && futex(word, FUTEX_UNLOCK_PI_PRIVATE, 0) == 0);
 }
 
 // What the program may not write to is EFAULT.
@@ -70,20 +70,20 @@ void errors_stay() {
   char* map = map_tiered(kMap);
   memset(map, 0, kMap);
   auto* word = reinterpret_cast<uint32_t*>(map + kPage);
-  CHECK(mprotect(map, kMap, PROT_READ) == 0);
+  REQUIRE(mprotect(map, kMap, PROT_READ) == 0);
   errno = 0;
-  CHECK(futex(word, FUTEX_LOCK_PI_PRIVATE, 0) == -1 && errno == EFAULT);
-  CHECK(munmap(map, kMap) == 0);
+  REQUIRE(futex(word, FUTEX_LOCK_PI_PRIVATE, 0) == -1 && errno == EFAULT);
+  REQUIRE(munmap(map, kMap) == 0);
   errno = 0;
-  CHECK(futex(word, FUTEX_LOCK_PI_PRIVATE, 0) == -1 && errno == EFAULT);
+  REQUIRE(futex(word, FUTEX_LOCK_PI_PRIVATE, 0) == -1 && errno == EFAULT);
 }
 
 void make(pthread_mutex_t* mutex, bool inherits, bool robust) {
   pthread_mutexattr_t attributes;
-  CHECK(pthread_mutexattr_init(&attributes) == 0);
-  if (inherits) CHECK(pthread_mutexattr_setprotocol(&attributes, PTHREAD_PRIO_INHERIT) == 0);
-  if (robust) CHECK(pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST) == 0);
-  CHECK(pthread_mutex_init(mutex, &attributes) == 0);
+  REQUIRE(pthread_mutexattr_init(&attributes) == 0);
+  if (inherits) REQUIRE(pthread_mutexattr_setprotocol(&attributes, PTHREAD_PRIO_INHERIT) == 0);
+  if (robust) REQUIRE(pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST) == 0);
+  REQUIRE(pthread_mutex_init(mutex, &attributes) == 0);
   pthread_mutexattr_destroy(&attributes);
 }
 
@@ -91,7 +91,7 @@ void make(pthread_mutex_t* mutex, bool inherits, bool robust) {
 void mutex_under_eviction(pthread_mutex_t* mutex, bool robust) {
   make(mutex, true, robust);
   std::thread evictor([&] {
-    while (!g_stop.load()) CHECK(lunar_evict(mutex, sizeof *mutex) >= 0);
+    while (!g_stop.load()) REQUIRE(lunar_evict(mutex, sizeof *mutex) >= 0);
   });
   constexpr unsigned kThreads = 12, kTurns = 20000;
   unsigned count = 0;
@@ -99,18 +99,18 @@ void mutex_under_eviction(pthread_mutex_t* mutex, bool robust) {
   for (unsigned i = 0; i < kThreads; ++i)
     threads.emplace_back([&] {
       for (unsigned turn = 0; turn < kTurns; ++turn) {
-        CHECK(pthread_mutex_lock(mutex) == 0);
+        REQUIRE(pthread_mutex_lock(mutex) == 0);
         ++count;
         if (turn % 8 == 0) sched_yield();
-        CHECK(pthread_mutex_unlock(mutex) == 0);
+        REQUIRE(pthread_mutex_unlock(mutex) == 0);
       }
     });
   for (std::thread& thread : threads) thread.join();
   g_stop.store(true);
   evictor.join();
   g_stop.store(false);
-  CHECK(count == kThreads * kTurns && in_memory(mutex));
-  CHECK(pthread_mutex_destroy(mutex) == 0);
+  REQUIRE(count == kThreads * kTurns && in_memory(mutex));
+  REQUIRE(pthread_mutex_destroy(mutex) == 0);
   evict(mutex);
 }
 
@@ -119,9 +119,9 @@ void contend(pthread_mutex_t* mutex, unsigned turns) {
   for (unsigned i = 0; i < 4; ++i)
     threads.emplace_back([=] {
       for (unsigned turn = 0; turn < turns; ++turn) {
-        CHECK(pthread_mutex_lock(mutex) == 0);
+        REQUIRE(pthread_mutex_lock(mutex) == 0);
         if (turn % 4 == 0) sched_yield();
-        CHECK(pthread_mutex_unlock(mutex) == 0);
+        REQUIRE(pthread_mutex_unlock(mutex) == 0);
       }
     });
   for (std::thread& thread : threads) thread.join();
@@ -136,18 +136,18 @@ void mutex_among_forks(pthread_mutex_t* mutex, char* cold, size_t cold_bytes) {
   for (unsigned round = 0; round < 40; ++round) {
     for (size_t at = 0; at < cold_bytes; at += kPage) __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
     const pid_t child = fork();
-    CHECK(child >= 0);
+    REQUIRE(child >= 0);
     if (child == 0) {
       make(mutex, true, false);  // a thread of the parent may have held it
       contend(mutex, 200);
       _exit(0);
     }
-    CHECK(ends_well(child));
+    REQUIRE(ends_well(child));
   }
   g_stop.store(true);
   parent.join();
   g_stop.store(false);
-  CHECK(pthread_mutex_destroy(mutex) == 0);
+  REQUIRE(pthread_mutex_destroy(mutex) == 0);
 }
 
 // Two on a page: the page stays until both are gone. More than there is room for, which nobody destroys, do not fill
@@ -156,28 +156,28 @@ void as_long_as_there_are_mutexes(char* memory) {
   auto *one = reinterpret_cast<pthread_mutex_t*>(memory), *two = one + 1;
   make(one, true, false);
   make(two, true, false);
-  CHECK(pthread_mutex_destroy(one) == 0 && lunar_evict(two, sizeof *two) >= 0 && in_memory(two));
-  CHECK(pthread_mutex_destroy(two) == 0);
+  REQUIRE(pthread_mutex_destroy(one) == 0 && lunar_evict(two, sizeof *two) >= 0 && in_memory(two));
+  REQUIRE(pthread_mutex_destroy(two) == 0);
   evict(two);
   constexpr size_t kMany = 10000;
   auto* many = map_any(kMany * kPage);
-  CHECK(many != MAP_FAILED);
+  REQUIRE(many != MAP_FAILED);
   for (size_t i = 0; i < kMany; ++i) make(reinterpret_cast<pthread_mutex_t*>(many + i * kPage), true, false);
   evict(many + (kMany - 1) * kPage);
   for (size_t i = 0; i < kMany; ++i)
-    CHECK(pthread_mutex_destroy(reinterpret_cast<pthread_mutex_t*>(many + i * kPage)) == 0);
+    REQUIRE(pthread_mutex_destroy(reinterpret_cast<pthread_mutex_t*>(many + i * kPage)) == 0);
   evict(many);
-  CHECK(munmap(many, kMany * kPage) == 0);
+  REQUIRE(munmap(many, kMany * kPage) == 0);
   // One that is unmapped, not destroyed, and another in its place.
   constexpr size_t kMap = 1 << 20;
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
   auto* place = mmap(nullptr, kMap, kRw, kPrivate, -1, 0);
-  CHECK(place != MAP_FAILED);
+  REQUIRE(place != MAP_FAILED);
   make(static_cast<pthread_mutex_t*>(place), true, false);
-  CHECK(munmap(place, kMap) == 0 && mmap(place, kMap, kRw, kFlags, -1, 0) == place);
+  REQUIRE(munmap(place, kMap) == 0 && mmap(place, kMap, kRw, kFlags, -1, 0) == place);
   make(static_cast<pthread_mutex_t*>(place), true, false);
-  for (int i = 0; i < 20; ++i) CHECK(lunar_evict(place, kPage) >= 0);
-  CHECK(in_memory(place) && munmap(place, kMap) == 0);
+  for (int i = 0; i < 20; ++i) REQUIRE(lunar_evict(place, kPage) >= 0);
+  REQUIRE(in_memory(place) && munmap(place, kMap) == 0);
 }
 
 // The kernel goes through the robust mutexes of a thread that calls exec when the threads that serve its faults have
@@ -187,12 +187,12 @@ void exec_with_held_mutexes(char* memory) {
   char* words[] = {name, nullptr};
   for (int way = 0; way < 4; ++way) {
     const pid_t child = fork();
-    CHECK(child >= 0);
+    REQUIRE(child >= 0);
     if (child == 0) {
       for (size_t i = 0; i < 8; ++i) {
         auto* mutex = reinterpret_cast<pthread_mutex_t*>(memory + i * kPage);
         make(mutex, false, true);
-        CHECK(pthread_mutex_lock(mutex) == 0);
+        REQUIRE(pthread_mutex_lock(mutex) == 0);
       }
       for (size_t i = 0; i < 8; ++i) evict(memory + i * kPage);
       if (way == 0) execv("/bin/true", words);
@@ -205,7 +205,7 @@ void exec_with_held_mutexes(char* memory) {
     for (int look = 0; look < 3000 && (ended = waitpid(child, &status, WNOHANG)) == 0; ++look) usleep(10000);
     if (ended == 0) fprintf(stderr, "exec with held mutexes does not end\n");
     if (ended == 0) kill(child, SIGKILL);
-    CHECK(ended == child && status == 0);
+    REQUIRE(ended == child && status == 0);
   }
 }
 
@@ -215,14 +215,14 @@ void failed_exec(char* memory) {
   char name[] = "true";
   char* words[] = {name, nullptr};
   make(mutex, false, true);
-  CHECK(pthread_mutex_lock(mutex) == 0);
+  REQUIRE(pthread_mutex_lock(mutex) == 0);
   for (int i = 0; i < 1500; ++i) {
     errno = 0;
-    CHECK(execv("/nowhere/true", words) == -1 && errno == ENOENT);
+    REQUIRE(execv("/nowhere/true", words) == -1 && errno == ENOENT);
     errno = 0;
-    CHECK(syscall(SYS_execve, "/nowhere/true", words, environ) == -1 && errno == ENOENT);
+    REQUIRE(syscall(SYS_execve, "/nowhere/true", words, environ) == -1 && errno == ENOENT);
   }
-  CHECK(pthread_mutex_unlock(mutex) == 0 && pthread_mutex_destroy(mutex) == 0);
+  REQUIRE(pthread_mutex_unlock(mutex) == 0 && pthread_mutex_destroy(mutex) == 0);
   evict(mutex);
 }
 
@@ -231,11 +231,11 @@ void hold_and_unmap(bool shared, bool protect) {
   constexpr size_t kMap = 1 << 20;
   const int flags = (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_ANONYMOUS;
   void* place = mmap(nullptr, kMap, kRw, flags, -1, 0);
-  CHECK(place != MAP_FAILED);
+  REQUIRE(place != MAP_FAILED);
   auto* mutex = static_cast<pthread_mutex_t*>(place);
   make(mutex, false, true);
-  CHECK(pthread_mutex_lock(mutex) == 0);
-  CHECK(protect ? mprotect(place, kMap, PROT_NONE) == 0 : munmap(place, kMap) == 0);
+  REQUIRE(pthread_mutex_lock(mutex) == 0);
+  REQUIRE(protect ? mprotect(place, kMap, PROT_NONE) == 0 : munmap(place, kMap) == 0);
 }
 
 void held_mutexes_are_gone() {
@@ -245,20 +245,20 @@ void held_mutexes_are_gone() {
     for (const bool protect : {false, true}) {
       std::thread(hold_and_unmap, shared, protect).join();
       const pid_t child = fork();
-      CHECK(child >= 0);
+      REQUIRE(child >= 0);
       if (child == 0) {
         hold_and_unmap(shared, protect);
         execv("/bin/true", words);
         _exit(1);
       }
-      CHECK(ends_well(child));
+      REQUIRE(ends_well(child));
     }
 }
 
 void body() {
   auto* cold = static_cast<char*>(malloc(kFiller));
   auto* memory = static_cast<char*>(aligned_alloc(kPage, 16 * kPage));
-  CHECK(cold != nullptr && memory != nullptr && tiered(memory));
+  REQUIRE(cold != nullptr && memory != nullptr && tiered(memory));
   fill(cold, kFiller, 1);
   memset(memory, 0, 16 * kPage);
   auto *word = reinterpret_cast<uint32_t*>(memory), *other = reinterpret_cast<uint32_t*>(memory + 2 * kPage);
@@ -274,7 +274,7 @@ void body() {
   exec_with_held_mutexes(memory + 8 * kPage);
   failed_exec(memory + 8 * kPage);
   held_mutexes_are_gone();
-  CHECK(holds(cold, kFiller, 1));
+  REQUIRE(holds(cold, kFiller, 1));
 }
 
 }  // namespace

@@ -11,9 +11,9 @@ namespace {
 void use_heap() {
   for (unsigned i = 0; i < 64; ++i) {
     void* block = malloc(kMiB / 4);
-    CHECK(block != nullptr);
+    REQUIRE(block != nullptr);
     fill(block, kMiB / 4, i);
-    CHECK(holds(block, kMiB / 4, i));
+    REQUIRE(holds(block, kMiB / 4, i));
     free(block);
   }
 }
@@ -21,7 +21,7 @@ void use_heap() {
 size_t address_space() {
   unsigned long pages = 0;
   FILE* file = fopen("/proc/self/statm", "r");
-  CHECK(file != nullptr && fscanf(file, "%lu", &pages) == 1 && fclose(file) == 0);
+  REQUIRE(file != nullptr && fscanf(file, "%lu", &pages) == 1 && fclose(file) == 0);
   return pages * static_cast<unsigned long>(sysconf(_SC_PAGESIZE));
 }
 
@@ -29,17 +29,17 @@ void use_maps() {
   constexpr size_t kBytes = 64 * kMiB;  // four times the budget
   const rlim_t most = address_space() + kGiB;
   const rlimit limit{most, most};
-  CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+  REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
   char *p = map_tiered(kBytes), *q = map_tiered(kBytes, kRw, kPrivate | MAP_NORESERVE);
   fill(p, kBytes, 7);
   fill(q, kBytes, 8);
-  CHECK(holds(p, kBytes, 7) && holds(q, kBytes, 8));
+  REQUIRE(holds(p, kBytes, 7) && holds(q, kBytes, 8));
   for (size_t bytes = 100 * kMiB; bytes >= 25 * kMiB; bytes /= 2) {
     for (const char* more; (more = map_if_possible(bytes, PROT_READ, kPrivate | MAP_NORESERVE)) != nullptr;)
-      CHECK(tiered(more));
-    CHECK(errno == ENOMEM);
+      REQUIRE(tiered(more));
+    REQUIRE(errno == ENOMEM);
   }
-  CHECK(holds(p, kBytes, 7) && holds(q, kBytes, 8));
+  REQUIRE(holds(p, kBytes, 7) && holds(q, kBytes, 8));
 }
 
 }  // namespace
@@ -51,10 +51,10 @@ int main(int argc, char** argv) {
   };
   if (inside() || argc != 3 || strcmp(argv[2], "heap") != 0) return run();
   rlimit before{};
-  CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+  REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
   const rlimit little{16 * kGiB + 512 * kMiB, before.rlim_max};
-  CHECK(setrlimit(RLIMIT_AS, &little) == 0);
+  REQUIRE(setrlimit(RLIMIT_AS, &little) == 0);
   const int rc = run();
-  CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+  REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
   return rc == 77 && run() != 77 ? 1 : rc;  // a skip only where it does not start without the limit
 }

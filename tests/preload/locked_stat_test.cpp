@@ -32,12 +32,12 @@ void fork_next_to_fstat() {
   fill(heap, kHeap, 1);
   std::atomic<bool> stop{false};
   std::thread other([&] {
-    for (struct stat status; !stop;) CHECK(fstat(0, &status) == 0);
+    for (struct stat status; !stop;) REQUIRE(fstat(0, &status) == 0);
   });
   for (int i = 0; i < 10; ++i) {
     const pid_t child = fork();
     if (child == 0) _exit(holds(heap, kHeap, 1) ? 0 : 1);
-    CHECK(ends_well(child));
+    REQUIRE(ends_well(child));
   }
   stop = true;
   other.join();

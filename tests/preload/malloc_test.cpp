@@ -18,12 +18,12 @@ void alignments() {
   for (size_t alignment = 16; alignment <= (1u << 21); alignment *= 2) {
     for (size_t bytes : {size_t(1), size_t(100), size_t(5000), size_t(300000)}) {
       void* a = nullptr;
-      CHECK(posix_memalign(&a, alignment, bytes) == 0);
+      REQUIRE(posix_memalign(&a, alignment, bytes) == 0);
       void* b = aligned_alloc(alignment, bytes);
       void* c = memalign(alignment, bytes);
       for (void* p : {a, b, c}) {
-        CHECK(p != nullptr && reinterpret_cast<uintptr_t>(p) % alignment == 0 && tiered(p));
-        CHECK(malloc_usable_size(p) >= bytes);
+        REQUIRE(p != nullptr && reinterpret_cast<uintptr_t>(p) % alignment == 0 && tiered(p));
+        REQUIRE(malloc_usable_size(p) >= bytes);
         memset(p, 1, bytes);
         free(p);
       }
@@ -31,13 +31,13 @@ void alignments() {
   }
   void* p = reinterpret_cast<void*>(1);
   errno = 0;
-  CHECK(posix_memalign(&p, 24, 10) == EINVAL && posix_memalign(&p, 4, 10) == EINVAL && errno == 0);
-  CHECK(p == reinterpret_cast<void*>(1));
+  REQUIRE(posix_memalign(&p, 24, 10) == EINVAL && posix_memalign(&p, 4, 10) == EINVAL && errno == 0);
+  REQUIRE(p == reinterpret_cast<void*>(1));
   size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   void* v = valloc(10);
-  CHECK(reinterpret_cast<uintptr_t>(v) % page == 0);
+  REQUIRE(reinterpret_cast<uintptr_t>(v) % page == 0);
   void* w = pvalloc(10);
-  CHECK(reinterpret_cast<uintptr_t>(w) % page == 0 && malloc_usable_size(w) >= page);
+  REQUIRE(reinterpret_cast<uintptr_t>(w) % page == 0 && malloc_usable_size(w) >= page);
   free(v);
   free(w);
 }
@@ -46,11 +46,11 @@ void calloc_is_zero_when_recycled() {
   for (int round = 0; round < 4; ++round) {
     for (size_t bytes : {size_t(24), size_t(4096), size_t(100000), size_t(3) << 20, size_t(24) << 20}) {
       void* dirty = malloc(bytes);
-      CHECK(dirty != nullptr && tiered(dirty));
+      REQUIRE(dirty != nullptr && tiered(dirty));
       memset(dirty, 0xAB, bytes);
       free(dirty);
       void* clean = calloc(bytes / 8, 8);
-      CHECK(clean != nullptr && all_zero(clean, bytes));
+      REQUIRE(clean != nullptr && all_zero(clean, bytes));
       memset(clean, 0xCD, bytes);
       free(clean);
     }
@@ -61,14 +61,14 @@ void calloc_is_zero_when_recycled() {
 void free_keeps_errno() {
   for (size_t bytes : {size_t(24), size_t(100000), size_t(24) << 20}) {
     void* p = malloc(bytes);
-    CHECK(p != nullptr);
+    REQUIRE(p != nullptr);
     memset(p, 1, bytes);
     errno = EXDEV;
     free(p);
-    CHECK(errno == EXDEV);
+    REQUIRE(errno == EXDEV);
   }
   free(nullptr);
-  CHECK(errno == EXDEV && malloc_usable_size(nullptr) == 0);
+  REQUIRE(errno == EXDEV && malloc_usable_size(nullptr) == 0);
 }
 
 void realloc_keeps_content() {
@@ -78,36 +78,36 @@ void realloc_keeps_content() {
   while (bytes < (size_t(48) << 20)) {  // past the DRAM budget
     size_t more = bytes * 2;
     void* grown = realloc(p, more);
-    CHECK(grown != nullptr && holds(grown, bytes, 7));
+    REQUIRE(grown != nullptr && holds(grown, bytes, 7));
     p = grown;
     fill(p, more, 7);
     bytes = more;
   }
   void* shrunk = realloc(p, bytes / 4);
-  CHECK(shrunk != nullptr && holds(shrunk, bytes / 4, 7));
-  CHECK(realloc(shrunk, 0) == nullptr);
+  REQUIRE(shrunk != nullptr && holds(shrunk, bytes / 4, 7));
+  REQUIRE(realloc(shrunk, 0) == nullptr);
   p = realloc(nullptr, 10);
-  CHECK(p != nullptr && tiered(p));
+  REQUIRE(p != nullptr && tiered(p));
   free(p);
 }
 
 void refusals() {
   errno = 0;
   volatile size_t half = SIZE_MAX / 2;
-  CHECK(calloc(half, 4) == nullptr && errno == ENOMEM);
+  REQUIRE(calloc(half, 4) == nullptr && errno == ENOMEM);
   errno = 0;
-  CHECK(reallocarray(nullptr, half, 4) == nullptr && errno == ENOMEM);
+  REQUIRE(reallocarray(nullptr, half, 4) == nullptr && errno == ENOMEM);
   errno = 0;
   volatile size_t huge = PTRDIFF_MAX;
-  CHECK(malloc(huge) == nullptr && errno == ENOMEM);
+  REQUIRE(malloc(huge) == nullptr && errno == ENOMEM);
   errno = 0;
-  CHECK(malloc(size_t(1) << 40) == nullptr && errno == ENOMEM);  // more than the LUN
+  REQUIRE(malloc(size_t(1) << 40) == nullptr && errno == ENOMEM);  // more than the LUN
   void* p = malloc(0);
-  CHECK(p != nullptr);
+  REQUIRE(p != nullptr);
   errno = 42;
   free(p);
   free(nullptr);
-  CHECK(errno == 42);
+  REQUIRE(errno == 42);
 }
 
 int g_handler_calls = 0;
@@ -126,7 +126,7 @@ void new_and_delete() {
   auto* many = new int[1000];
   auto* wide = new Wide;
   auto* wides = new Wide[3];
-  CHECK(tiered(one) && tiered(many) && tiered(wide) && reinterpret_cast<uintptr_t>(wide) % 256 == 0);
+  REQUIRE(tiered(one) && tiered(many) && tiered(wide) && reinterpret_cast<uintptr_t>(wide) % 256 == 0);
   delete one;
   delete[] many;
   delete wide;
@@ -136,18 +136,18 @@ void new_and_delete() {
   ::operator delete(::operator new(64), size_t(64));
   ::operator delete(::operator new(64, std::align_val_t(64)), size_t(64), std::align_val_t(64));
   volatile size_t huge = size_t(1) << 45;
-  CHECK(::operator new(huge, std::nothrow) == nullptr);
+  REQUIRE(::operator new(huge, std::nothrow) == nullptr);
   bool caught = false;
   try {
     g_spare = ::operator new(huge);
   } catch (const std::bad_alloc&) { caught = true; }
-  CHECK(caught && std::uncaught_exceptions() == 0);
+  REQUIRE(caught && std::uncaught_exceptions() == 0);
   std::set_new_handler(give_up_handler);
   caught = false;
   try {
     g_spare = ::operator new(huge);
   } catch (const std::bad_alloc&) { caught = true; }
-  CHECK(caught && g_handler_calls == 2);
+  REQUIRE(caught && g_handler_calls == 2);
 }
 
 // Four times the budget in blocks of all sizes, freed and made again at random, each with its shadow.
@@ -168,7 +168,7 @@ void shadowed_blocks() {
   for (int step = 0; step < 20000; ++step) {
     Block& block = blocks[next() % blocks.size()];
     if (block.memory != nullptr) {
-      CHECK(holds(block.memory, block.bytes, block.seed));
+      REQUIRE(holds(block.memory, block.bytes, block.seed));
       free(block.memory);
       live -= block.bytes;
       block.memory = nullptr;
@@ -177,12 +177,12 @@ void shadowed_blocks() {
     if (live + block.bytes > (size_t(128) << 20)) continue;
     block.seed = next();
     block.memory = malloc(block.bytes);
-    CHECK(block.memory != nullptr);
+    REQUIRE(block.memory != nullptr);
     fill(block.memory, block.bytes, block.seed);
     live += block.bytes;
   }
   for (Block& block : blocks) {
-    if (block.memory != nullptr) CHECK(holds(block.memory, block.bytes, block.seed));
+    if (block.memory != nullptr) REQUIRE(holds(block.memory, block.bytes, block.seed));
     free(block.memory);
   }
 }
@@ -193,39 +193,39 @@ void odd_alignments() {
   for (const size_t volatile alignment : {size_t(3), size_t(0), size_t(24)}) {
     errno = 0;
     void* p = aligned_alloc(alignment, 100);
-    CHECK((p == nullptr) == refused && (errno == EINVAL) == refused);
-    if (p != nullptr) CHECK(tiered(p) && reinterpret_cast<uintptr_t>(p) % (alignment > 16 ? 32 : 16) == 0);
+    REQUIRE((p == nullptr) == refused && (errno == EINVAL) == refused);
+    if (p != nullptr) REQUIRE(tiered(p) && reinterpret_cast<uintptr_t>(p) % (alignment > 16 ? 32 : 16) == 0);
     free(p);
   }
   const size_t volatile huge = SIZE_MAX / 2 + 2;
   errno = 0;
-  CHECK(aligned_alloc(huge, 100) == nullptr && errno == EINVAL);
+  REQUIRE(aligned_alloc(huge, 100) == nullptr && errno == EINVAL);
 }
 
 // Each report counts `bytes` that are allocated, and no more than the allocator has.
 void reports() {
   constexpr size_t kBytes = 20 << 20;
   const struct mallinfo2 before = mallinfo2();
-  CHECK(before.arena >= before.uordblks && before.uordblks + before.fordblks == before.arena);
+  REQUIRE(before.arena >= before.uordblks && before.uordblks + before.fordblks == before.arena);
   void* p = malloc(kBytes);
   memset(p, 1, kBytes);
   const struct mallinfo2 now = mallinfo2();
-  CHECK(now.uordblks >= before.uordblks + kBytes && now.uordblks < before.uordblks + 2 * kBytes);
+  REQUIRE(now.uordblks >= before.uordblks + kBytes && now.uordblks < before.uordblks + 2 * kBytes);
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
   const struct mallinfo old = mallinfo();
 #pragma GCC diagnostic pop
-  CHECK(static_cast<size_t>(old.uordblks) == now.uordblks && static_cast<size_t>(old.arena) == now.arena);
+  REQUIRE(static_cast<size_t>(old.uordblks) == now.uordblks && static_cast<size_t>(old.arena) == now.arena);
   char* text = nullptr;
   size_t length = 0;
   FILE* file = open_memstream(&text, &length);
-  CHECK(file != nullptr && malloc_info(1, file) == EINVAL && malloc_info(0, file) == 0 && fclose(file) == 0);
-  CHECK(strstr(text, "<malloc version=\"1\">") == text && strstr(text, "</malloc>\n") != nullptr);
+  REQUIRE(file != nullptr && malloc_info(1, file) == EINVAL && malloc_info(0, file) == 0 && fclose(file) == 0);
+  REQUIRE(strstr(text, "<malloc version=\"1\">") == text && strstr(text, "</malloc>\n") != nullptr);
   free(text);
   free(p);
-  CHECK(mallinfo2().uordblks < now.uordblks - kBytes / 2);
-  CHECK(malloc_trim(0) == 0 || malloc_trim(0) == 0);  // a second time there is nothing to give back
-  CHECK(mallopt(M_MMAP_THRESHOLD, 1 << 20) == 1);
+  REQUIRE(mallinfo2().uordblks < now.uordblks - kBytes / 2);
+  REQUIRE(malloc_trim(0) == 0 || malloc_trim(0) == 0);  // a second time there is nothing to give back
+  REQUIRE(mallopt(M_MMAP_THRESHOLD, 1 << 20) == 1);
   malloc_stats();
 }
 

@@ -21,86 +21,86 @@ void what_is_tiered() {
   char* code = map_any(2 * kMiB, kRw | PROT_EXEC);
   char* down = map_any(2 * kMiB, kRw, kPrivate | MAP_GROWSDOWN);
   char* locked = map_any(2 * kMiB, kRw, kPrivate | MAP_LOCKED);
-  CHECK(!tiered(small) && tiered(large) && !tiered(stack) && !tiered(shared) && !tiered(code) && !tiered(down) &&
-        tiered(locked));
-  CHECK(all_zero(large, 2 * kMiB));
-  for (char* p : {large, stack, shared, code, down, locked}) CHECK(munmap(p, 2 * kMiB) == 0);
-  CHECK(munmap(small, 64 * 1024) == 0);
+  REQUIRE(!tiered(small) && tiered(large) && !tiered(stack) && !tiered(shared) && !tiered(code) && !tiered(down) &&
+          tiered(locked));
+  REQUIRE(all_zero(large, 2 * kMiB));
+  for (char* p : {large, stack, shared, code, down, locked}) REQUIRE(munmap(p, 2 * kMiB) == 0);
+  REQUIRE(munmap(small, 64 * 1024) == 0);
   char *below = map_any(252 * 1024), *smallest = map_any(256 * 1024);  // as V8's pages
-  CHECK(!tiered(below) && tiered(smallest) && munmap(below, 252 * 1024) == 0 && munmap(smallest, 256 * 1024) == 0);
+  REQUIRE(!tiered(below) && tiered(smallest) && munmap(below, 252 * 1024) == 0 && munmap(smallest, 256 * 1024) == 0);
   errno = 0;
-  CHECK(mmap(nullptr, 0, kRw, kPrivate, -1, 0) == MAP_FAILED && errno == EINVAL);
+  REQUIRE(mmap(nullptr, 0, kRw, kPrivate, -1, 0) == MAP_FAILED && errno == EINVAL);
 }
 
 void larger_than_dram() {
   constexpr size_t kBytes = 160 * kMiB;
   char* p = map_any(kBytes);
   fill(p, kBytes, 3);
-  CHECK(holds(p, kBytes, 3));
-  CHECK(munmap(p, kBytes) == 0 && faults(p) && faults(p + kBytes - 1));
+  REQUIRE(holds(p, kBytes, 3));
+  REQUIRE(munmap(p, kBytes) == 0 && faults(p) && faults(p + kBytes - 1));
   p = map_any(kBytes);
-  CHECK(all_zero(p, kBytes));
-  CHECK(munmap(p, kBytes) == 0);
+  REQUIRE(all_zero(p, kBytes));
+  REQUIRE(munmap(p, kBytes) == 0);
 }
 
 void partial_unmap() {
   char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 5);
-  CHECK(munmap(p + kMiB, kMiB) == 0);
-  CHECK(faults(p + kMiB) && faults(p + 2 * kMiB - 1));
-  CHECK(holds(p, kMiB, 5) && holds(p + 2 * kMiB, 2 * kMiB, 5, 2 * kMiB / sizeof(long)));
+  REQUIRE(munmap(p + kMiB, kMiB) == 0);
+  REQUIRE(faults(p + kMiB) && faults(p + 2 * kMiB - 1));
+  REQUIRE(holds(p, kMiB, 5) && holds(p + 2 * kMiB, 2 * kMiB, 5, 2 * kMiB / sizeof(long)));
   errno = 0;
-  CHECK(munmap(p + 1, kMiB) == -1 && errno == EINVAL);
+  REQUIRE(munmap(p + 1, kMiB) == -1 && errno == EINVAL);
   errno = 0;
-  CHECK(munmap(p, 0) == -1 && errno == EINVAL);
-  CHECK(munmap(p, 4 * kMiB) == 0);  // holes are fine
-  CHECK(faults(p) && faults(p + 3 * kMiB));
+  REQUIRE(munmap(p, 0) == -1 && errno == EINVAL);
+  REQUIRE(munmap(p, 4 * kMiB) == 0);  // holes are fine
+  REQUIRE(faults(p) && faults(p + 3 * kMiB));
 }
 
 void remap() {
   char* p = map_any(3 * kMiB);
   fill(p, 3 * kMiB, 9);
   auto* q = static_cast<char*>(mremap(p, 3 * kMiB, 2 * kMiB, 0));
-  CHECK(q == p && holds(p, 2 * kMiB, 9) && faults(p + 2 * kMiB));
+  REQUIRE(q == p && holds(p, 2 * kMiB, 9) && faults(p + 2 * kMiB));
   q = static_cast<char*>(mremap(p, 2 * kMiB, 3 * kMiB, 0));  // what was given back lies right behind
-  CHECK(q == p && holds(p, 2 * kMiB, 9) && all_zero(p + 2 * kMiB, kMiB));
+  REQUIRE(q == p && holds(p, 2 * kMiB, 9) && all_zero(p + 2 * kMiB, kMiB));
   fill(p, 3 * kMiB, 9);
   char* wall = static_cast<char*>(mmap(p + 3 * kMiB, kMiB, kRw, kPrivate, -1, 0));
   errno = 0;
-  if (wall == p + 3 * kMiB) CHECK(mremap(p, 3 * kMiB, 64 * kMiB, 0) == MAP_FAILED && errno == ENOMEM);
+  if (wall == p + 3 * kMiB) REQUIRE(mremap(p, 3 * kMiB, 64 * kMiB, 0) == MAP_FAILED && errno == ENOMEM);
   q = static_cast<char*>(mremap(p, 3 * kMiB, 64 * kMiB, MREMAP_MAYMOVE));
-  CHECK(q != MAP_FAILED && tiered(q) && holds(q, 3 * kMiB, 9) && all_zero(q + 3 * kMiB, 61 * kMiB));
-  if (q != p) CHECK(faults(p));
+  REQUIRE(q != MAP_FAILED && tiered(q) && holds(q, 3 * kMiB, 9) && all_zero(q + 3 * kMiB, 61 * kMiB));
+  if (q != p) REQUIRE(faults(p));
   fill(q, 64 * kMiB, 11);  // evicted pages move too
   wall = static_cast<char*>(mmap(q + 64 * kMiB, kMiB, kRw, kPrivate, -1, 0));
   char* r = static_cast<char*>(mremap(q, 64 * kMiB, 96 * kMiB, MREMAP_MAYMOVE));
-  CHECK(r != MAP_FAILED && holds(r, 64 * kMiB, 11));
+  REQUIRE(r != MAP_FAILED && holds(r, 64 * kMiB, 11));
   errno = 0;
-  CHECK(mremap(r + 1, kMiB, 2 * kMiB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EINVAL);
+  REQUIRE(mremap(r + 1, kMiB, 2 * kMiB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EINVAL);
   errno = 0;
-  CHECK(mremap(r, kMiB, 0, MREMAP_MAYMOVE) == MAP_FAILED && errno == EINVAL);
+  REQUIRE(mremap(r, kMiB, 0, MREMAP_MAYMOVE) == MAP_FAILED && errno == EINVAL);
   errno = 0;
-  CHECK(mremap(r, 200 * kMiB, 300 * kMiB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
+  REQUIRE(mremap(r, 200 * kMiB, 300 * kMiB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
   char* target = map_any(2 * kMiB);
   char* moved = static_cast<char*>(mremap(r, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target));
-  CHECK(moved == target && holds(moved, 2 * kMiB, 11) && faults(r));
-  CHECK(munmap(moved, 2 * kMiB) == 0 && munmap(r + 2 * kMiB, 94 * kMiB) == 0);
+  REQUIRE(moved == target && holds(moved, 2 * kMiB, 11) && faults(r));
+  REQUIRE(munmap(moved, 2 * kMiB) == 0 && munmap(r + 2 * kMiB, 94 * kMiB) == 0);
 }
 
 // As munmap, a shrinking mremap takes what lies there, be it one map or several; so does one that changes nothing.
 void shrink_over_several() {
   char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 13);
-  CHECK(mprotect(p + kMiB, kMiB, PROT_READ) == 0 && munmap(p + 2 * kMiB, kMiB / 2) == 0);
-  CHECK(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE) == p && holds(p, 2 * kMiB, 13));
-  CHECK(mremap(p, 4 * kMiB, 3 * kMiB / 2, MREMAP_MAYMOVE) == p);
-  CHECK(holds(p, 3 * kMiB / 2, 13) && faults(p + 3 * kMiB / 2) && faults(p + 3 * kMiB));
+  REQUIRE(mprotect(p + kMiB, kMiB, PROT_READ) == 0 && munmap(p + 2 * kMiB, kMiB / 2) == 0);
+  REQUIRE(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE) == p && holds(p, 2 * kMiB, 13));
+  REQUIRE(mremap(p, 4 * kMiB, 3 * kMiB / 2, MREMAP_MAYMOVE) == p);
+  REQUIRE(holds(p, 3 * kMiB / 2, 13) && faults(p + 3 * kMiB / 2) && faults(p + 3 * kMiB));
   errno = 0;
-  CHECK(mremap(p, 3 * kMiB / 2, 2 * kMiB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
-  CHECK(mremap(p, 3 * kMiB / 2, kMiB, 0) == p && holds(p, kMiB, 13) && faults(p + kMiB));
+  REQUIRE(mremap(p, 3 * kMiB / 2, 2 * kMiB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
+  REQUIRE(mremap(p, 3 * kMiB / 2, kMiB, 0) == p && holds(p, kMiB, 13) && faults(p + kMiB));
   errno = 0;
-  CHECK(mremap(p + kMiB, kMiB, kMiB / 2, 0) == MAP_FAILED && errno == EFAULT);
-  CHECK(munmap(p, kMiB) == 0);
+  REQUIRE(mremap(p + kMiB, kMiB, kMiB / 2, 0) == MAP_FAILED && errno == EFAULT);
+  REQUIRE(munmap(p, kMiB) == 0);
 }
 
 // A map too small for the tier is taken in when mremap makes it larger, with its contents and its protection.
@@ -109,42 +109,42 @@ void grows_into_the_tier() {
   for (const int prot : {kRw, PROT_READ, PROT_NONE}) {
     for (const size_t bytes : {kMiB, 48 * kMiB}) {  // more than the budget
       char* p = map_any(kSmall);
-      CHECK(!tiered(p));
+      REQUIRE(!tiered(p));
       fill(p + kSmall / 2, kSmall / 2, 21);
-      CHECK(mprotect(p, kSmall, prot) == 0);
+      REQUIRE(mprotect(p, kSmall, prot) == 0);
       errno = 0;
-      CHECK(mremap(p, kSmall, bytes, 0) == MAP_FAILED && errno == ENOMEM);  // not where it is
+      REQUIRE(mremap(p, kSmall, bytes, 0) == MAP_FAILED && errno == ENOMEM);  // not where it is
       auto* q = static_cast<char*>(mremap(p, kSmall, bytes, MREMAP_MAYMOVE));
-      CHECK(q != MAP_FAILED && tiered(q) && faults(p));
-      CHECK(faults(q) == (prot == PROT_NONE) && faults(q + bytes - 1, true) == (prot != kRw));
-      CHECK(mprotect(q, bytes, kRw) == 0 && all_zero(q, kSmall / 2) && holds(q + kSmall / 2, kSmall / 2, 21) &&
-            all_zero(q + kSmall, bytes - kSmall - 1));
+      REQUIRE(q != MAP_FAILED && tiered(q) && faults(p));
+      REQUIRE(faults(q) == (prot == PROT_NONE) && faults(q + bytes - 1, true) == (prot != kRw));
+      REQUIRE(mprotect(q, bytes, kRw) == 0 && all_zero(q, kSmall / 2) && holds(q + kSmall / 2, kSmall / 2, 21) &&
+              all_zero(q + kSmall, bytes - kSmall - 1));
       fill(q, bytes, 25);
-      CHECK(holds(q, bytes, 25) && munmap(q, bytes) == 0);
+      REQUIRE(holds(q, bytes, 25) && munmap(q, bytes) == 0);
     }
   }
   char* p = map_any(kSmall);
   fill(p, kSmall, 27);
   auto* q = static_cast<char*>(mremap(p, kSmall, 2 * kSmall, MREMAP_MAYMOVE));  // still small
-  CHECK(q != MAP_FAILED && !tiered(q) && holds(q, kSmall, 27) && munmap(q, 2 * kSmall) == 0);
+  REQUIRE(q != MAP_FAILED && !tiered(q) && holds(q, kSmall, 27) && munmap(q, 2 * kSmall) == 0);
   // A part of what the kernel takes for one map; locked memory, code and files stay the kernel's.
   p = map_any(4 * kSmall - g_page);
   fill(p, 4 * kSmall - g_page, 29);
   q = static_cast<char*>(mremap(p + kSmall, kSmall, 2 * kMiB, MREMAP_MAYMOVE));
-  CHECK(q != MAP_FAILED && tiered(q) && holds(q, kSmall, 29, kSmall / sizeof(long)) &&
-        all_zero(q + kSmall, 2 * kMiB - kSmall));
-  CHECK(holds(p, kSmall, 29) && faults(p + kSmall) && holds(p + 2 * kSmall, kSmall, 29, 2 * kSmall / sizeof(long)));
-  CHECK(munmap(q, 2 * kMiB) == 0 && munmap(p, 4 * kSmall - g_page) == 0);
+  REQUIRE(q != MAP_FAILED && tiered(q) && holds(q, kSmall, 29, kSmall / sizeof(long)) &&
+          all_zero(q + kSmall, 2 * kMiB - kSmall));
+  REQUIRE(holds(p, kSmall, 29) && faults(p + kSmall) && holds(p + 2 * kSmall, kSmall, 29, 2 * kSmall / sizeof(long)));
+  REQUIRE(munmap(q, 2 * kMiB) == 0 && munmap(p, 4 * kSmall - g_page) == 0);
   p = map_any(kSmall);
-  CHECK(mlock(p, kSmall) == 0);
+  REQUIRE(mlock(p, kSmall) == 0);
   q = static_cast<char*>(mremap(p, kSmall, kMiB, MREMAP_MAYMOVE));
-  CHECK(q != MAP_FAILED && !tiered(q) && munmap(q, kMiB) == 0);
+  REQUIRE(q != MAP_FAILED && !tiered(q) && munmap(q, kMiB) == 0);
   p = map_any(kSmall, kRw | PROT_EXEC);
   q = static_cast<char*>(mremap(p, kSmall, kMiB, MREMAP_MAYMOVE));
-  CHECK(q != MAP_FAILED && !tiered(q) && munmap(q, kMiB) == 0);
+  REQUIRE(q != MAP_FAILED && !tiered(q) && munmap(q, kMiB) == 0);
   p = map_any(kSmall, kRw, MAP_SHARED | MAP_ANONYMOUS);
   q = static_cast<char*>(mremap(p, kSmall, kMiB, MREMAP_MAYMOVE));
-  CHECK(q != MAP_FAILED && !tiered(q) && munmap(q, kMiB) == 0);
+  REQUIRE(q != MAP_FAILED && !tiered(q) && munmap(q, kMiB) == 0);
 }
 
 // Their own process: a mark on plain memory, which a copy would not have, is permanent.
@@ -154,15 +154,15 @@ void marked_maps_stay_with_the_kernel() {
   if (child == 0) {
     char* p = map_any(kSmall);
     fill(p, kSmall, 33);
-    CHECK(madvise(p, kSmall, MADV_WIPEONFORK) == 0);
+    REQUIRE(madvise(p, kSmall, MADV_WIPEONFORK) == 0);
     auto* q = static_cast<char*>(mremap(p, kSmall, 2 * kMiB, MREMAP_MAYMOVE));
-    CHECK(q != MAP_FAILED && holds(q, kSmall, 33));
+    REQUIRE(q != MAP_FAILED && holds(q, kSmall, 33));
     const pid_t grandchild = fork();
     if (grandchild == 0) _exit(all_zero(q, 2 * kMiB) ? 0 : 1);
-    CHECK(ends_well(grandchild));
+    REQUIRE(ends_well(grandchild));
     _exit(0);
   }
-  CHECK(ends_well(child));
+  REQUIRE(ends_well(child));
 }
 
 // MAP_LOCKED: there at once, and it stays; half of the budget at most.
@@ -172,156 +172,156 @@ void locked_maps() {
     char* p = map_any(8 * kMiB, prot, kPrivate | MAP_LOCKED);
     char* other = map_any(48 * kMiB);
     fill(other, 48 * kMiB, 35);
-    CHECK(mincore(p, 8 * kMiB, there) == 0);
-    for (const unsigned char one : there) CHECK((one & 1) != 0);
-    CHECK(all_zero(p, 8 * kMiB));
+    REQUIRE(mincore(p, 8 * kMiB, there) == 0);
+    for (const unsigned char one : there) REQUIRE((one & 1) != 0);
+    REQUIRE(all_zero(p, 8 * kMiB));
     errno = 0;
     // with what is locked already
-    CHECK(mmap(nullptr, 12 * kMiB, kRw, kPrivate | MAP_LOCKED, -1, 0) == MAP_FAILED && errno == EAGAIN);
-    CHECK(munmap(p, 8 * kMiB) == 0);
+    REQUIRE(mmap(nullptr, 12 * kMiB, kRw, kPrivate | MAP_LOCKED, -1, 0) == MAP_FAILED && errno == EAGAIN);
+    REQUIRE(munmap(p, 8 * kMiB) == 0);
     p = map_any(12 * kMiB, prot, kPrivate | MAP_LOCKED);  // the lock has ended with its map
-    CHECK(mmap(other, kMiB, prot, kPrivate | MAP_LOCKED | MAP_FIXED, -1, 0) == other && all_zero(other, kMiB));
+    REQUIRE(mmap(other, kMiB, prot, kPrivate | MAP_LOCKED | MAP_FIXED, -1, 0) == other && all_zero(other, kMiB));
     errno = 0;
-    CHECK(madvise(other, kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);  // as of all locked memory
-    CHECK(holds(other + kMiB, 47 * kMiB, 35, kMiB / sizeof(long)) && munmap(p, 12 * kMiB) == 0 &&
-          munmap(other, 48 * kMiB) == 0);
+    REQUIRE(madvise(other, kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);  // as of all locked memory
+    REQUIRE(holds(other + kMiB, 47 * kMiB, 35, kMiB / sizeof(long)) && munmap(p, 12 * kMiB) == 0 &&
+            munmap(other, 48 * kMiB) == 0);
   }
   char* p = map_any(48 * kMiB, PROT_NONE, kPrivate | MAP_LOCKED);  // nothing to lock
-  CHECK(tiered(p) && munmap(p, 48 * kMiB) == 0);
+  REQUIRE(tiered(p) && munmap(p, 48 * kMiB) == 0);
 }
 
 void advice() {
   char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 13);
-  CHECK(madvise(p, 4 * kMiB, MADV_PAGEOUT) == 0 && holds(p, 4 * kMiB, 13));
-  CHECK(madvise(p + kMiB, kMiB, MADV_DONTNEED) == 0);
-  CHECK(all_zero(p + kMiB, kMiB) && holds(p, kMiB, 13));
-  CHECK(madvise(p, kMiB, MADV_PAGEOUT) == 0 && madvise(p, kMiB, MADV_DONTNEED) == 0 && all_zero(p, kMiB));
-  CHECK(madvise(p, 4 * kMiB, MADV_WILLNEED) == 0 && madvise(p, 4 * kMiB, MADV_COLD) == 0);
-  CHECK(madvise(p, 4 * kMiB, MADV_HUGEPAGE) == 0 && madvise(p, 4 * kMiB, MADV_SEQUENTIAL) == 0);
-  CHECK(holds(p + 2 * kMiB, 2 * kMiB, 13, 2 * kMiB / sizeof(long)));
+  REQUIRE(madvise(p, 4 * kMiB, MADV_PAGEOUT) == 0 && holds(p, 4 * kMiB, 13));
+  REQUIRE(madvise(p + kMiB, kMiB, MADV_DONTNEED) == 0);
+  REQUIRE(all_zero(p + kMiB, kMiB) && holds(p, kMiB, 13));
+  REQUIRE(madvise(p, kMiB, MADV_PAGEOUT) == 0 && madvise(p, kMiB, MADV_DONTNEED) == 0 && all_zero(p, kMiB));
+  REQUIRE(madvise(p, 4 * kMiB, MADV_WILLNEED) == 0 && madvise(p, 4 * kMiB, MADV_COLD) == 0);
+  REQUIRE(madvise(p, 4 * kMiB, MADV_HUGEPAGE) == 0 && madvise(p, 4 * kMiB, MADV_SEQUENTIAL) == 0);
+  REQUIRE(holds(p + 2 * kMiB, 2 * kMiB, 13, 2 * kMiB / sizeof(long)));
   errno = 0;
-  CHECK(madvise(p + 1, kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);
+  REQUIRE(madvise(p + 1, kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);
   errno = 0;
-  CHECK(madvise(p, kMiB, 12345) == -1 && errno == EINVAL);
-  CHECK(munmap(p + 2 * kMiB, kMiB) == 0);
+  REQUIRE(madvise(p, kMiB, 12345) == -1 && errno == EINVAL);
+  REQUIRE(munmap(p + 2 * kMiB, kMiB) == 0);
   errno = 0;
-  CHECK(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == ENOMEM);  // a hole is reported, the rest is done
-  CHECK(all_zero(p + 3 * kMiB, kMiB));
-  CHECK(munmap(p, 4 * kMiB) == 0);
+  REQUIRE(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == ENOMEM);  // a hole is reported, the rest is done
+  REQUIRE(all_zero(p + 3 * kMiB, kMiB));
+  REQUIRE(munmap(p, 4 * kMiB) == 0);
   // The heap's pages too.
   auto* block = static_cast<char*>(aligned_alloc(g_page, kMiB));
   memset(block, 1, kMiB);
-  CHECK(madvise(block, kMiB, MADV_DONTNEED) == 0 && all_zero(block, kMiB));
+  REQUIRE(madvise(block, kMiB, MADV_DONTNEED) == 0 && all_zero(block, kMiB));
   free(block);
 }
 
 void protection() {
   char* p = map_any(8 * kMiB, PROT_NONE);
-  CHECK(tiered(p) && faults(p) && faults(p + 7 * kMiB));
-  CHECK(mprotect(p + kMiB, kMiB, kRw) == 0 && faults(p) && faults(p + 2 * kMiB));
+  REQUIRE(tiered(p) && faults(p) && faults(p + 7 * kMiB));
+  REQUIRE(mprotect(p + kMiB, kMiB, kRw) == 0 && faults(p) && faults(p + 2 * kMiB));
   fill(p + kMiB, kMiB, 17);
-  CHECK(mprotect(p + kMiB, kMiB, PROT_READ) == 0 && faults(p + kMiB, true) && holds(p + kMiB, kMiB, 17));
-  CHECK(mprotect(p + kMiB, kMiB, PROT_NONE) == 0 && faults(p + kMiB));
-  CHECK(mprotect(p, 4 * kMiB, kRw) == 0 && holds(p + kMiB, kMiB, 17) && all_zero(p, kMiB));
-  CHECK(munmap(p + 2 * kMiB, g_page) == 0);
+  REQUIRE(mprotect(p + kMiB, kMiB, PROT_READ) == 0 && faults(p + kMiB, true) && holds(p + kMiB, kMiB, 17));
+  REQUIRE(mprotect(p + kMiB, kMiB, PROT_NONE) == 0 && faults(p + kMiB));
+  REQUIRE(mprotect(p, 4 * kMiB, kRw) == 0 && holds(p + kMiB, kMiB, 17) && all_zero(p, kMiB));
+  REQUIRE(munmap(p + 2 * kMiB, g_page) == 0);
   errno = 0;
-  CHECK(mprotect(p, 4 * kMiB, PROT_READ) == -1 && errno == ENOMEM);
-  CHECK(munmap(p, 8 * kMiB) == 0);
+  REQUIRE(mprotect(p, 4 * kMiB, PROT_READ) == -1 && errno == ENOMEM);
+  REQUIRE(munmap(p, 8 * kMiB) == 0);
   p = map_any(2 * kMiB, PROT_READ);
-  CHECK(all_zero(p, 2 * kMiB) && faults(p, true));
-  CHECK(munmap(p, 2 * kMiB) == 0);
+  REQUIRE(all_zero(p, 2 * kMiB) && faults(p, true));
+  REQUIRE(munmap(p, 2 * kMiB) == 0);
 }
 
 void fixed_inside() {
   char* p = map_any(8 * kMiB);
   fill(p, 8 * kMiB, 19);
-  CHECK(mmap(p + kMiB, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == p + kMiB);
-  CHECK(tiered(p + kMiB) && all_zero(p + kMiB, kMiB) && holds(p, kMiB, 19));
-  CHECK(mmap(p + 2 * kMiB, kMiB, PROT_NONE, kPrivate | MAP_FIXED, -1, 0) == p + 2 * kMiB && faults(p + 2 * kMiB));
-  CHECK(mmap(p + 2 * kMiB, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == p + 2 * kMiB && all_zero(p + 2 * kMiB, kMiB));
+  REQUIRE(mmap(p + kMiB, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == p + kMiB);
+  REQUIRE(tiered(p + kMiB) && all_zero(p + kMiB, kMiB) && holds(p, kMiB, 19));
+  REQUIRE(mmap(p + 2 * kMiB, kMiB, PROT_NONE, kPrivate | MAP_FIXED, -1, 0) == p + 2 * kMiB && faults(p + 2 * kMiB));
+  REQUIRE(mmap(p + 2 * kMiB, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == p + 2 * kMiB && all_zero(p + 2 * kMiB, kMiB));
 #ifdef MAP_FIXED_NOREPLACE
   errno = 0;
-  CHECK(mmap(p, kMiB, kRw, kPrivate | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED && errno == EEXIST);
+  REQUIRE(mmap(p, kMiB, kRw, kPrivate | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED && errno == EEXIST);
 #endif
   errno = 0;
-  CHECK(mmap(p, kMiB, kRw, MAP_PRIVATE | MAP_FIXED, 9999, 0) == MAP_FAILED && errno == EBADF && holds(p, kMiB, 19));
-  CHECK(munmap(p, 8 * kMiB) == 0);
+  REQUIRE(mmap(p, kMiB, kRw, MAP_PRIVATE | MAP_FIXED, 9999, 0) == MAP_FAILED && errno == EBADF && holds(p, kMiB, 19));
+  REQUIRE(munmap(p, 8 * kMiB) == 0);
 }
 
 void alien_inside() {
   char* p = map_any(8 * kMiB);
   fill(p, 8 * kMiB, 23);
   int fd = open("/proc/self/exe", O_RDONLY);
-  CHECK(fd >= 0);
-  CHECK(mmap(p + 4 * kMiB, g_page, PROT_READ, MAP_PRIVATE | MAP_FIXED, fd, 0) == p + 4 * kMiB);
+  REQUIRE(fd >= 0);
+  REQUIRE(mmap(p + 4 * kMiB, g_page, PROT_READ, MAP_PRIVATE | MAP_FIXED, fd, 0) == p + 4 * kMiB);
   close(fd);
-  CHECK(memcmp(p + 4 * kMiB, "\177ELF", 4) == 0);
-  CHECK(holds(p, 4 * kMiB, 23));
+  REQUIRE(memcmp(p + 4 * kMiB, "\177ELF", 4) == 0);
+  REQUIRE(holds(p, 4 * kMiB, 23));
   pid_t child = fork();
   if (child == 0) {
     bool good = memcmp(p + 4 * kMiB, "\177ELF", 4) == 0 && holds(p, 4 * kMiB, 23) &&
                 holds(p + 5 * kMiB, 3 * kMiB, 23, 5 * kMiB / sizeof(long));
     _exit(good ? 0 : 1);
   }
-  CHECK(ends_well(child));
-  CHECK(munmap(p + 4 * kMiB, g_page) == 0 && faults(p + 4 * kMiB));
-  CHECK(munmap(p, 8 * kMiB) == 0);
+  REQUIRE(ends_well(child));
+  REQUIRE(munmap(p + 4 * kMiB, g_page) == 0 && faults(p + 4 * kMiB));
+  REQUIRE(munmap(p, 8 * kMiB) == 0);
 }
 
 // What mprotect changes before it comes to a hole stays changed; a place that a file has left can be mapped again.
 void up_to_a_hole() {
   char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 41);
-  CHECK(munmap(p + 2 * kMiB, kMiB) == 0);
+  REQUIRE(munmap(p + 2 * kMiB, kMiB) == 0);
   errno = 0;
-  CHECK(mprotect(p + kMiB, 3 * kMiB, PROT_NONE) == -1 && errno == ENOMEM);
-  CHECK(faults(p + kMiB) && faults(p + 2 * kMiB - 1) && holds(p, kMiB, 41) &&
-        holds(p + 3 * kMiB, kMiB, 41, 3 * kWords));
+  REQUIRE(mprotect(p + kMiB, 3 * kMiB, PROT_NONE) == -1 && errno == ENOMEM);
+  REQUIRE(faults(p + kMiB) && faults(p + 2 * kMiB - 1) && holds(p, kMiB, 41) &&
+          holds(p + 3 * kMiB, kMiB, 41, 3 * kWords));
   const int fd = memfd_create("file", MFD_CLOEXEC);
-  CHECK(fd >= 0 && ftruncate(fd, kMiB) == 0);
-  CHECK(mmap(p + 2 * kMiB, kMiB, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == p + 2 * kMiB);
-  CHECK(munmap(p + 2 * kMiB, kMiB) == 0 && close(fd) == 0);
+  REQUIRE(fd >= 0 && ftruncate(fd, kMiB) == 0);
+  REQUIRE(mmap(p + 2 * kMiB, kMiB, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == p + 2 * kMiB);
+  REQUIRE(munmap(p + 2 * kMiB, kMiB) == 0 && close(fd) == 0);
 #ifdef MAP_FIXED_NOREPLACE
-  CHECK(mmap(p + 2 * kMiB, kMiB, kRw, kPrivate | MAP_FIXED_NOREPLACE, -1, 0) == p + 2 * kMiB);
-  CHECK(all_zero(p + 2 * kMiB, kMiB));
+  REQUIRE(mmap(p + 2 * kMiB, kMiB, kRw, kPrivate | MAP_FIXED_NOREPLACE, -1, 0) == p + 2 * kMiB);
+  REQUIRE(all_zero(p + 2 * kMiB, kMiB));
   fill(p + 2 * kMiB, kMiB, 43);
 #endif
-  CHECK(munmap(p, 4 * kMiB) == 0);
+  REQUIRE(munmap(p, 4 * kMiB) == 0);
 }
 
 // System V shared memory over tiered memory, and where a tiered map has been: its place is the kernel's, as long as
 // the program uses it.
 void shared_memory_inside() {
   const int id = shmget(IPC_PRIVATE, kMiB, IPC_CREAT | 0600);
-  CHECK(id >= 0);
+  REQUIRE(id >= 0);
   char *p = map_any(4 * kMiB), *cold = map_any(64 * kMiB), *place = p + kMiB;
   fill(p, 4 * kMiB, 47);
   fill(cold, 64 * kMiB, 1);  // p is evicted, or about to be
   errno = 0;
-  CHECK(shmat(id, place, 0) == MAP_FAILED && errno == EINVAL);
-  CHECK(shmat(-1, place, SHM_REMAP) == MAP_FAILED && holds(p, 4 * kMiB, 47));
-  CHECK(shmat(id, place, SHM_REMAP) == place && all_zero(place, kMiB));
+  REQUIRE(shmat(id, place, 0) == MAP_FAILED && errno == EINVAL);
+  REQUIRE(shmat(-1, place, SHM_REMAP) == MAP_FAILED && holds(p, 4 * kMiB, 47));
+  REQUIRE(shmat(id, place, SHM_REMAP) == place && all_zero(place, kMiB));
   fill(place, kMiB, 49);
-  CHECK(holds(cold, 64 * kMiB, 1) && holds(place, kMiB, 49) && shmdt(place) == 0 && faults(place));
-  CHECK(shmat(id, place + 5, SHM_RND) == place && holds(place, kMiB, 49) && shmdt(place) == 0);
-  CHECK(mmap(place, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == place && all_zero(place, kMiB));
-  CHECK(holds(p, kMiB, 47) && holds(p + 2 * kMiB, 2 * kMiB, 47, 2 * kWords) && munmap(p, 4 * kMiB) == 0);
+  REQUIRE(holds(cold, 64 * kMiB, 1) && holds(place, kMiB, 49) && shmdt(place) == 0 && faults(place));
+  REQUIRE(shmat(id, place + 5, SHM_RND) == place && holds(place, kMiB, 49) && shmdt(place) == 0);
+  REQUIRE(mmap(place, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == place && all_zero(place, kMiB));
+  REQUIRE(holds(p, kMiB, 47) && holds(p + 2 * kMiB, 2 * kMiB, 47, 2 * kWords) && munmap(p, 4 * kMiB) == 0);
   p = map_any(kMiB);
   fill(p, kMiB, 51);
-  CHECK(munmap(p, kMiB) == 0);
+  REQUIRE(munmap(p, kMiB) == 0);
   for (int round = 0; round < 3; ++round) {
-    CHECK(syscall(SYS_shmat, id, p, 0) == reinterpret_cast<long>(p) && shmat(id, p, 0) == MAP_FAILED);
-    CHECK(holds(p, kMiB, 49) && shmdt(p) == 0);
+    REQUIRE(syscall(SYS_shmat, id, p, 0) == reinterpret_cast<long>(p) && shmat(id, p, 0) == MAP_FAILED);
+    REQUIRE(holds(p, kMiB, 49) && shmdt(p) == 0);
   }
-  CHECK(shmctl(id, IPC_RMID, nullptr) == 0 && munmap(cold, 64 * kMiB) == 0);
+  REQUIRE(shmctl(id, IPC_RMID, nullptr) == 0 && munmap(cold, 64 * kMiB) == 0);
   for (int i = 0; i < 8; ++i) fill(map_any(kMiB), kMiB, 53);  // there is room
 }
 
 // Where segments go with their last use (in an IPC namespace of its own: the setting is one of the namespace).
 void shared_memory_that_is_forgotten() {
   const pid_t child = fork();
-  CHECK(child >= 0);
+  REQUIRE(child >= 0);
   if (child == 0) {
     const int setting =
         unshare(CLONE_NEWIPC) == 0 ? open("/proc/sys/kernel/shm_rmid_forced", O_WRONLY | O_CLOEXEC) : -1;
@@ -329,11 +329,11 @@ void shared_memory_that_is_forgotten() {
     char* p = map_any(4 * kMiB);
     fill(p, 4 * kMiB, 57);
     const int id = shmget(IPC_PRIVATE, kMiB, IPC_CREAT | 0600);
-    CHECK(id >= 0 && shmat(id, p + kMiB, SHM_REMAP) == p + kMiB && all_zero(p + kMiB, kMiB));
-    CHECK(holds(p, kMiB, 57) && shmdt(p + kMiB) == 0);
+    REQUIRE(id >= 0 && shmat(id, p + kMiB, SHM_REMAP) == p + kMiB && all_zero(p + kMiB, kMiB));
+    REQUIRE(holds(p, kMiB, 57) && shmdt(p + kMiB) == 0);
     _exit(0);
   }
-  CHECK(ends_well(child));
+  REQUIRE(ends_well(child));
 }
 
 // Sealed memory could not be evicted, nor unmapped by the pager.
@@ -342,19 +342,19 @@ void no_seals() {
   char* p = map_any(kMiB);
   fill(p, kMiB, 55);
   errno = 0;
-  CHECK(syscall(kMseal, p, kMiB, 0) == -1 && errno == ENOSYS);
-  CHECK(holds(p, kMiB, 55) && munmap(p, kMiB) == 0 && faults(p));
+  REQUIRE(syscall(kMseal, p, kMiB, 0) == -1 && errno == ENOSYS);
+  REQUIRE(holds(p, kMiB, 55) && munmap(p, kMiB) == 0 && faults(p));
 }
 
 void no_reserve() {
   char* p = map_any(size_t(64) << 30, PROT_NONE, kPrivate | MAP_NORESERVE);  // far more than the LUN
-  CHECK(tiered(p) && faults(p));
-  CHECK(mprotect(p, size_t(2) << 30, kRw) == 0);
+  REQUIRE(tiered(p) && faults(p));
+  REQUIRE(mprotect(p, size_t(2) << 30, kRw) == 0);
   fill(p + (size_t(512) << 20), 64 * kMiB, 29);
   fill(p + (size_t(1) << 30), 2 * kMiB, 31);
-  CHECK(holds(p + (size_t(512) << 20), 64 * kMiB, 29) && holds(p + (size_t(1) << 30), 2 * kMiB, 31));
-  CHECK(all_zero(p + (size_t(7) << 27), kMiB));
-  CHECK(munmap(p, size_t(64) << 30) == 0 && faults(p + (size_t(512) << 20)));
+  REQUIRE(holds(p + (size_t(512) << 20), 64 * kMiB, 29) && holds(p + (size_t(1) << 30), 2 * kMiB, 31));
+  REQUIRE(all_zero(p + (size_t(7) << 27), kMiB));
+  REQUIRE(munmap(p, size_t(64) << 30) == 0 && faults(p + (size_t(512) << 20)));
 }
 
 // The pager knows of a descriptor with O_DIRECT before it is handed out, also when it takes another one's number.
@@ -362,16 +362,16 @@ void direct_io(bool by_fcntl) {
   int said = memfd_create("log", MFD_CLOEXEC), kept = dup(2), before = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
   char* p = map_any(64 * kMiB);
   fill(p, 64 * kMiB, 37);  // evictions have looked at the descriptors
-  CHECK(said >= 0 && kept >= 0 && before >= 0 && dup2(said, 2) == 2);
+  REQUIRE(said >= 0 && kept >= 0 && before >= 0 && dup2(said, 2) == 2);
   if (by_fcntl) {
-    CHECK(fcntl(before, F_SETFL, O_DIRECT) == 0);
+    REQUIRE(fcntl(before, F_SETFL, O_DIRECT) == 0);
   } else {
     close(before);
-    CHECK(open("/proc/self/exe", O_RDONLY | O_CLOEXEC | O_DIRECT) == before);
+    REQUIRE(open("/proc/self/exe", O_RDONLY | O_CLOEXEC | O_DIRECT) == before);
   }
   char text[512] = {};
-  CHECK(dup2(kept, 2) == 2 && pread(said, text, sizeof text - 1, 0) > 0 && strstr(text, "may pin pages") != nullptr);
-  CHECK(holds(p, 64 * kMiB, 37) && munmap(p, 64 * kMiB) == 0);
+  REQUIRE(dup2(kept, 2) == 2 && pread(said, text, sizeof text - 1, 0) > 0 && strstr(text, "may pin pages") != nullptr);
+  REQUIRE(holds(p, 64 * kMiB, 37) && munmap(p, 64 * kMiB) == 0);
   for (int fd : {said, kept, before}) close(fd);
 }
 
@@ -384,7 +384,7 @@ void direct_io_is_noticed() {
       direct_io(by_fcntl);
       _exit(0);
     }
-    CHECK(ends_well(child));
+    REQUIRE(ends_well(child));
   }
 }
 
@@ -393,20 +393,20 @@ void vast_reservations() {
   constexpr size_t kSlot = size_t(64) << 30, kSlots = 128, kUsed = kMiB / 2;
   for (const int prot : {PROT_NONE, kRw}) {
     auto* p = static_cast<char*>(mmap(nullptr, kSlots * kSlot, prot, kPrivate | MAP_NORESERVE, -1, 0));
-    CHECK(p != MAP_FAILED && tiered(p) && tiered(p + kSlots * kSlot - 1));
+    REQUIRE(p != MAP_FAILED && tiered(p) && tiered(p + kSlots * kSlot - 1));
     for (size_t i = 0; i < kSlots; ++i) {
-      CHECK(mprotect(p + i * kSlot, kUsed, kRw) == 0);
+      REQUIRE(mprotect(p + i * kSlot, kUsed, kRw) == 0);
       fill(p + i * kSlot, kUsed, i);
     }
     size_t present = 0;
     for (size_t i = 0; i < kSlots; ++i) {
       unsigned char pages[kUsed / 4096];
-      CHECK(mincore(p + i * kSlot, kUsed, pages) == 0);
+      REQUIRE(mincore(p + i * kSlot, kUsed, pages) == 0);
       for (size_t page = 0; page < kUsed / g_page; ++page) present += pages[page] & 1;
     }
-    CHECK(present * g_page <= 32 * kMiB);
-    for (size_t i = 0; i < kSlots; ++i) CHECK(holds(p + i * kSlot, kUsed, i));
-    CHECK(munmap(p, kSlots * kSlot) == 0);
+    REQUIRE(present * g_page <= 32 * kMiB);
+    for (size_t i = 0; i < kSlots; ++i) REQUIRE(holds(p + i * kSlot, kUsed, i));
+    REQUIRE(munmap(p, kSlots * kSlot) == 0);
   }
 }
 
@@ -417,13 +417,13 @@ void guard_below_a_stack() {
   fill(map_tiered(2 * kMiB), 2 * kMiB, 1);  // active now
   for (size_t i = 0; i < kStacks; ++i) {
     char* p = map_tiered(kStack, kRw, kPrivate | MAP_NORESERVE);
-    CHECK(present_pages(p, kStack) == 0 && mprotect(p, g_page, PROT_NONE) == 0);
-    CHECK(present_pages(p + kStack - g_page, g_page) == 1 && present_pages(p, kStack) == 1);
-    CHECK(faults(p) && all_zero(p + g_page, kStack - g_page));
+    REQUIRE(present_pages(p, kStack) == 0 && mprotect(p, g_page, PROT_NONE) == 0);
+    REQUIRE(present_pages(p + kStack - g_page, g_page) == 1 && present_pages(p, kStack) == 1);
+    REQUIRE(faults(p) && all_zero(p + g_page, kStack - g_page));
   }
   char* large = map_tiered(32 * kMiB);
-  CHECK(mprotect(large, g_page, PROT_NONE) == 0 && present_pages(large, 32 * kMiB) == 0);
-  CHECK(munmap(large, 32 * kMiB) == 0);
+  REQUIRE(mprotect(large, g_page, PROT_NONE) == 0 && present_pages(large, 32 * kMiB) == 0);
+  REQUIRE(munmap(large, 32 * kMiB) == 0);
 }
 
 void body() {

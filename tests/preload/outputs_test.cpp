@@ -18,16 +18,16 @@ constexpr size_t kHeap = 64 * kMiB;  // four times the budget
 void full_pipe_as_stderr() {
   int ends[2];
   char part[4096] = {};
-  CHECK(pipe(ends) == 0 && fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0);
+  REQUIRE(pipe(ends) == 0 && fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0);
   while (write(ends[1], part, sizeof part) > 0) {}
-  CHECK(errno == EAGAIN && fcntl(ends[1], F_SETFL, 0) == 0 && dup2(ends[1], 2) == 2 && close(ends[1]) == 0);
+  REQUIRE(errno == EAGAIN && fcntl(ends[1], F_SETFL, 0) == 0 && dup2(ends[1], 2) == 2 && close(ends[1]) == 0);
 }
 
 // The evictor has something to say.
 int full_pipe() {
   full_pipe_as_stderr();
   const long direct = raw(SYS_openat, AT_FDCWD, "/var/tmp", O_TMPFILE | O_RDWR | O_DIRECT, 0600);
-  CHECK(direct >= 0);  // which the evictor says
+  REQUIRE(direct >= 0);  // which the evictor says
   char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   return holds(p, kHeap, 1) ? 0 : 1;
@@ -43,16 +43,16 @@ int full_pipe_fatal() {
     _exit(0);
   }
   int status = 0;
-  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  REQUIRE(child > 0 && waitpid(child, &status, 0) == child);
   return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT ? 0 : 1;
 }
 
 // A thread of the program has something to say.
 void no_reader() {
   int ends[2];
-  CHECK(pipe(ends) == 0 && dup2(ends[1], 2) == 2 && close(ends[0]) == 0 && close(ends[1]) == 0);
-  CHECK(signal(SIGPIPE, SIG_DFL) != SIG_ERR);
-  CHECK(mlockall(MCL_CURRENT) == -1 && errno == ENOMEM);  // one line
+  REQUIRE(pipe(ends) == 0 && dup2(ends[1], 2) == 2 && close(ends[0]) == 0 && close(ends[1]) == 0);
+  REQUIRE(signal(SIGPIPE, SIG_DFL) != SIG_ERR);
+  REQUIRE(mlockall(MCL_CURRENT) == -1 && errno == ENOMEM);  // one line
 }
 
 void stats_cut() {
@@ -60,9 +60,9 @@ void stats_cut() {
   fill(p, kHeap, 1);
   const char* path = getenv("LUNAR_STATS_FILE");
   struct stat status;
-  CHECK(path != nullptr && stat(path, &status) == 0 && status.st_size > 0 && truncate(path, 0) == 0);
+  REQUIRE(path != nullptr && stat(path, &status) == 0 && status.st_size > 0 && truncate(path, 0) == 0);
   usleep(2500000);  // it is written once a second
-  CHECK(holds(p, kHeap, 1) && unlink(path) == 0);
+  REQUIRE(holds(p, kHeap, 1) && unlink(path) == 0);
 }
 
 }  // namespace
@@ -71,7 +71,7 @@ int main(int argc, char** argv) {
   const std::string place = "/var/tmp/lunar-test-" + std::to_string(getpid()), stats = "LUNAR_STATS_FILE=" + place,
                     log = "LUNAR_LOG_FILE=" + place;
   const bool fifo = !inside() && argc == 3 && strstr(argv[2], "-fifo") != nullptr;
-  CHECK(!fifo || mkfifo(place.c_str(), 0600) == 0);
+  REQUIRE(!fifo || mkfifo(place.c_str(), 0600) == 0);
   const auto not_reached = [] { return 1; };
   const int code = run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m"},
                              {{"full-pipe", full_pipe, {"LUNAR_LOG=info"}},
@@ -80,6 +80,6 @@ int main(int argc, char** argv) {
                               {"stats-cut", stats_cut, {stats.c_str()}},
                               {"log-fifo", not_reached, {log.c_str()}, "lunar: ", Ends::kRefused},
                               {"stats-fifo", not_reached, {stats.c_str()}, "lunar: ", Ends::kRefused}});
-  CHECK(!fifo || unlink(place.c_str()) == 0);
+  REQUIRE(!fifo || unlink(place.c_str()) == 0);
   return code;
 }

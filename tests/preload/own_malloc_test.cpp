@@ -25,7 +25,7 @@ struct Block {
 
 Block make(size_t bytes, unsigned long seed) {
   const Block block{static_cast<char*>(malloc(bytes)), bytes, seed};
-  CHECK(block.at != nullptr);
+  REQUIRE(block.at != nullptr);
   fill(block.at, bytes, seed);
   return block;
 }
@@ -53,21 +53,21 @@ void give_back(std::vector<Block>* blocks) {
 
 void grow_alone() {
   std::vector<Block> blocks = grow(kGrowth, 1);
-  CHECK(tiered(blocks.back().at) && all_hold(blocks));  // the first chunk may be older than the tier
+  REQUIRE(tiered(blocks.back().at) && all_hold(blocks));  // the first chunk may be older than the tier
   give_back(&blocks);
 }
 
 // The child's exit code is 0 when it has found what it inherits, has grown by `bytes`, and a child of its own has.
 bool child_is_right(const std::vector<Block>& inherited, size_t bytes, int depth) {
   const pid_t child = fork();
-  CHECK(child >= 0);
+  REQUIRE(child >= 0);
   if (child == 0) {
     const std::vector<Block> own = grow(bytes, 77);
     const bool right = all_hold(inherited) && all_hold(own) && (depth == 0 || child_is_right(own, bytes, depth - 1));
     _exit(right ? 0 : 7);
   }
   int status = -1;
-  CHECK(waitpid(child, &status, 0) == child);
+  REQUIRE(waitpid(child, &status, 0) == child);
   if (status != 0) fprintf(stderr, "a child ended with status %x\n", status);
   return status == 0;
 }
@@ -79,15 +79,15 @@ void forks() {
     threads.emplace_back([&stop, t] {
       for (unsigned long round = 1; !stop.load(); ++round) {
         std::vector<Block> blocks = grow(3 * kMiB, t * 1000000 + round);
-        CHECK(all_hold(blocks));
+        REQUIRE(all_hold(blocks));
         give_back(&blocks);
       }
     });
   std::vector<Block> kept = grow(16 * kMiB, 5);
-  for (int i = 0; i < 15; ++i) CHECK(child_is_right(kept, 2 * kMiB, i % 2));
+  for (int i = 0; i < 15; ++i) REQUIRE(child_is_right(kept, 2 * kMiB, i % 2));
   stop.store(true);
   for (std::thread& thread : threads) thread.join();
-  CHECK(all_hold(kept));
+  REQUIRE(all_hold(kept));
 }
 
 void many_forks() {
@@ -99,12 +99,12 @@ void many_forks() {
     });
   for (int i = 0; i < 100; ++i) {
     const pid_t child = fork();
-    CHECK(child >= 0);
+    REQUIRE(child >= 0);
     if (child == 0) {
       free(malloc(kBlock));
       _exit(0);
     }
-    CHECK(ends_well(child));
+    REQUIRE(ends_well(child));
   }
   stop.store(true);
   for (std::thread& thread : threads) thread.join();
@@ -112,37 +112,37 @@ void many_forks() {
 
 void plain_forks() {
   const std::vector<Block> few = grow(4 * kMiB, 5);
-  for (int i = 0; i < 3; ++i) CHECK(child_is_right(few, 48 * kMiB, 1));
-  CHECK(all_hold(few));
+  for (int i = 0; i < 3; ++i) REQUIRE(child_is_right(few, 48 * kMiB, 1));
+  REQUIRE(all_hold(few));
 }
 
 void maps() {
   std::vector<Block> blocks = grow(kGrowth, 1);
   auto* map = static_cast<char*>(mmap(nullptr, kMiB, PROT_READ, kPrivate, -1, 0));
-  CHECK(map != MAP_FAILED && tiered(map) && mprotect(map, kMiB, kRw) == 0);
+  REQUIRE(map != MAP_FAILED && tiered(map) && mprotect(map, kMiB, kRw) == 0);
   fill(map, kMiB, 9);
-  CHECK(mlock(map, kMiB) == 0 && munlock(map, kMiB) == 0);
+  REQUIRE(mlock(map, kMiB) == 0 && munlock(map, kMiB) == 0);
   map = static_cast<char*>(mremap(map, kMiB, 2 * kMiB, MREMAP_MAYMOVE));
-  CHECK(map != MAP_FAILED && tiered(map) && holds(map, kMiB, 9));
-  CHECK(madvise(map, kMiB, MADV_DONTNEED) == 0 && map[0] == 0 && map[kMiB - 1] == 0);
-  CHECK(munmap(map, 2 * kMiB) == 0 && all_hold(blocks));
+  REQUIRE(map != MAP_FAILED && tiered(map) && holds(map, kMiB, 9));
+  REQUIRE(madvise(map, kMiB, MADV_DONTNEED) == 0 && map[0] == 0 && map[kMiB - 1] == 0);
+  REQUIRE(munmap(map, 2 * kMiB) == 0 && all_hold(blocks));
   give_back(&blocks);
 }
 
 void linker() {
   std::vector<Block> blocks = grow(kGrowth, 1);
-  CHECK(dlopen("/nowhere/libnothing.so", RTLD_NOW) == nullptr && dlerror() != nullptr);
+  REQUIRE(dlopen("/nowhere/libnothing.so", RTLD_NOW) == nullptr && dlerror() != nullptr);
   void* object = dlopen(getenv("OWN_MALLOC_OBJECT"), RTLD_NOW | RTLD_LOCAL);
-  CHECK(object != nullptr && dlsym(object, "no such symbol") == nullptr);
+  REQUIRE(object != nullptr && dlsym(object, "no such symbol") == nullptr);
   auto* touch = reinterpret_cast<int (*)()>(dlsym(object, "touch_thread_local"));
-  CHECK(touch != nullptr);
+  REQUIRE(touch != nullptr);
   // A thread that ends leaves its stack, and libc frees its thread-local variables when another begins on it.
   for (int i = 0; i < 40; ++i) {
-    std::thread first([=] { CHECK(touch() == 1); }), second([=] { CHECK(touch() == 1); });
+    std::thread first([=] { REQUIRE(touch() == 1); }), second([=] { REQUIRE(touch() == 1); });
     first.join();
     second.join();
   }
-  CHECK(dlclose(object) == 0 && all_hold(blocks));
+  REQUIRE(dlclose(object) == 0 && all_hold(blocks));
 }
 
 }  // namespace
@@ -151,11 +151,11 @@ void linker() {
 bool has_two_nodes() {
   char path[] = "/var/tmp/lunar-own-malloc-XXXXXX";
   const int file = mkstemp(path);
-  CHECK(file >= 0 && write(file, "0-1\n", 4) == 4 && close(file) == 0);
+  REQUIRE(file >= 0 && write(file, "0-1\n", 4) == 4 && close(file) == 0);
   const bool covered = unshare(CLONE_NEWNS) == 0 && mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
                        mount(path, "/sys/devices/system/node/online", nullptr, MS_BIND, nullptr) == 0;
   if (!covered) printf("skip: root: a file of /sys cannot be covered (%s)\n", strerror(errno));
-  CHECK(unlink(path) == 0);
+  REQUIRE(unlink(path) == 0);
   return covered;
 }
 
@@ -163,7 +163,7 @@ bool has_two_nodes() {
 std::string make_former_lun(const char* make) {
   char path[] = "/var/tmp/lunar-own-malloc-XXXXXX";
   const int file = mkstemp(path);
-  CHECK(file >= 0 && close(file) == 0 && system((std::string(make) + " " + path).c_str()) == 0);
+  REQUIRE(file >= 0 && close(file) == 0 && system((std::string(make) + " " + path).c_str()) == 0);
   return path;
 }
 
@@ -184,6 +184,6 @@ int main(int argc, char** argv) {
                               {"plain-forks", plain_forks, {"LUNAR_DRAM=32m"}},
                               {"maps", maps},
                               {"linker", linker}});
-  CHECK(lun.empty() || unlink(lun.c_str()) == 0);
+  REQUIRE(lun.empty() || unlink(lun.c_str()) == 0);
   return code;
 }

@@ -69,7 +69,7 @@ struct Patch {
     at = static_cast<unsigned char*>(dlsym(library, name.name));
     if (at == nullptr) return false;  // mseal in an older libc
     auto* page = at - reinterpret_cast<uintptr_t>(at) % kPage;
-    CHECK(mprotect(page, 2 * kPage, kRw | PROT_EXEC) == 0);
+    REQUIRE(mprotect(page, 2 * kPage, kRw | PROT_EXEC) == 0);
     memcpy(before, at, sizeof before);
     unsigned char jump[13] = {0x49, 0xbb, 0, 0, 0, 0, 0, 0, 0, 0, 0x41, 0xff, 0xe3};  // mov $instead, %r11; jmp *%r11
     memcpy(jump + 2, &name.instead, sizeof name.instead);
@@ -83,51 +83,51 @@ struct Patch {
 template <class F>
 F* found(const char* name) {
   auto* function = reinterpret_cast<F*>(dlsym(RTLD_DEFAULT, name));
-  CHECK(function != nullptr);
+  REQUIRE(function != nullptr);
   return function;
 }
 
 void use_memory() {
   char* p = map_tiered(kPart);
   fill(p, kPart, 5);
-  CHECK(mprotect(p, kPart, PROT_READ) == 0 && mprotect(p, kPart, kRw) == 0);
-  CHECK(found<int(void*, size_t, int, int)>("pkey_mprotect")(p, kPart, kRw, -1) == 0);
-  CHECK(mlock(p, kPage) == 0 && munlock(p, kPage) == 0 && mlock2(p, kPage, 0) == 0 && munlock(p, kPage) == 0);
-  CHECK(mlockall(MCL_CURRENT) == -1 && errno == ENOMEM && munlockall() == 0);
+  REQUIRE(mprotect(p, kPart, PROT_READ) == 0 && mprotect(p, kPart, kRw) == 0);
+  REQUIRE(found<int(void*, size_t, int, int)>("pkey_mprotect")(p, kPart, kRw, -1) == 0);
+  REQUIRE(mlock(p, kPage) == 0 && munlock(p, kPage) == 0 && mlock2(p, kPage, 0) == 0 && munlock(p, kPage) == 0);
+  REQUIRE(mlockall(MCL_CURRENT) == -1 && errno == ENOMEM && munlockall() == 0);
   p = static_cast<char*>(mremap(p, kPart, 2 * kPart, MREMAP_MAYMOVE));
-  CHECK(p != MAP_FAILED && holds(p, kPart, 5) && all_zero(p + kPart, kPart));
-  CHECK(madvise(p, kPart / 2, MADV_DONTNEED) == 0 && all_zero(p, kPart / 2));
+  REQUIRE(p != MAP_FAILED && holds(p, kPart, 5) && all_zero(p + kPart, kPart));
+  REQUIRE(madvise(p, kPart / 2, MADV_DONTNEED) == 0 && all_zero(p, kPart / 2));
   const iovec range{p, kPart};
-  CHECK(syscall(SYS_process_madvise, -10000, &range, 1, MADV_COLD, 0) >= -1);
+  REQUIRE(syscall(SYS_process_madvise, -10000, &range, 1, MADV_COLD, 0) >= -1);
   const int id = shmget(IPC_PRIVATE, kPart, IPC_CREAT | 0600);
-  CHECK(id >= 0 && shmat(id, p, SHM_REMAP) == p && shmctl(id, IPC_RMID, nullptr) == 0);
+  REQUIRE(id >= 0 && shmat(id, p, SHM_REMAP) == p && shmctl(id, IPC_RMID, nullptr) == 0);
   fill(p, kPart, 7);
-  CHECK(holds(p, kPart, 7) && shmdt(p) == 0);
-  CHECK(munmap(p, 2 * kPart) == 0);
+  REQUIRE(holds(p, kPart, 7) && shmdt(p) == 0);
+  REQUIRE(munmap(p, 2 * kPart) == 0);
   using Map = void*(void*, size_t, int, int, int, off64_t);
   p = static_cast<char*>(found<Map>("mmap64")(nullptr, kPart, kRw, kPrivate, -1, 0));
-  CHECK(p != MAP_FAILED && tiered(p));
+  REQUIRE(p != MAP_FAILED && tiered(p));
   if (auto* seal = reinterpret_cast<int (*)(void*, size_t, unsigned long)>(dlsym(RTLD_DEFAULT, "mseal")))
-    CHECK(seal(p, kPart, 0) == -1 && errno == ENOSYS);
+    REQUIRE(seal(p, kPart, 0) == -1 && errno == ENOSYS);
   const long word = 11;
   const iovec from{const_cast<long*>(&word), sizeof word}, to{p, sizeof word};
-  CHECK(process_vm_writev(getpid(), &from, 1, &to, 1, 0) == sizeof word && *reinterpret_cast<long*>(p) == word);
-  CHECK(munmap(p, kPart) == 0);
+  REQUIRE(process_vm_writev(getpid(), &from, 1, &to, 1, 0) == sizeof word && *reinterpret_cast<long*>(p) == word);
+  REQUIRE(munmap(p, kPart) == 0);
 }
 
 void use_files() {
   int fd = open("/dev/null", O_RDONLY);
-  CHECK(fd >= 0 && close(fd) == 0);
+  REQUIRE(fd >= 0 && close(fd) == 0);
   fd = openat(AT_FDCWD, "/dev/null", O_RDONLY);
-  CHECK(fd >= 0 && dup2(fd, 300) == 300 && dup3(fd, 301, O_CLOEXEC) == 301 && fcntl(301, F_GETFD) == FD_CLOEXEC);
-  CHECK(close_range(301, 5000, 0) == 0);  // the tree's account and other files of the pager's are among these
-  CHECK(fcntl(301, F_GETFD) == -1 && close(300) == 0 && close(fd) == 0);
+  REQUIRE(fd >= 0 && dup2(fd, 300) == 300 && dup3(fd, 301, O_CLOEXEC) == 301 && fcntl(301, F_GETFD) == FD_CLOEXEC);
+  REQUIRE(close_range(301, 5000, 0) == 0);  // the tree's account and other files of the pager's are among these
+  REQUIRE(fcntl(301, F_GETFD) == -1 && close(300) == 0 && close(fd) == 0);
 }
 
 template <class Fork>
 void use_child(const char* held, Fork fork_call) {
   const pid_t child = fork_call();
-  CHECK(child >= 0);
+  REQUIRE(child >= 0);
   if (child == 0) {
     const bool whole = holds(held, kHeld, 3);
     char program[] = "/bin/sh", option[] = "-c", text[] = "exit 9";
@@ -136,13 +136,13 @@ void use_child(const char* held, Fork fork_call) {
     _exit(1);
   }
   int status = 0;
-  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 9);
+  REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 9);
 }
 
 int body() {
   const bool ours = g_case == "ours";
   void* library = ours ? RTLD_DEFAULT : dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
-  CHECK(ours || library != nullptr);
+  REQUIRE(ours || library != nullptr);
   char* held = map_tiered(kHeld);
   fill(held, kHeld, 3);
   for (const Name& name : kNames) {
@@ -153,10 +153,10 @@ int body() {
     use_files();
     use_child(held, [] { return fork(); });
     use_child(held, [] { return found<pid_t()>("_Fork")(); });
-    CHECK(holds(held, kHeld, 3));
+    REQUIRE(holds(held, kHeld, 3));
     patch.take_away();
   }
-  CHECK(g_calls > 0);
+  REQUIRE(g_calls > 0);
   return 0;
 }
 

@@ -29,11 +29,11 @@ pid_t fork_first() { return static_cast<pid_t>(syscall(SYS_clone, CLONE_NEWPID |
 bool part_holds(const char* p, size_t part) { return holds(p + part * kPart, kPart, 1, part * kPart / sizeof(long)); }
 
 void be_child(char* p) {
-  CHECK(getpid() == 1);
-  CHECK(holds(p, kHeap, 1));
-  std::thread([p] { CHECK(mlock(p, kPart) == 0 && munlock(p, kPart) == 0); }).join();
+  REQUIRE(getpid() == 1);
+  REQUIRE(holds(p, kHeap, 1));
+  std::thread([p] { REQUIRE(mlock(p, kPart) == 0 && munlock(p, kPart) == 0); }).join();
   fill(p, kHeap, 2);
-  CHECK(holds(p, kHeap, 2));
+  REQUIRE(holds(p, kHeap, 2));
   _exit(0);
 }
 
@@ -44,12 +44,12 @@ void lock_in_vfork_child(char* p) {
     const bool good = getpid() == 1 && mlock(at, 4 * kPart) == 0 && munlock(at, 4 * kPart) == 0;
     _exit(good ? 0 : 1);
   };
-  CHECK(ends_well(clone(body, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_NEWPID | SIGCHLD, p)));
-  CHECK(mlock(p, kPart) == 0 && munlock(p, kPart) == 0);
+  REQUIRE(ends_well(clone(body, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_NEWPID | SIGCHLD, p)));
+  REQUIRE(mlock(p, kPart) == 0 && munlock(p, kPart) == 0);
 }
 
 void fork_among_readers() {
-  CHECK(getpid() == 1);
+  REQUIRE(getpid() == 1);
   char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
   lock_in_vfork_child(p);
@@ -61,8 +61,8 @@ void fork_among_readers() {
     readers.emplace_back([&, t] {
       for (unsigned long i = 0; !stop; ++i) {
         const size_t part = stamp(t, i) % (kHeap / kPart);
-        if (t == 0) CHECK(mlock(p + part * kPart, kPart) == 0 && munlock(p + part * kPart, kPart) == 0);
-        CHECK(part_holds(p, part));
+        if (t == 0) REQUIRE(mlock(p + part * kPart, kPart) == 0 && munlock(p + part * kPart, kPart) == 0);
+        REQUIRE(part_holds(p, part));
         if (i == 0) ++begun;
       }
     });
@@ -71,11 +71,11 @@ void fork_among_readers() {
   for (int i = 0; i < kChildren; ++i) {
     const pid_t child = fork_first();
     if (child == 0) be_child(p);
-    CHECK(ends_well(child));
+    REQUIRE(ends_well(child));
   }
   stop = true;
   for (std::thread& reader : readers) reader.join();
-  CHECK(holds(p, kHeap, 1));
+  REQUIRE(holds(p, kHeap, 1));
 }
 
 bool can_make_namespace() {
@@ -98,10 +98,10 @@ int in_namespace() {
 [[noreturn]] void go_on_without_first_thread(int told, int said) {
   std::thread([=] {
     char byte;
-    CHECK(write(said, "g", 1) == 1 && read(told, &byte, 1) == 0);
+    REQUIRE(write(said, "g", 1) == 1 && read(told, &byte, 1) == 0);
     char* p = map_tiered(kHeap);
     fill(p, kHeap, 2);
-    CHECK(holds(p, kHeap, 2));
+    REQUIRE(holds(p, kHeap, 2));
     _exit(0);
   }).detach();
   pthread_exit(nullptr);
@@ -112,21 +112,21 @@ int first_thread_ends() {
   if (!can_make_namespace()) return 77;
   int told[2], said[2];
   char byte;
-  CHECK(pipe(told) == 0 && pipe(said) == 0);
+  REQUIRE(pipe(told) == 0 && pipe(said) == 0);
   const pid_t child = fork();
   if (child == 0) {  // cannot make threads itself any more
     close(told[1]);
-    CHECK(unshare(CLONE_NEWPID) == 0);
+    REQUIRE(unshare(CLONE_NEWPID) == 0);
     const pid_t first = fork();
     if (first == 0) go_on_without_first_thread(told[0], said[1]);
     _exit(ends_well(first) ? 0 : 1);
   }
   close(said[1]);
-  CHECK(child > 0 && read(said[0], &byte, 1) == 1);
+  REQUIRE(child > 0 && read(said[0], &byte, 1) == 1);
   char* p = map_tiered(kHeap);
   for (int look = 0; look < kLooks; ++look, usleep(10000)) fill(p, kHeap, 1);  // short of DRAM: looks at the others
   int kept[2];
-  CHECK(pipe(kept) == 0);
+  REQUIRE(pipe(kept) == 0);
   const pid_t other = fork();  // gets the first free place in the account
   if (other == 0) {
     close(told[1]);
@@ -134,17 +134,17 @@ int first_thread_ends() {
     _exit(read(kept[0], &byte, 1) == 0 && holds(p, kHeap, 1) ? 0 : 1);
   }
   close(told[1]);
-  CHECK(ends_well(child));
+  REQUIRE(ends_well(child));
   close(kept[1]);
-  CHECK(ends_well(other));
-  CHECK(holds(p, kHeap, 1));
+  REQUIRE(ends_well(other));
+  REQUIRE(holds(p, kHeap, 1));
   return 0;
 }
 
 int descriptors() {
   int count = 0;
   DIR* all = opendir("/proc/self/fd");
-  CHECK(all != nullptr);
+  REQUIRE(all != nullptr);
   while (readdir(all) != nullptr) ++count;
   closedir(all);
   return count;
@@ -154,17 +154,17 @@ int no_threads() {
   constexpr int kAttempts = 5;
   constexpr useconds_t kApart = 150000;  // an attempt to become active is not repeated sooner
   if (!can_make_namespace()) return 77;
-  CHECK(unshare(CLONE_NEWPID) == 0);
+  REQUIRE(unshare(CLONE_NEWPID) == 0);
   const auto refused = [] {
     return mmap(nullptr, kHeap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED;
   };
-  CHECK(refused());
+  REQUIRE(refused());
   const int before = descriptors();
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     usleep(kApart);
-    CHECK(refused());
+    REQUIRE(refused());
   }
-  CHECK(descriptors() == before);
+  REQUIRE(descriptors() == before);
   return 0;
 }
 

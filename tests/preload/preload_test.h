@@ -24,15 +24,9 @@
 #include <type_traits>
 #include <vector>
 
-extern "C" int lunar_is_tiered(const void*) noexcept __attribute__((weak));
+#include "tests/support/cases.h"
 
-#define CHECK(condition)                                                                        \
-  do {                                                                                          \
-    if (!(condition)) {                                                                         \
-      fprintf(stderr, "%s:%d: failed: %s (errno %d)\n", __FILE__, __LINE__, #condition, errno); \
-      _exit(1);                                                                                 \
-    }                                                                                           \
-  } while (0)
+extern "C" int lunar_is_tiered(const void*) noexcept __attribute__((weak));
 
 inline constexpr size_t kMiB = 1 << 20, kGiB = size_t{1} << 30;
 inline constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS, kRw = PROT_READ | PROT_WRITE;
@@ -51,13 +45,13 @@ inline char* map_if_possible(size_t bytes, int protection = kRw, int flags = kPr
 // Private memory, whatever it becomes.
 inline char* map_any(size_t bytes, int protection = kRw, int flags = kPrivate) {
   char* p = map_if_possible(bytes, protection, flags);
-  CHECK(p != nullptr);
+  REQUIRE(p != nullptr);
   return p;
 }
 
 inline char* map_tiered(size_t bytes, int protection = kRw, int flags = kPrivate) {
   char* p = map_any(bytes, protection, flags);
-  CHECK(tiered(p));
+  REQUIRE(tiered(p));
   return p;
 }
 
@@ -88,7 +82,7 @@ inline bool all_zero(const void* memory, size_t bytes) {
 
 inline size_t present_pages(char* p, size_t bytes) {
   std::vector<unsigned char> present(bytes / g_page);
-  CHECK(mincore(p, bytes, present.data()) == 0);
+  REQUIRE(mincore(p, bytes, present.data()) == 0);
   size_t pages = 0;
   for (const unsigned char one : present) pages += one & 1;
   return pages;
@@ -98,7 +92,7 @@ inline size_t present_pages(char* p, size_t bytes) {
 
 inline int status_of(pid_t child) {
   int status = 0;
-  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  REQUIRE(child > 0 && waitpid(child, &status, 0) == child);
   return status;
 }
 
@@ -132,17 +126,12 @@ inline bool inside() { return getenv("PRELOAD_TEST_INSIDE") != nullptr; }
   _exit(126);
 }
 
-inline int skip(const char* capability, const char* reason) {
-  printf("skip: %s: %s\n", capability, reason);
-  return 77;
-}
-
 inline int code_of(int status) {
   if (WIFSIGNALED(status)) {
     fprintf(stderr, "killed by signal %d\n", WTERMSIG(status));
     return 1;
   }
-  if (WEXITSTATUS(status) == 125) return skip("userfaultfd", "the tier cannot start here (see standard error)");
+  if (WEXITSTATUS(status) == 125) SKIP("userfaultfd", "the tier cannot start here (see standard error)");
   return WEXITSTATUS(status);
 }
 
@@ -166,11 +155,11 @@ struct Ended {
 inline Ended run_and_listen(char** argv, const Settings& settings, Errors kind = Errors::kPipe) {
   Ended ended{};
   int ends[2];
-  CHECK((kind == Errors::kSocket ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) : pipe2(ends, O_CLOEXEC)) ==
-        0);
+  REQUIRE((kind == Errors::kSocket ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)
+                                   : pipe2(ends, O_CLOEXEC)) == 0);
   fflush(nullptr);
   const pid_t child = fork();
-  CHECK(child >= 0);
+  REQUIRE(child >= 0);
   if (child == 0) {
     dup2(ends[1], 2);
     become_preloaded(argv, settings);
@@ -233,7 +222,7 @@ inline int judge(const Case& one, const Ended& ended) {
   if (exited && WEXITSTATUS(status) == 125 && one.ends != Ends::kRefused) return code_of(status);
   if (exited && WEXITSTATUS(status) == 77) return 77;
   if (ended.swap && ended.errors.find("the child cannot tell which pages it has") != std::string::npos)
-    return skip("no-swap", "the host has swap, and nothing tells a child without /proc what is swapped out");
+    SKIP("no-swap", "the host has swap, and nothing tells a child without /proc what is swapped out");
   const bool aborted = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
   bool good = one.ends == Ends::kWell      ? status == 0
               : one.ends == Ends::kRefused ? exited && WEXITSTATUS(status) == 125

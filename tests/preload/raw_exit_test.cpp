@@ -24,7 +24,7 @@ char* g_map = nullptr;
 int status_after(void (*body)()) {
   const pid_t child = fork();
   if (child == 0) {
-    CHECK(holds(g_map, kBytes, 7));
+    REQUIRE(holds(g_map, kBytes, 7));
     body();
     _exit(99);
   }
@@ -34,16 +34,16 @@ int status_after(void (*body)()) {
 void expect_code(int code, void (*body)()) {
   const int status = status_after(body);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != code) fprintf(stderr, "status 0x%x, not code %d\n", status, code);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == code);
+  REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == code);
 }
 
 void expect_signal(int signal, void (*body)()) {
   const int status = status_after(body);
   if (!WIFSIGNALED(status) || WTERMSIG(status) != signal) fprintf(stderr, "status 0x%x, no %d\n", status, signal);
-  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == signal);
+  REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == signal);
 }
 
-void strict() { CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) == 0); }
+void strict() { REQUIRE(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) == 0); }
 
 // The calling thread is killed, alone, by getppid.
 void filtered() {
@@ -58,14 +58,14 @@ bool first_thread_has_ended() {
   char path[64], text[512] = {};
   snprintf(path, sizeof path, "/proc/self/task/%d/stat", getpid());
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  CHECK(fd >= 0 && read(fd, text, sizeof text - 1) > 0);
+  REQUIRE(fd >= 0 && read(fd, text, sizeof text - 1) > 0);
   close(fd);
   return strstr(text, ") Z ") != nullptr;
 }
 
 void* outlive_first(void*) {
   while (!first_thread_has_ended()) usleep(1000);
-  for (int turn = 0; turn < 2; ++turn) CHECK(holds(g_map, kBytes, 7));
+  for (int turn = 0; turn < 2; ++turn) REQUIRE(holds(g_map, kBytes, 7));
   raw(SYS_exit, 6);
   return nullptr;
 }
@@ -88,13 +88,13 @@ int body() {
   });
   expect_code(5, [] {
     pthread_t thread;
-    CHECK(pthread_create(&thread, nullptr, outlive_first, nullptr) == 0);
+    REQUIRE(pthread_create(&thread, nullptr, outlive_first, nullptr) == 0);
     raw(SYS_exit, 5);
   });
   expect_code(9, [] {
-    CHECK(raw(SYS_close_range, 3, ~0U, 0) == 0);
+    REQUIRE(raw(SYS_close_range, 3, ~0U, 0) == 0);
     usleep(1500000);  // longer than it is looked at for threads
-    CHECK(holds(g_map, kBytes, 7));
+    REQUIRE(holds(g_map, kBytes, 7));
     _exit(9);
   });
   raw(SYS_exit, 0);  // and the process that was activated itself

@@ -24,17 +24,17 @@ struct End {
 template <class What>
 End end_of_child(bool past_us, What what) {
   int ends[2];
-  CHECK(pipe(ends) == 0);
+  REQUIRE(pipe(ends) == 0);
   const long pid = past_us ? raw(SYS_clone, SIGCHLD, 0, 0, 0, 0) : fork();
   if (pid == 0) {
     if (dup2(ends[1], 2) == 2) what();
     raw(SYS_exit_group, 3);
   }
-  CHECK(pid > 0 && close(ends[1]) == 0);
+  REQUIRE(pid > 0 && close(ends[1]) == 0);
   End end{};
   char part[512];
   for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) end.said.append(part, static_cast<size_t>(n));
-  CHECK(waitpid(static_cast<pid_t>(pid), &end.status, 0) == pid && close(ends[0]) == 0);
+  REQUIRE(waitpid(static_cast<pid_t>(pid), &end.status, 0) == pid && close(ends[0]) == 0);
   fputs(end.said.c_str(), stderr);
   return end;
 }
@@ -73,7 +73,7 @@ void use_tiered_memory() {
 
 size_t anonymous_bytes() {
   const size_t kib = lunar_test::status_kib("RssAnon");
-  CHECK(kib != 0);
+  REQUIRE(kib != 0);
   return kib << 10;
 }
 
@@ -81,12 +81,12 @@ size_t anonymous_bytes() {
 void children_leave_the_parent_alone(const char* line) {
   for (unsigned long round = 2; round < 5; ++round) {
     const End end = end_of_child(true, use_tiered_memory);
-    CHECK(end.status == 4 << 8 && end.said.find(line) != std::string::npos);
-    CHECK(holds(g_memory, kBytes, round - 1));
+    REQUIRE(end.status == 4 << 8 && end.said.find(line) != std::string::npos);
+    REQUIRE(holds(g_memory, kBytes, round - 1));
     fill(g_memory, kBytes, round);
   }
-  CHECK(holds(g_memory, kBytes, 4) && anonymous_bytes() < 22 * kMiB);
-  CHECK(mmap(nullptr, 460 * kMiB, PROT_READ, kPrivate, -1, 0) == MAP_FAILED);
+  REQUIRE(holds(g_memory, kBytes, 4) && anonymous_bytes() < 22 * kMiB);
+  REQUIRE(mmap(nullptr, 460 * kMiB, PROT_READ, kPrivate, -1, 0) == MAP_FAILED);
   fill(g_memory, kBytes, 1);
 }
 
@@ -97,31 +97,31 @@ void body() {
   const char* line = "by a system call past Lunar";
 
   // Evicted, and perhaps resident.
-  CHECK(dies_by_segv(end_of_child(true, [] { touch(g_memory); }), line));
-  CHECK(dies_by_segv(end_of_child(true, [] { touch(g_memory + kBytes - 1); }), line));
+  REQUIRE(dies_by_segv(end_of_child(true, [] { touch(g_memory); }), line));
+  REQUIRE(dies_by_segv(end_of_child(true, [] { touch(g_memory + kBytes - 1); }), line));
   // More memory is refused, and that is why.
   const End refused = end_of_child(true, [] {
     if (mmap(nullptr, kBytes, kRw, kPrivate, -1, 0) == MAP_FAILED) raw(SYS_exit_group, 4);
   });
-  CHECK(refused.status == 4 << 8 && refused.said.find(line) != std::string::npos);
+  REQUIRE(refused.status == 4 << 8 && refused.said.find(line) != std::string::npos);
   children_leave_the_parent_alone(line);
   // What is not tiered it has.
-  CHECK(end_of_child(true, [] { plain[0] = 1; }).status == 3 << 8 && plain[0] == 0);
+  REQUIRE(end_of_child(true, [] { plain[0] = 1; }).status == 3 << 8 && plain[0] == 0);
   // Other faults, and signals that are sent, end it as they always do, without a word.
-  CHECK(dies_by_segv(end_of_child(true, touch_no_map), ""));
-  CHECK(dies_by_segv(end_of_child(false, touch_no_map), ""));
-  CHECK(dies_by_segv(end_of_child(false, [] { raise(SIGSEGV); }), ""));
-  CHECK(dies_by_segv(end_of_child(false, [] { kill(getpid(), SIGSEGV), usleep(1000000); }), ""));
+  REQUIRE(dies_by_segv(end_of_child(true, touch_no_map), ""));
+  REQUIRE(dies_by_segv(end_of_child(false, touch_no_map), ""));
+  REQUIRE(dies_by_segv(end_of_child(false, [] { raise(SIGSEGV); }), ""));
+  REQUIRE(dies_by_segv(end_of_child(false, [] { kill(getpid(), SIGSEGV), usleep(1000000); }), ""));
 
   // The program sees the default action, and its own handlers run.
   struct sigaction seen{};
-  CHECK(sigaction(SIGSEGV, nullptr, &seen) == 0 && seen.sa_handler == SIG_DFL && seen.sa_flags == 0);
-  CHECK(signal(SIGSEGV, its_own_handler) == SIG_DFL && signal(SIGSEGV, SIG_IGN) == its_own_handler);
-  CHECK(signal(SIGSEGV, its_own_handler) == SIG_IGN);
-  CHECK(end_of_child(true, [] { touch(g_memory); }).status == 9 << 8);
-  CHECK(signal(SIGSEGV, SIG_DFL) == its_own_handler && signal(SIGUSR1, SIG_DFL) == SIG_DFL);
-  CHECK(dies_by_segv(end_of_child(true, [] { touch(g_memory); }), line));
-  CHECK(holds(g_memory, kBytes, 1));
+  REQUIRE(sigaction(SIGSEGV, nullptr, &seen) == 0 && seen.sa_handler == SIG_DFL && seen.sa_flags == 0);
+  REQUIRE(signal(SIGSEGV, its_own_handler) == SIG_DFL && signal(SIGSEGV, SIG_IGN) == its_own_handler);
+  REQUIRE(signal(SIGSEGV, its_own_handler) == SIG_IGN);
+  REQUIRE(end_of_child(true, [] { touch(g_memory); }).status == 9 << 8);
+  REQUIRE(signal(SIGSEGV, SIG_DFL) == its_own_handler && signal(SIGUSR1, SIG_DFL) == SIG_DFL);
+  REQUIRE(dies_by_segv(end_of_child(true, [] { touch(g_memory); }), line));
+  REQUIRE(holds(g_memory, kBytes, 1));
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ void push_out() {
   if (g_early) return;
   char* p = map_tiered(40 * kMiB);
   fill(p, 40 * kMiB, 3);
-  CHECK(munmap(p, 40 * kMiB) == 0);
+  REQUIRE(munmap(p, 40 * kMiB) == 0);
 }
 
 // One thread uses the memory during `change`, and a while after it.
@@ -86,32 +86,32 @@ void replaced_by_a_move() {
     stamp_pages(fresh, kNew);
     if (round % 2 != 0) push_out();
     during([=] { read_all(old); },
-           [=] { CHECK(mremap(fresh, kBytes, kBytes, MREMAP_MAYMOVE | MREMAP_FIXED, old) == old); });
-    for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(old, i) == kNew);
-    CHECK(faults(fresh) && munmap(old, kBytes) == 0);
+           [=] { REQUIRE(mremap(fresh, kBytes, kBytes, MREMAP_MAYMOVE | MREMAP_FIXED, old) == old); });
+    for (size_t i = 0; i < kBytes / g_page; ++i) REQUIRE(word_of(old, i) == kNew);
+    REQUIRE(faults(fresh) && munmap(old, kBytes) == 0);
   }
-  CHECK(g_bad == 0 && g_faults == 0);
+  REQUIRE(g_bad == 0 && g_faults == 0);
 }
 
 void replaced_by_a_file() {
   const int fd = memfd_create("replaces", 0);
-  CHECK(fd >= 0 && ftruncate(fd, kBytes) == 0);
+  REQUIRE(fd >= 0 && ftruncate(fd, kBytes) == 0);
   auto* file = static_cast<char*>(mmap(nullptr, kBytes, kRw, MAP_SHARED, fd, 0));
   stamp_pages(file, kNew);
   for (int round = 0; round < 20; ++round) {
     char* old = map_tiered(kBytes);
     stamp_pages(old, kOld);
     if (round % 2 != 0) push_out();
-    during([=] { read_all(old); }, [=] { CHECK(mmap(old, kBytes, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == old); });
-    for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(old, i) == kNew);
-    CHECK(munmap(old, kBytes) == 0 && faults(old));
+    during([=] { read_all(old); }, [=] { REQUIRE(mmap(old, kBytes, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == old); });
+    for (size_t i = 0; i < kBytes / g_page; ++i) REQUIRE(word_of(old, i) == kNew);
+    REQUIRE(munmap(old, kBytes) == 0 && faults(old));
   }
-  CHECK(g_bad == 0 && g_faults == 0);
+  REQUIRE(g_bad == 0 && g_faults == 0);
   // One that cannot be made takes nothing.
   char* kept = map_tiered(kBytes);
   stamp_pages(kept, kOld);
-  CHECK(mmap(kept, kBytes, kRw, MAP_SHARED | MAP_FIXED, -1, 0) == MAP_FAILED);
-  for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(kept, i) == kOld);
+  REQUIRE(mmap(kept, kBytes, kRw, MAP_SHARED | MAP_FIXED, -1, 0) == MAP_FAILED);
+  for (size_t i = 0; i < kBytes / g_page; ++i) REQUIRE(word_of(kept, i) == kOld);
 }
 
 // Every page counted up while the map is moved away from under the writer, which goes on in the old place: no count is
@@ -134,7 +134,7 @@ void counted_while_moved() {
         [&] {
           places[moves] =
               static_cast<char*>(mremap(p, kPages * g_page, kPages * g_page, MREMAP_MAYMOVE | MREMAP_DONTUNMAP));
-          CHECK(places[moves] != MAP_FAILED);
+          REQUIRE(places[moves] != MAP_FAILED);
         });
   }
   unsigned long found = 0;
@@ -143,7 +143,7 @@ void counted_while_moved() {
     for (char* place : places) found += word_of(place, i);
   }
   fprintf(stderr, "counted %lu, found %lu\n", counted.load(), found);
-  CHECK(found == counted);
+  REQUIRE(found == counted);
 }
 
 // The same where the old place ends: a count is in the new one, or was SIGSEGV. The writer goes on by `step` pages: to
@@ -164,16 +164,16 @@ void count_while_moved_away(size_t bytes, size_t step, int rounds) {
         [&] {
           now = static_cast<char*>(round % 2 == 0 ? mremap(p, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target)
                                                   : mremap(p, bytes, 2 * bytes, MREMAP_MAYMOVE));
-          CHECK(now != MAP_FAILED);
+          REQUIRE(now != MAP_FAILED);
         });
     if (now == p) continue;  // it has grown in place
     unsigned long found = 0;
     for (size_t i = 0; i < count; ++i) found += word_of(now, i);
     if (found != counted) fprintf(stderr, "round %d: counted %lu, found %lu\n", round, counted, found);
-    CHECK(found == counted);
-    CHECK(faults(p) && faults(p + bytes - 1));
-    if (now != target) CHECK(all_zero(now + bytes, bytes) && munmap(target, bytes) == 0);
-    CHECK(munmap(now, now == target ? bytes : 2 * bytes) == 0);
+    REQUIRE(found == counted);
+    REQUIRE(faults(p) && faults(p + bytes - 1));
+    if (now != target) REQUIRE(all_zero(now + bytes, bytes) && munmap(target, bytes) == 0);
+    REQUIRE(munmap(now, now == target ? bytes : 2 * bytes) == 0);
   }
 }
 
@@ -189,7 +189,7 @@ void read_only_stays_so() {
     stamp_pages(p, kOld);
     stamp_pages(target, kNew);
     if (round % 4 >= 2) push_out();
-    CHECK(mprotect(p, kBytes, PROT_READ) == 0);
+    REQUIRE(mprotect(p, kBytes, PROT_READ) == 0);
     char* now = nullptr;
     during(
         [&] {
@@ -199,12 +199,12 @@ void read_only_stays_so() {
           now = static_cast<char*>(
               mremap(p, kBytes, kBytes, MREMAP_MAYMOVE | (round % 2 == 0 ? MREMAP_FIXED : MREMAP_DONTUNMAP), target));
         });
-    CHECK(now != MAP_FAILED && wrote == 0);
-    for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(now, i) == kOld);
-    CHECK(faults(now, true));
-    CHECK(munmap(now, kBytes) == 0);
+    REQUIRE(now != MAP_FAILED && wrote == 0);
+    for (size_t i = 0; i < kBytes / g_page; ++i) REQUIRE(word_of(now, i) == kOld);
+    REQUIRE(faults(now, true));
+    REQUIRE(munmap(now, kBytes) == 0);
     if (now != target)
-      CHECK(all_zero(p, kBytes) && faults(p, true) && munmap(target, kBytes) == 0 && munmap(p, kBytes) == 0);
+      REQUIRE(all_zero(p, kBytes) && faults(p, true) && munmap(target, kBytes) == 0 && munmap(p, kBytes) == 0);
   }
 }
 
@@ -216,7 +216,7 @@ void unreadable_stays_so() {
     stamp_pages(p, kOld);
     stamp_pages(target, kNew);
     if (round % 4 >= 2) push_out();
-    CHECK(mprotect(p, kBytes, PROT_NONE) == 0);
+    REQUIRE(mprotect(p, kBytes, PROT_NONE) == 0);
     during(
         [&] {
           for (size_t i = 0; i < kBytes / g_page && !g_stop; i += 3)
@@ -226,10 +226,10 @@ void unreadable_stays_so() {
           now = static_cast<char*>(
               mremap(p, kBytes, kBytes, MREMAP_MAYMOVE | (round % 2 == 0 ? MREMAP_FIXED : MREMAP_DONTUNMAP), target));
         });
-    CHECK(now != MAP_FAILED && read == 0 && faults(now) && mprotect(now, kBytes, PROT_READ) == 0);
-    for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(now, i) == kOld);
-    CHECK(munmap(now, kBytes) == 0);
-    if (now != target) CHECK(faults(p) && munmap(target, kBytes) == 0 && munmap(p, kBytes) == 0);
+    REQUIRE(now != MAP_FAILED && read == 0 && faults(now) && mprotect(now, kBytes, PROT_READ) == 0);
+    for (size_t i = 0; i < kBytes / g_page; ++i) REQUIRE(word_of(now, i) == kOld);
+    REQUIRE(munmap(now, kBytes) == 0);
+    if (now != target) REQUIRE(faults(p) && munmap(target, kBytes) == 0 && munmap(p, kBytes) == 0);
   }
 }
 
@@ -238,30 +238,30 @@ void pieces() {
   char *p = map_tiered(2 * kMiB), *target = map_tiered(8 * kMiB);
   fill(p, 2 * kMiB, 7);
   fill(target, 8 * kMiB, 9);
-  CHECK(mprotect(target + kMiB, kMiB, PROT_NONE) == 0 && munmap(target + 2 * kMiB, kMiB) == 0 &&
-        mprotect(target + 3 * kMiB, kMiB, PROT_READ) == 0);
+  REQUIRE(mprotect(target + kMiB, kMiB, PROT_NONE) == 0 && munmap(target + 2 * kMiB, kMiB) == 0 &&
+          mprotect(target + 3 * kMiB, kMiB, PROT_READ) == 0);
   push_out();
-  CHECK(mremap(p, 2 * kMiB, 5 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target + kMiB / 2) == target + kMiB / 2);
-  CHECK(holds(target, kMiB / 2, 9) && holds(target + kMiB / 2, 2 * kMiB, 7) &&
-        all_zero(target + 5 * kMiB / 2, 3 * kMiB));
-  CHECK(holds(target + 11 * kMiB / 2, 5 * kMiB / 2, 9, 11 * kMiB / 2 / sizeof(long)) && faults(p) &&
-        faults(p + 2 * kMiB - 1));
+  REQUIRE(mremap(p, 2 * kMiB, 5 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target + kMiB / 2) == target + kMiB / 2);
+  REQUIRE(holds(target, kMiB / 2, 9) && holds(target + kMiB / 2, 2 * kMiB, 7) &&
+          all_zero(target + 5 * kMiB / 2, 3 * kMiB));
+  REQUIRE(holds(target + 11 * kMiB / 2, 5 * kMiB / 2, 9, 11 * kMiB / 2 / sizeof(long)) && faults(p) &&
+          faults(p + 2 * kMiB - 1));
   fill(target + kMiB / 2, 5 * kMiB, 11);  // all of it is writable
   push_out();
-  CHECK(holds(target + kMiB / 2, 5 * kMiB, 11));
+  REQUIRE(holds(target + kMiB / 2, 5 * kMiB, 11));
   p = map_tiered(4 * kMiB);
   fill(p, 4 * kMiB, 13);
-  CHECK(mremap(p, 4 * kMiB, kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target);
-  CHECK(holds(target, kMiB, 13) && faults(p) && faults(p + 2 * kMiB));
-  CHECK(holds(target + kMiB, 9 * kMiB / 2, 11, kMiB / 2 / sizeof(long)));
+  REQUIRE(mremap(p, 4 * kMiB, kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target);
+  REQUIRE(holds(target, kMiB, 13) && faults(p) && faults(p + 2 * kMiB));
+  REQUIRE(holds(target + kMiB, 9 * kMiB / 2, 11, kMiB / 2 / sizeof(long)));
   const int fd = memfd_create("ends by it", 0);
-  CHECK(fd >= 0 && ftruncate(fd, kMiB) == 0 &&
-        mmap(target + kMiB, kMiB, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == target + kMiB);
+  REQUIRE(fd >= 0 && ftruncate(fd, kMiB) == 0 &&
+          mmap(target + kMiB, kMiB, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == target + kMiB);
   p = map_tiered(4 * kMiB);
   fill(p, 4 * kMiB, 15);
-  CHECK(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target && faults(p));
+  REQUIRE(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target && faults(p));
   push_out();
-  CHECK(holds(target, 4 * kMiB, 15) && munmap(target, 8 * kMiB) == 0);
+  REQUIRE(holds(target, 4 * kMiB, 15) && munmap(target, 8 * kMiB) == 0);
 }
 
 // What another thread writes while the map ends, or becomes read-only and empty, is not in the next one.
@@ -277,12 +277,12 @@ void ended_beside_a_writer() {
     });
     while (!writing) {}
     if (unmaps)
-      CHECK(munmap(p, kPages * g_page) == 0);
+      REQUIRE(munmap(p, kPages * g_page) == 0);
     else
-      CHECK(mmap(p, kPages * g_page, PROT_READ, kPrivate | MAP_FIXED, -1, 0) == p);
+      REQUIRE(mmap(p, kPages * g_page, PROT_READ, kPrivate | MAP_FIXED, -1, 0) == p);
     writer.join();
-    if (unmaps) CHECK(mmap(p, kPages * g_page, kRw, kPrivate, -1, 0) == p);
-    CHECK(all_zero(p, kPages * g_page) && munmap(p, kPages * g_page) == 0);
+    if (unmaps) REQUIRE(mmap(p, kPages * g_page, kRw, kPrivate, -1, 0) == p);
+    REQUIRE(all_zero(p, kPages * g_page) && munmap(p, kPages * g_page) == 0);
   }
 }
 
@@ -295,21 +295,21 @@ void marks() {
   const bool guards = madvise(p + 5 * g_page, g_page, kInstallGuards) == 0 &&
                       madvise(target + 7 * g_page, 70 * g_page, kInstallGuards) == 0;
   // it would activate the process
-  if (!g_early) CHECK(mlock(p + kMiB, g_page) == 0 && mlock(target + kMiB + 3 * g_page, 90 * g_page) == 0);
+  if (!g_early) REQUIRE(mlock(p + kMiB, g_page) == 0 && mlock(target + kMiB + 3 * g_page, 90 * g_page) == 0);
   push_out();
-  CHECK(mremap(p, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target);
+  REQUIRE(mremap(p, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target);
   if (guards)
-    CHECK(faults(target + 5 * g_page) && madvise(target + 5 * g_page, g_page, kInstallGuards + 1) == 0 &&
-          all_zero(target + 5 * g_page, g_page));
-  CHECK(holds(target, 5 * g_page, 17) &&
-        holds(target + 6 * g_page, 2 * kMiB - 6 * g_page, 17, 6 * g_page / sizeof(long)));
+    REQUIRE(faults(target + 5 * g_page) && madvise(target + 5 * g_page, g_page, kInstallGuards + 1) == 0 &&
+            all_zero(target + 5 * g_page, g_page));
+  REQUIRE(holds(target, 5 * g_page, 17) &&
+          holds(target + 6 * g_page, 2 * kMiB - 6 * g_page, 17, 6 * g_page / sizeof(long)));
   push_out();
-  CHECK(holds(target + 6 * g_page, 2 * kMiB - 6 * g_page, 17, 6 * g_page / sizeof(long)));
+  REQUIRE(holds(target + 6 * g_page, 2 * kMiB - 6 * g_page, 17, 6 * g_page / sizeof(long)));
   errno = 0;
-  if (!g_early) CHECK(madvise(target + kMiB, g_page, MADV_DONTNEED) == -1 && errno == EINVAL);
-  CHECK(madvise(target + kMiB + g_page, kMiB - g_page, MADV_DONTNEED) == 0 &&
-        all_zero(target + kMiB + g_page, kMiB - g_page));
-  CHECK(munmap(target, 2 * kMiB) == 0);
+  if (!g_early) REQUIRE(madvise(target + kMiB, g_page, MADV_DONTNEED) == -1 && errno == EINVAL);
+  REQUIRE(madvise(target + kMiB + g_page, kMiB - g_page, MADV_DONTNEED) == 0 &&
+          all_zero(target + kMiB + g_page, kMiB - g_page));
+  REQUIRE(munmap(target, 2 * kMiB) == 0);
 }
 
 // The kernel refuses to change the end of the target: what had been moved by then comes back.
@@ -319,10 +319,10 @@ void refused_half_way() {
   fill(target, kBytes, 23);
   push_out();
   if (syscall(kSysSeal, target + kBytes - kMiB, kMiB, 0ul) != 0) return;  // before 6.10
-  CHECK(mremap(p, kBytes, kBytes, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED);
-  CHECK(holds(p, kBytes, 21));
+  REQUIRE(mremap(p, kBytes, kBytes, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED);
+  REQUIRE(holds(p, kBytes, 21));
   fill(p, kBytes, 25);
-  CHECK(holds(p, kBytes, 25) && munmap(p, kBytes) == 0);
+  REQUIRE(holds(p, kBytes, 25) && munmap(p, kBytes) == 0);
 }
 
 // The space that is promised follows the contents, whether a map is charged as a whole or, with MAP_NORESERVE, by page.
@@ -333,13 +333,13 @@ void charges() {
     const auto before = tier_stats().committed_bytes;
     auto* p = static_cast<char*>(mmap(nullptr, kBytes, kRw, kPrivate | flags, -1, 0));
     auto* target = static_cast<char*>(mmap(nullptr, kBytes, PROT_NONE, kPrivate | (flags ^ MAP_NORESERVE), -1, 0));
-    CHECK(tiered(p) && tiered(target));
+    REQUIRE(tiered(p) && tiered(target));
     fill(p, kBytes, 31);
-    CHECK(mremap(p, kBytes, kBytes, kMoved, target) == target);
+    REQUIRE(mremap(p, kBytes, kBytes, kMoved, target) == target);
     push_out();
-    CHECK(holds(target, kBytes, 31));
-    if (!g_early) CHECK(tier_stats().committed_bytes == before + kBytes);
-    CHECK(munmap(target, kBytes) == 0 && tier_stats().committed_bytes == before);
+    REQUIRE(holds(target, kBytes, 31));
+    if (!g_early) REQUIRE(tier_stats().committed_bytes == before + kBytes);
+    REQUIRE(munmap(target, kBytes) == 0 && tier_stats().committed_bytes == before);
   }
 }
 

@@ -42,16 +42,16 @@ io_uring ring_by_call(unsigned flags) {
   io_uring_params parameters = {};
   parameters.flags = flags;
   const int fd = set_up(&parameters);
-  CHECK(fd >= 0 && parameters.flags == flags);
+  REQUIRE(fd >= 0 && parameters.flags == flags);
   io_uring ring;
-  CHECK(io_uring_queue_mmap(fd, &parameters, &ring) == 0);
+  REQUIRE(io_uring_queue_mmap(fd, &parameters, &ring) == 0);
   for (unsigned i = 0; i < parameters.sq_entries; ++i) ring.sq.array[i] = i;
   return ring;
 }
 
 io_uring_sqe* next(io_uring* ring, uint64_t user) {
   io_uring_sqe* sqe = io_uring_get_sqe(ring);
-  CHECK(sqe != nullptr);
+  REQUIRE(sqe != nullptr);
   io_uring_prep_nop(sqe);
   sqe->user_data = user;
   return sqe;
@@ -59,7 +59,7 @@ io_uring_sqe* next(io_uring* ring, uint64_t user) {
 
 int32_t finish(io_uring* ring, uint64_t user) {
   io_uring_cqe* cqe = nullptr;
-  CHECK(io_uring_submit_and_wait(ring, 1) == 1 && io_uring_wait_cqe(ring, &cqe) == 0 && cqe->user_data == user);
+  REQUIRE(io_uring_submit_and_wait(ring, 1) == 1 && io_uring_wait_cqe(ring, &cqe) == 0 && cqe->user_data == user);
   const int32_t result = cqe->res;
   io_uring_cqe_seen(ring, cqe);
   return result;
@@ -70,7 +70,7 @@ int32_t finish(io_uring* ring, uint64_t user) {
 int hidden() {
   auto *queues = static_cast<char*>(aligned_alloc(kPage, kPage)),
        *entries = static_cast<char*>(aligned_alloc(kPage, kPage));
-  CHECK(queues != nullptr && entries != nullptr);
+  REQUIRE(queues != nullptr && entries != nullptr);
   memset(queues, 0, kPage);
   memset(entries, 0, kPage);
   io_uring_params p = {};
@@ -79,7 +79,7 @@ int hidden() {
   memcpy(reinterpret_cast<char*>(&p.cq_off + 1) - sizeof queues, &queues, sizeof queues);
   memcpy(reinterpret_cast<char*>(&p.sq_off + 1) - sizeof entries, &entries, sizeof entries);
   const int ring = make_in_time([&] { return set_up(&p); });
-  CHECK(ring >= 0 && p.flags == (kNoMmap | kRegisteredFdOnly));
+  REQUIRE(ring >= 0 && p.flags == (kNoMmap | kRegisteredFdOnly));
   const auto word = [&](uint32_t offset) { return reinterpret_cast<unsigned*>(queues + offset); };
   auto* sqes = reinterpret_cast<io_uring_sqe*>(entries);
   auto* cqes = reinterpret_cast<io_uring_cqe*>(queues + p.cq_off.cqes);
@@ -91,12 +91,12 @@ int hidden() {
     sqes[slot].user_data = i;
     word(p.sq_off.array)[slot] = slot;
     __atomic_store_n(word(p.sq_off.tail), i + 1, __ATOMIC_RELEASE);
-    CHECK(syscall(SYS_io_uring_enter, ring, 1u, 1u, IORING_ENTER_GETEVENTS | kRegisteredRing, nullptr, 0ul) == 1);
-    CHECK(__atomic_load_n(word(p.cq_off.tail), __ATOMIC_ACQUIRE) == i + 1);
-    CHECK(cqes[i % p.cq_entries].user_data == i && cqes[i % p.cq_entries].res == 0);
+    REQUIRE(syscall(SYS_io_uring_enter, ring, 1u, 1u, IORING_ENTER_GETEVENTS | kRegisteredRing, nullptr, 0ul) == 1);
+    REQUIRE(__atomic_load_n(word(p.cq_off.tail), __ATOMIC_ACQUIRE) == i + 1);
+    REQUIRE(cqes[i % p.cq_entries].user_data == i && cqes[i % p.cq_entries].res == 0);
     __atomic_store_n(word(p.cq_off.head), i + 1, __ATOMIC_RELEASE);
   }
-  CHECK(holds(g_heap, kHeap, 22));
+  REQUIRE(holds(g_heap, kHeap, 22));
   return 0;
 }
 
@@ -105,18 +105,18 @@ int closed() {
   io_uring ring = make_in_time([] {
     io_uring made = ring_by_call(0);
     const int none[] = {-1};
-    CHECK(io_uring_register_files(&made, none, 1) == 0 && io_uring_register_ring_fd(&made) == 1);
-    CHECK(close(made.ring_fd) == 0);
+    REQUIRE(io_uring_register_files(&made, none, 1) == 0 && io_uring_register_ring_fd(&made) == 1);
+    REQUIRE(close(made.ring_fd) == 0);
     return made;
   });
   char* buffer = map_tiered(kFile);
   fill(buffer, kFile, 5);
   char name[] = "/var/tmp/lunar-test-XXXXXX";
   const int file = mkstemp(name);
-  CHECK(file >= 0 && pwrite(file, buffer, kFile, 0) == static_cast<ssize_t>(kFile) && fsync(file) == 0);
+  REQUIRE(file >= 0 && pwrite(file, buffer, kFile, 0) == static_cast<ssize_t>(kFile) && fsync(file) == 0);
   close(file);
   io_uring_prep_openat_direct(next(&ring, 0), AT_FDCWD, name, O_RDONLY | O_DIRECT, 0, 0);
-  CHECK(finish(&ring, 0) == 0 && unlink(name) == 0);
+  REQUIRE(finish(&ring, 0) == 0 && unlink(name) == 0);
   size_t wrong = 0;
   for (unsigned i = 0; i < 400; ++i) {
     if (i % 40 == 0) fill_heap(6);
@@ -125,15 +125,15 @@ int closed() {
     io_uring_sqe* read = next(&ring, 0);
     io_uring_prep_read(read, 0, buffer + at, kRead, at);
     read->flags |= IOSQE_FIXED_FILE;
-    CHECK(io_uring_submit(&ring) == 1);
-    CHECK(madvise(buffer + at, kRead, MADV_PAGEOUT) == 0);
+    REQUIRE(io_uring_submit(&ring) == 1);
+    REQUIRE(madvise(buffer + at, kRead, MADV_PAGEOUT) == 0);
     io_uring_cqe* cqe = nullptr;
-    CHECK(io_uring_wait_cqe(&ring, &cqe) == 0 && cqe->res == static_cast<int32_t>(kRead));
+    REQUIRE(io_uring_wait_cqe(&ring, &cqe) == 0 && cqe->res == static_cast<int32_t>(kRead));
     io_uring_cqe_seen(&ring, cqe);
     wrong += !holds(buffer + at, kRead, 5, at / sizeof(long));
   }
   fprintf(stderr, "closed: %zu reads of 400 lost content\n", wrong);
-  CHECK(wrong == 0);
+  REQUIRE(wrong == 0);
   return 0;
 }
 
@@ -141,11 +141,11 @@ int closed() {
 void advise(io_uring ring) {
   for (char* at = g_heap; at < g_heap + kHeap; at += 2 * kPiece) {
     io_uring_prep_madvise(next(&ring, 0), at, kPiece, MADV_DONTNEED);
-    CHECK(finish(&ring, 0) == -EACCES);
+    REQUIRE(finish(&ring, 0) == -EACCES);
   }
-  CHECK(holds(g_heap, kHeap, 2));
+  REQUIRE(holds(g_heap, kHeap, 2));
   next(&ring, 7);
-  CHECK(finish(&ring, 7) == 0);
+  REQUIRE(finish(&ring, 7) == 0);
 }
 
 int advice() {
@@ -156,12 +156,12 @@ int advice() {
 int library() {
   advise(make_in_time([] {
     io_uring ring;
-    CHECK(io_uring_queue_init(kEntries, &ring, 0) == 0);
+    REQUIRE(io_uring_queue_init(kEntries, &ring, 0) == 0);
     return ring;
   }));
   io_uring ring;
   io_uring_params parameters = {};
-  CHECK(io_uring_queue_init_params(kEntries, &ring, &parameters) == 0 && parameters.flags == 0);
+  REQUIRE(io_uring_queue_init_params(kEntries, &ring, &parameters) == 0 && parameters.flags == 0);
   advise(ring);
   return 0;
 }
@@ -172,7 +172,7 @@ bool says(const io_uring_probe* probe, int operation) { return io_uring_opcode_s
 void probe(io_uring* ring) {
   for (const bool own : {false, true}) {
     io_uring_probe* probe = own ? io_uring_get_probe() : io_uring_get_probe_ring(ring);
-    CHECK(probe != nullptr && says(probe, IORING_OP_FADVISE) && !says(probe, IORING_OP_MADVISE));
+    REQUIRE(probe != nullptr && says(probe, IORING_OP_FADVISE) && !says(probe, IORING_OP_MADVISE));
     io_uring_free_probe(probe);
   }
   const auto number = static_cast<unsigned>(ring->ring_fd);
@@ -181,10 +181,10 @@ void probe(io_uring* ring) {
     for (const int how : {0, 1, 2}) {
       alignas(io_uring_probe) char memory[sizeof(io_uring_probe) + 64 * sizeof(io_uring_probe_op)] = {};
       auto* probe = reinterpret_cast<io_uring_probe*>(memory);
-      if (how == 0) CHECK(io_uring_register_probe(ring, probe, room) == 0);
-      if (how == 1) CHECK(io_uring_register(number, kProbe, probe, room) == 0);
-      if (how == 2) CHECK(syscall(SYS_io_uring_register, number, kProbe, probe, room) == 0);
-      CHECK(says(probe, IORING_OP_FADVISE) && !says(probe, IORING_OP_MADVISE));
+      if (how == 0) REQUIRE(io_uring_register_probe(ring, probe, room) == 0);
+      if (how == 1) REQUIRE(io_uring_register(number, kProbe, probe, room) == 0);
+      if (how == 2) REQUIRE(syscall(SYS_io_uring_register, number, kProbe, probe, room) == 0);
+      REQUIRE(says(probe, IORING_OP_FADVISE) && !says(probe, IORING_OP_MADVISE));
     }
 }
 
@@ -193,49 +193,49 @@ void use(io_uring* ring) {
   char* buffer = map_tiered(kMiB);
   const iovec registered{buffer, kMiB};
   const int zeros = open("/dev/zero", O_RDONLY), event = eventfd(0, 0);
-  CHECK(zeros >= 0 && event >= 0);
-  CHECK(io_uring_register_buffers(ring, &registered, 1) == 0 && io_uring_register_files(ring, &zeros, 1) == 0);
-  CHECK(io_uring_register_eventfd(ring, event) == 0 && io_uring_unregister_eventfd(ring) == 0);
+  REQUIRE(zeros >= 0 && event >= 0);
+  REQUIRE(io_uring_register_buffers(ring, &registered, 1) == 0 && io_uring_register_files(ring, &zeros, 1) == 0);
+  REQUIRE(io_uring_register_eventfd(ring, event) == 0 && io_uring_unregister_eventfd(ring) == 0);
   probe(ring);
   fill(buffer, kMiB, 8);
   io_uring_sqe* sqe = next(ring, 0);
   io_uring_prep_read_fixed(sqe, 0, buffer, kMiB, 0, 0);
   sqe->flags |= IOSQE_FIXED_FILE | IOSQE_IO_LINK | IOSQE_ASYNC;
   next(ring, 9);
-  CHECK(io_uring_submit(ring) == 2);
+  REQUIRE(io_uring_submit(ring) == 2);
   for (const uint64_t user : {0, 9}) {
     io_uring_cqe* cqe = nullptr;
-    CHECK(io_uring_wait_cqe(ring, &cqe) == 0 && cqe->user_data == user);
-    CHECK(cqe->res == (user == 0 ? static_cast<int32_t>(kMiB) : 0));
+    REQUIRE(io_uring_wait_cqe(ring, &cqe) == 0 && cqe->user_data == user);
+    REQUIRE(cqe->res == (user == 0 ? static_cast<int32_t>(kMiB) : 0));
     io_uring_cqe_seen(ring, cqe);
   }
-  CHECK(all_zero(buffer, kMiB));
-  CHECK(io_uring_unregister_buffers(ring) == 0 && io_uring_unregister_files(ring) == 0);
+  REQUIRE(all_zero(buffer, kMiB));
+  REQUIRE(io_uring_unregister_buffers(ring) == 0 && io_uring_unregister_files(ring) == 0);
   close(zeros);
   close(event);
   io_uring_queue_exit(ring);
-  CHECK(munmap(buffer, kMiB) == 0);
+  REQUIRE(munmap(buffer, kMiB) == 0);
 }
 
 int kinds() {
-  CHECK(syscall(SYS_io_uring_setup, kEntries, nullptr) == -1 && errno == EFAULT);  // how some programs ask for it
+  REQUIRE(syscall(SYS_io_uring_setup, kEntries, nullptr) == -1 && errno == EFAULT);  // how some programs ask for it
   io_uring_params wrong = {};
   wrong.flags = 1u << 31;
-  CHECK(set_up(&wrong) == -1 && errno == EINVAL && wrong.flags == 1u << 31);
+  REQUIRE(set_up(&wrong) == -1 && errno == EINVAL && wrong.flags == 1u << 31);
   for (const unsigned flags : {0u, unsigned{IORING_SETUP_SQPOLL}, kSingleIssuer | kDeferTaskrun}) {
     io_uring ring = make_in_time([&] { return ring_by_call(flags); });
     use(&ring);
-    CHECK(io_uring_queue_init(kEntries, &ring, flags) == 0);
+    REQUIRE(io_uring_queue_init(kEntries, &ring, flags) == 0);
     use(&ring);
     ring = ring_by_call(flags | IORING_SETUP_R_DISABLED);
-    CHECK(io_uring_enter(static_cast<unsigned>(ring.ring_fd), 0, 0, IORING_ENTER_GETEVENTS, nullptr) == -EBADFD);
+    REQUIRE(io_uring_enter(static_cast<unsigned>(ring.ring_fd), 0, 0, IORING_ENTER_GETEVENTS, nullptr) == -EBADFD);
     io_uring_restriction own = {};
     own.opcode = IORING_RESTRICTION_SQE_OP;
-    CHECK(io_uring_register(static_cast<unsigned>(ring.ring_fd), IORING_REGISTER_RESTRICTIONS, &own, 1) == -EBUSY);
-    CHECK(io_uring_register(static_cast<unsigned>(ring.ring_fd), IORING_REGISTER_ENABLE_RINGS, nullptr, 0) == 0);
+    REQUIRE(io_uring_register(static_cast<unsigned>(ring.ring_fd), IORING_REGISTER_RESTRICTIONS, &own, 1) == -EBUSY);
+    REQUIRE(io_uring_register(static_cast<unsigned>(ring.ring_fd), IORING_REGISTER_ENABLE_RINGS, nullptr, 0) == 0);
     use(&ring);
   }
-  CHECK(holds(g_heap, kHeap, 2));
+  REQUIRE(holds(g_heap, kHeap, 2));
   return 0;
 }
 
@@ -243,7 +243,7 @@ template <auto kRun>
 int with_rings() {
   io_uring_params parameters = {};
   const auto ring = static_cast<int>(raw(SYS_io_uring_setup, kEntries, &parameters));  // unseen
-  if (ring < 0) return skip("io_uring", strerror(errno));
+  if (ring < 0) SKIP("io_uring", strerror(errno));
   close(ring);
   return Body(kRun)();
 }

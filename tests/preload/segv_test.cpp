@@ -45,7 +45,7 @@ void dies_of_each_fault() {
       _exit(handled() ? 0 : 3);  // 0: it came too late for a fault
     }
     const int status = status_of(child);
-    if (status != 0) CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    if (status != 0) REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
   }
 }
 
@@ -57,10 +57,10 @@ void shows_the_default() {
   for (auto* one : all) {
     for (const sighandler_t next : {handler, SIG_DFL}) {
       const sighandler_t before = one(SIGSEGV, next);
-      CHECK(before == (next == SIG_DFL ? handler : SIG_DFL));
+      REQUIRE(before == (next == SIG_DFL ? handler : SIG_DFL));
     }
     struct sigaction now;
-    CHECK(sigaction(SIGSEGV, nullptr, &now) == 0 && now.sa_handler == SIG_DFL);
+    REQUIRE(sigaction(SIGSEGV, nullptr, &now) == 0 && now.sa_handler == SIG_DFL);
   }
 }
 
@@ -71,7 +71,7 @@ void ends_by_a_sent_one() {
     _exit(0);
   }
   const int status = status_of(child);
-  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+  REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
 }
 
 int begins_without_an_error() { return errno_at_start; }

@@ -19,7 +19,7 @@ volatile int g_status = -1;
 char* make_stack(size_t bytes) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   void* p = mmap(nullptr, page + bytes, kRw, kPrivate | MAP_STACK, -1, 0);
-  CHECK(p != MAP_FAILED && mprotect(p, page, PROT_NONE) == 0);
+  REQUIRE(p != MAP_FAILED && mprotect(p, page, PROT_NONE) == 0);
   return static_cast<char*>(p) + page;
 }
 
@@ -41,8 +41,8 @@ void on_signal(int) {
 void use_memory_then_fork(int) {
   [[maybe_unused]] volatile char own[kHandlersOwn];
   own[0] = 1;
-  CHECK(mlock(g_heap, kMiB) == 0 && munlock(g_heap, kMiB) == 0);
-  CHECK(madvise(g_heap, 4 * kMiB, MADV_WILLNEED) == 0);
+  REQUIRE(mlock(g_heap, kMiB) == 0 && munlock(g_heap, kMiB) == 0);
+  REQUIRE(madvise(g_heap, 4 * kMiB, MADV_WILLNEED) == 0);
   fork_once();
 }
 
@@ -53,16 +53,16 @@ void raise_on_small_stack(void (*handler)(int)) {
   struct sigaction action{};
   action.sa_handler = handler;
   action.sa_flags = SA_ONSTACK;
-  CHECK(sigaltstack(&stack, nullptr) == 0 && sigaction(SIGUSR1, &action, nullptr) == 0);
+  REQUIRE(sigaltstack(&stack, nullptr) == 0 && sigaction(SIGUSR1, &action, nullptr) == 0);
   g_status = -1;
-  CHECK(raise(SIGUSR1) == 0 && g_status == 0);
+  REQUIRE(raise(SIGUSR1) == 0 && g_status == 0);
 }
 
 void run_in_small_thread(void* (*body)(void*)) {
   pthread_attr_t attributes;
   pthread_t thread;
-  CHECK(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN) == 0);
-  CHECK(pthread_create(&thread, &attributes, body, nullptr) == 0 && pthread_join(thread, nullptr) == 0);
+  REQUIRE(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN) == 0);
+  REQUIRE(pthread_create(&thread, &attributes, body, nullptr) == 0 && pthread_join(thread, nullptr) == 0);
 }
 
 int fork_on_small_stacks() {
@@ -73,21 +73,21 @@ int fork_on_small_stacks() {
     fork_once();
     return nullptr;
   });
-  CHECK(g_status == 0);
+  REQUIRE(g_status == 0);
   return 0;
 }
 
 void* use_memory(void*) {
-  CHECK(mlock(g_heap, kMiB) == 0 && holds(g_heap, kMiB, 1) && munlock(g_heap, kMiB) == 0);
-  CHECK(madvise(g_heap, 4 * kMiB, MADV_WILLNEED) == 0);
+  REQUIRE(mlock(g_heap, kMiB) == 0 && holds(g_heap, kMiB, 1) && munlock(g_heap, kMiB) == 0);
+  REQUIRE(madvise(g_heap, 4 * kMiB, MADV_WILLNEED) == 0);
   char* more = map_tiered(8 * kMiB);
   memset(more, 1, 8 * kMiB);
-  CHECK(madvise(more, 4 * kMiB, MADV_DONTNEED) == 0 && all_zero(more, 4 * kMiB));
+  REQUIRE(madvise(more, 4 * kMiB, MADV_DONTNEED) == 0 && all_zero(more, 4 * kMiB));
   void* moved = mremap(more, 8 * kMiB, 16 * kMiB, MREMAP_MAYMOVE);
-  CHECK(moved != MAP_FAILED && munmap(moved, 16 * kMiB) == 0);
+  REQUIRE(moved != MAP_FAILED && munmap(moved, 16 * kMiB) == 0);
   for (int turn = 0; turn < 8; ++turn) {
     void* block = malloc(4 * kMiB);
-    CHECK(block != nullptr);
+    REQUIRE(block != nullptr);
     memset(block, turn, 4 * kMiB);
     free(block);
   }
@@ -97,14 +97,14 @@ void* use_memory(void*) {
 void memory_on_small_stack() {
   fill(g_heap = map_tiered(kHeap), kHeap, 1);
   run_in_small_thread(use_memory);
-  CHECK(holds(g_heap, kHeap, 1));
+  REQUIRE(holds(g_heap, kHeap, 1));
 }
 
 int activation_on_small_stack() {
   run_in_small_thread([](void*) -> void* {
     for (unsigned i = 0; i < kHeap / kMiB; ++i) {
       void* block = malloc(kMiB);
-      CHECK(block != nullptr);
+      REQUIRE(block != nullptr);
       fill(block, kMiB, i);
     }
     return nullptr;

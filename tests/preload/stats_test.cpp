@@ -16,12 +16,12 @@ namespace {
 void child_return() {
   auto* block = static_cast<char*>(malloc(64 << 20));
   fill(block, 64 << 20, 3);
-  CHECK(holds(block, 64 << 20, 3));
+  REQUIRE(holds(block, 64 << 20, 3));
   free(block);
   pid_t pid = vfork();
   if (pid == 0) _exit(3);
   int status = 0;
-  CHECK(waitpid(pid, &status, 0) == pid && WEXITSTATUS(status) == 3);
+  REQUIRE(waitpid(pid, &status, 0) == pid && WEXITSTATUS(status) == 3);
   fclose(stderr);
 }
 
@@ -35,7 +35,7 @@ constexpr long kOutside = 64 << 20;  // twice the budget
 // Memory that Lunar does not see, of this process or of one that it starts.
 void child_outside() {
   const long at = raw(SYS_mmap, 0, kOutside, kRw, kPrivate, -1, 0);
-  CHECK(at > 0);
+  REQUIRE(at > 0);
   fill(reinterpret_cast<void*>(at), kOutside, 1);
 }
 
@@ -50,7 +50,7 @@ void child_of_child_outside() {
     child_outside();
     exit(0);
   }
-  CHECK(ends_well(pid));
+  REQUIRE(ends_well(pid));
 }
 
 std::string run(char** argv, const char* name, const char* setting = "LUNAR_STATS=yes") {
@@ -64,15 +64,15 @@ unsigned long value(const std::string& text, const char* key) {
   std::string line = std::string("lunar: stats: ") + key + " ";
   size_t at = text.find(line);
   if (at == std::string::npos) fprintf(stderr, "no '%s' in:\n%s", key, text.c_str());
-  CHECK(at != std::string::npos && text.find(line, at + 1) == std::string::npos);
+  REQUIRE(at != std::string::npos && text.find(line, at + 1) == std::string::npos);
   return strtoul(text.c_str() + at + line.size(), nullptr, 10);
 }
 
 void says_what_is_outside(char** argv) {
   const std::string table = run(argv, "outside");
-  CHECK(value(table, "armed") == 0 && value(table, "outside_bytes") >= kOutside);
+  REQUIRE(value(table, "armed") == 0 && value(table, "outside_bytes") >= kOutside);
   const std::string small = run(argv, "small");
-  CHECK(value(small, "outside_bytes") >= kOutside && small.find("B, maps and stacks 64.") != std::string::npos);
+  REQUIRE(value(small, "outside_bytes") >= kOutside && small.find("B, maps and stacks 64.") != std::string::npos);
   constexpr char kLine[] = "of anonymous memory in DRAM were outside the tier";
   for (const char* name : {"outside", "child"})
     for (const char* setting : {"LUNAR_STATS=yes", "LUNAR_LOG=info", "LUNAR_LOG=warning", "LUNAR_LOG=error"}) {
@@ -84,7 +84,7 @@ void says_what_is_outside(char** argv) {
       }
       const bool asked = strcmp(setting, "LUNAR_LOG=error") != 0;
       if (large != (asked ? 1 : 0)) fprintf(stderr, "%s, %s: %zu lines in:\n%s", name, setting, lines, text.c_str());
-      CHECK(large == (asked ? 1 : 0));
+      REQUIRE(large == (asked ? 1 : 0));
     }
 }
 
@@ -104,12 +104,12 @@ int main(int argc, char** argv) {
   says_what_is_outside(argv);
   for (const char* body : {"return", "exit"}) {
     std::string text = run(argv, body);
-    CHECK(value(text, "cap_bytes") == 32ul << 20);
-    CHECK(value(text, "peak_resident_bytes") <= 32ul << 20);
-    CHECK(value(text, "evictions_bytes") > value(text, "evicted_bytes") &&
-          value(text, "evictions_bytes") == 4096ul * value(text, "evictions") && value(text, "faults") > 0 &&
-          value(text, "lun_written_bytes") > 0);
-    CHECK(value(text, "peak_rss_bytes") > 0 && value(text, "poisoned") == 0);
+    REQUIRE(value(text, "cap_bytes") == 32ul << 20);
+    REQUIRE(value(text, "peak_resident_bytes") <= 32ul << 20);
+    REQUIRE(value(text, "evictions_bytes") > value(text, "evicted_bytes") &&
+            value(text, "evictions_bytes") == 4096ul * value(text, "evictions") && value(text, "faults") > 0 &&
+            value(text, "lun_written_bytes") > 0);
+    REQUIRE(value(text, "peak_rss_bytes") > 0 && value(text, "poisoned") == 0);
   }
   return 0;
 }

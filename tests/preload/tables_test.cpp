@@ -9,29 +9,29 @@ constexpr size_t kChunk = 2 * kMiB;
 
 void use_sparsely(char* p, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kChunk) *reinterpret_cast<size_t*>(p + at) = at + 1;
-  for (size_t at = 0; at < bytes; at += kChunk) CHECK(*reinterpret_cast<size_t*>(p + at) == at + 1);
+  for (size_t at = 0; at < bytes; at += kChunk) REQUIRE(*reinterpret_cast<size_t*>(p + at) == at + 1);
 }
 
 void sparse() {
   char* p = static_cast<char*>(malloc(3 * kGiB - 64 * kMiB));
-  CHECK(p != nullptr && tiered(p));
+  REQUIRE(p != nullptr && tiered(p));
   use_sparsely(p, 3 * kGiB - 64 * kMiB);
   free(p);
   for (int i = 0; i < 3; ++i) {
     void* q = mmap(nullptr, 4 * kGiB, kRw, kPrivate | MAP_NORESERVE, -1, 0);
-    CHECK(q != MAP_FAILED && tiered(q));
+    REQUIRE(q != MAP_FAILED && tiered(q));
     use_sparsely(static_cast<char*>(q), 4 * kGiB);
-    CHECK(munmap(q, 4 * kGiB) == 0);
+    REQUIRE(munmap(q, 4 * kGiB) == 0);
   }
 }
 
 // Its tables may not fit.
 void refused() {
-  CHECK(malloc(3 * kGiB + kGiB / 2) == nullptr && errno == ENOMEM);
+  REQUIRE(malloc(3 * kGiB + kGiB / 2) == nullptr && errno == ENOMEM);
   char* p = static_cast<char*>(malloc(64 * kMiB));
-  CHECK(p != nullptr && tiered(p));
+  REQUIRE(p != nullptr && tiered(p));
   fill(p, 64 * kMiB, 1);
-  CHECK(holds(p, 64 * kMiB, 1));
+  REQUIRE(holds(p, 64 * kMiB, 1));
 }
 
 int ended() {

@@ -35,8 +35,8 @@ int g_asleep[2];  // threads wait there without touching their stacks
 
 void* hold_and_end(void* argument) {
   auto* cell = static_cast<Cell*>(argument);
-  CHECK(pthread_mutex_lock(&cell->mutex) == 0);
-  CHECK(pthread_mutex_lock(&g_cells[kThreads + (cell - g_cells)].second) == 0);  // on another page
+  REQUIRE(pthread_mutex_lock(&cell->mutex) == 0);
+  REQUIRE(pthread_mutex_lock(&g_cells[kThreads + (cell - g_cells)].second) == 0);  // on another page
   g_holding.fetch_add(1);
   char byte;
   while (!g_go.load()) (void)!read(g_asleep[0], &byte, 1);
@@ -55,7 +55,7 @@ void make_robust(pthread_mutex_t* mutex) {
   pthread_mutexattr_t attributes;
   pthread_mutexattr_init(&attributes);
   pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-  CHECK(pthread_mutex_init(mutex, &attributes) == 0);
+  REQUIRE(pthread_mutex_init(mutex, &attributes) == 0);
   pthread_mutexattr_destroy(&attributes);
 }
 
@@ -63,14 +63,14 @@ void expect_owner_dead(pthread_mutex_t* mutex) {
   const timespec limit = soon();
   const int rc = pthread_mutex_timedlock(mutex, &limit);
   if (rc != EOWNERDEAD) fprintf(stderr, "a mutex whose owner has ended: %s\n", strerror(rc));
-  CHECK(rc == EOWNERDEAD);
-  CHECK(pthread_mutex_consistent(mutex) == 0 && pthread_mutex_unlock(mutex) == 0);
+  REQUIRE(rc == EOWNERDEAD);
+  REQUIRE(pthread_mutex_consistent(mutex) == 0 && pthread_mutex_unlock(mutex) == 0);
 }
 
 void wake_all() {
   g_go.store(true);
   const char bytes[kThreads] = {};
-  CHECK(write(g_asleep[1], bytes, sizeof bytes) == sizeof bytes);
+  REQUIRE(write(g_asleep[1], bytes, sizeof bytes) == sizeof bytes);
 }
 
 enum class Unlock { kNothing, kStacks, kAll };
@@ -82,28 +82,28 @@ void one_round(bool own_stacks, Unlock unlock = Unlock::kNothing) {
   for (unsigned i = 0; i < kThreads; ++i) {
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
-    if (own_stacks) CHECK(pthread_attr_setstack(&attributes, g_stacks + i * kStack, kStack) == 0);
-    CHECK(pthread_create(&threads[i], &attributes, hold_and_end, &g_cells[i]) == 0);
+    if (own_stacks) REQUIRE(pthread_attr_setstack(&attributes, g_stacks + i * kStack, kStack) == 0);
+    REQUIRE(pthread_create(&threads[i], &attributes, hold_and_end, &g_cells[i]) == 0);
     pthread_attr_destroy(&attributes);
   }
   while (g_holding.load() != kThreads) usleep(100);
   // takes away what the program has locked, nothing else
-  if (unlock == Unlock::kStacks) CHECK(munlock(g_stacks, kThreads * kStack) == 0);
-  if (unlock == Unlock::kAll) CHECK(munlockall() == 0);
+  if (unlock == Unlock::kStacks) REQUIRE(munlock(g_stacks, kThreads * kStack) == 0);
+  if (unlock == Unlock::kAll) REQUIRE(munlockall() == 0);
   for (unsigned i = 0; unlock != Unlock::kNothing && i < kThreads; ++i) {
     unsigned char there = 0;
     // libc's block of the thread: its id is on this page
     void* block = reinterpret_cast<void*>(threads[i] & ~(kPage - 1));
-    for (int turn = 0; turn < 20; ++turn) CHECK(lunar_evict(g_stacks, kThreads * kStack) >= 0);
-    CHECK(mincore(block, kPage, &there) == 0 && (there & 1) != 0);
+    for (int turn = 0; turn < 20; ++turn) REQUIRE(lunar_evict(g_stacks, kThreads * kStack) >= 0);
+    REQUIRE(mincore(block, kPage, &there) == 0 && (there & 1) != 0);
   }
-  CHECK(lunar_evict(g_cells, 2 * kThreads * sizeof(Cell)) >= 0);
+  REQUIRE(lunar_evict(g_cells, 2 * kThreads * sizeof(Cell)) >= 0);
   wake_all();
   for (unsigned i = 0; i < kThreads; ++i) {
     const timespec limit = soon();
     const int rc = pthread_timedjoin_np(threads[i], nullptr, &limit);
     if (rc != 0) fprintf(stderr, "join of a thread that has ended: %s\n", strerror(rc));
-    CHECK(rc == 0);
+    REQUIRE(rc == 0);
   }
   for (unsigned i = 0; i < kThreads; ++i) {
     expect_owner_dead(&g_cells[i].mutex);
@@ -114,13 +114,13 @@ void one_round(bool own_stacks, Unlock unlock = Unlock::kNothing) {
 // What the program has locked stays so when a thread that had its block there is gone.
 void stays_locked() {
   const size_t bytes = kThreads * kStack;
-  CHECK(mlock(g_stacks, bytes) == 0);
+  REQUIRE(mlock(g_stacks, bytes) == 0);
   one_round(true);
   for (int i = 0; i < 4; ++i) one_round(false);  // these look for threads that are gone
   unsigned char there[kThreads * kStack / kPage];
-  CHECK(lunar_evict(g_stacks, bytes) == 0 && mincore(g_stacks, bytes, there) == 0);
-  for (const unsigned char one : there) CHECK((one & 1) != 0);
-  CHECK(munlock(g_stacks, bytes) == 0 && lunar_evict(g_stacks, bytes) >= 0);
+  REQUIRE(lunar_evict(g_stacks, bytes) == 0 && mincore(g_stacks, bytes, there) == 0);
+  for (const unsigned char one : there) REQUIRE((one & 1) != 0);
+  REQUIRE(munlock(g_stacks, bytes) == 0 && lunar_evict(g_stacks, bytes) >= 0);
 }
 
 // A fork has left the mutex' page shared with the child, and there is no room to copy all that is shared: the kernel
@@ -129,16 +129,16 @@ void behind_the_gate(char* cold, size_t cold_bytes) {
   g_holding.store(0);
   g_go.store(false);
   pthread_t thread;
-  CHECK(pthread_create(&thread, nullptr, hold_and_end, &g_cells[0]) == 0);
+  REQUIRE(pthread_create(&thread, nullptr, hold_and_end, &g_cells[0]) == 0);
   while (g_holding.load() != 1) usleep(100);
   // what is shared fills the budget
   for (size_t at = 0; at < cold_bytes; at += kPage) __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
   for (pthread_mutex_t* there : {&g_cells[0].second, &g_cells[kThreads].mutex})
-    CHECK(pthread_mutex_lock(there) == 0 && pthread_mutex_unlock(there) == 0);
+    REQUIRE(pthread_mutex_lock(there) == 0 && pthread_mutex_unlock(there) == 0);
   int until[2];
-  CHECK(pipe(until) == 0);
+  REQUIRE(pipe(until) == 0);
   const pid_t child = fork();
-  CHECK(child >= 0);
+  REQUIRE(child >= 0);
   if (child == 0) {
     close(until[1]);
     char end;
@@ -147,32 +147,32 @@ void behind_the_gate(char* cold, size_t cold_bytes) {
   }
   wake_all();
   const timespec limit = soon();
-  CHECK(pthread_timedjoin_np(thread, nullptr, &limit) == 0);
+  REQUIRE(pthread_timedjoin_np(thread, nullptr, &limit) == 0);
   expect_owner_dead(&g_cells[0].mutex);
   expect_owner_dead(&g_cells[kThreads].second);
   close(until[0]);
   close(until[1]);
-  CHECK(waitpid(child, nullptr, 0) == child);
+  REQUIRE(waitpid(child, nullptr, 0) == child);
 }
 
 // A stack that its thread has left is memory like any other: what keeps a part of it in DRAM is no lock.
 void stacks_are_discarded() {
   pthread_attr_t attributes;
-  CHECK(pthread_attr_init(&attributes) == 0 && pthread_attr_setstack(&attributes, g_stacks, kStack) == 0);
+  REQUIRE(pthread_attr_init(&attributes) == 0 && pthread_attr_setstack(&attributes, g_stacks, kStack) == 0);
   pthread_t thread;
-  CHECK(pthread_create(&thread, &attributes, [](void* none) { return none; }, nullptr) == 0);
-  CHECK(pthread_join(thread, nullptr) == 0);
-  CHECK(madvise(g_stacks, kStack, MADV_DONTNEED) == 0 && all_zero(g_stacks, kStack));
+  REQUIRE(pthread_create(&thread, &attributes, [](void* none) { return none; }, nullptr) == 0);
+  REQUIRE(pthread_join(thread, nullptr) == 0);
+  REQUIRE(madvise(g_stacks, kStack, MADV_DONTNEED) == 0 && all_zero(g_stacks, kStack));
   // Nor is it one where mremap has moved it.
   constexpr size_t kMap = 1 << 20;
   void* map = mmap(nullptr, kMap, kRw, kPrivate, -1, 0);
-  CHECK(map != MAP_FAILED && tiered(map) && pthread_attr_setstack(&attributes, map, kStack) == 0);
-  CHECK(pthread_create(&thread, &attributes, [](void* none) { return none; }, nullptr) == 0);
-  CHECK(pthread_join(thread, nullptr) == 0);
+  REQUIRE(map != MAP_FAILED && tiered(map) && pthread_attr_setstack(&attributes, map, kStack) == 0);
+  REQUIRE(pthread_create(&thread, &attributes, [](void* none) { return none; }, nullptr) == 0);
+  REQUIRE(pthread_join(thread, nullptr) == 0);
   void* place = mmap(nullptr, kMap, kRw, kPrivate, -1, 0);
-  CHECK(tiered(place) && mremap(map, kMap, kMap, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place);
-  CHECK(madvise(place, kMap, MADV_DONTNEED) == 0);
-  CHECK(munmap(place, kMap) == 0);
+  REQUIRE(tiered(place) && mremap(map, kMap, kMap, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place);
+  REQUIRE(madvise(place, kMap, MADV_DONTNEED) == 0);
+  REQUIRE(munmap(place, kMap) == 0);
   pthread_attr_destroy(&attributes);
 }
 
@@ -198,7 +198,7 @@ void expect_cleared(Child& child, const char* what) {
   __atomic_store_n(&child.leaves, true, __ATOMIC_RELEASE);
   for (int look = 0; look < 2000 && __atomic_load_n(child.id, __ATOMIC_ACQUIRE) != 0; ++look) usleep(10000);
   if (*child.id != 0) fprintf(stderr, "%s has ended, its id is not cleared\n", what);
-  CHECK(*child.id == 0);
+  REQUIRE(*child.id == 0);
 }
 
 // pre: the id's page is evicted all the time.
@@ -209,18 +209,18 @@ void ids_are_cleared(pid_t* id) {
   char* const top = stack + sizeof stack;
   for (int round = 0; round < 4; ++round) {
     Child thread{id, false, false}, process = thread, by_call{id, true, false};
-    CHECK(clone(leave, top, kThread | kCleared, &thread, id, nullptr, id) > 0);
+    REQUIRE(clone(leave, top, kThread | kCleared, &thread, id, nullptr, id) > 0);
     expect_cleared(thread, "a thread");
     const int pid = clone(leave, top, CLONE_VM | kCleared | SIGCHLD, &process, id, nullptr, id);
-    CHECK(pid > 0);
+    REQUIRE(pid > 0);
     expect_cleared(process, "a process");
-    CHECK(waitpid(pid, nullptr, 0) == pid);
+    REQUIRE(waitpid(pid, nullptr, 0) == pid);
     *id = 1;
     std::thread(leave, &by_call).detach();
     expect_cleared(by_call, "a thread that has said where its id is");
   }
   errno = 0;
-  CHECK(clone(leave, top, CLONE_VM | CLONE_THREAD | kCleared, nullptr, id, nullptr, id) == -1 && errno == EINVAL);
+  REQUIRE(clone(leave, top, CLONE_VM | CLONE_THREAD | kCleared, nullptr, id, nullptr, id) == -1 && errno == EINVAL);
 }
 
 pthread_key_t g_late;
@@ -228,20 +228,20 @@ pthread_key_t g_late;
 // In the last round of a thread's destructors, after everything that the library does when it ends.
 void end_late(void* rounds) {
   const auto left = reinterpret_cast<intptr_t>(rounds);
-  if (left > 1) CHECK(pthread_setspecific(g_late, reinterpret_cast<void*>(left - 1)) == 0);
+  if (left > 1) REQUIRE(pthread_setspecific(g_late, reinterpret_cast<void*>(left - 1)) == 0);
   if (left == 1) usleep(static_cast<unsigned>(500 + random() % 2000));
 }
 
 // Threads end at the very moment that a fork closes the copy-on-write gate.
 void among_forks(char* cold, size_t cold_bytes) {
-  CHECK(pthread_key_create(&g_late, end_late) == 0);
+  REQUIRE(pthread_key_create(&g_late, end_late) == 0);
   std::atomic<bool> stop{false};
   std::thread forks([&] {
     while (!stop.load()) {
       for (size_t at = 0; at < cold_bytes; at += kPage) __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
       const pid_t child = fork();
       if (child == 0) _exit(0);
-      if (child > 0) CHECK(waitpid(child, nullptr, 0) == child);
+      if (child > 0) REQUIRE(waitpid(child, nullptr, 0) == child);
     }
   });
   const time_t end = time(nullptr) + 5;
@@ -249,8 +249,8 @@ void among_forks(char* cold, size_t cold_bytes) {
     std::vector<std::thread> enders;
     for (unsigned i = 0; i < kThreads; ++i)
       enders.emplace_back([i] {
-        CHECK(pthread_mutex_lock(&g_cells[i].mutex) == 0);
-        CHECK(pthread_setspecific(g_late, reinterpret_cast<void*>(PTHREAD_DESTRUCTOR_ITERATIONS)) == 0);
+        REQUIRE(pthread_mutex_lock(&g_cells[i].mutex) == 0);
+        REQUIRE(pthread_setspecific(g_late, reinterpret_cast<void*>(PTHREAD_DESTRUCTOR_ITERATIONS)) == 0);
       });
     for (std::thread& ender : enders) ender.join();
     for (unsigned i = 0; i < kThreads; ++i) expect_owner_dead(&g_cells[i].mutex);
@@ -260,12 +260,12 @@ void among_forks(char* cold, size_t cold_bytes) {
 }
 
 void body() {
-  CHECK(pipe(g_asleep) == 0);
+  REQUIRE(pipe(g_asleep) == 0);
   const size_t cells = (2 * kThreads + 1) * sizeof(Cell), filler = 48 << 20;
   g_cells = static_cast<Cell*>(aligned_alloc(kPage, cells));
   g_stacks = static_cast<char*>(aligned_alloc(kPage, kThreads * kStack));
   auto* cold = static_cast<char*>(malloc(filler));
-  CHECK(g_cells != nullptr && g_stacks != nullptr && cold != nullptr && tiered(g_cells) && tiered(g_stacks));
+  REQUIRE(g_cells != nullptr && g_stacks != nullptr && cold != nullptr && tiered(g_cells) && tiered(g_stacks));
   fill(cold, filler, 1);
   for (unsigned i = 0; i < 2 * kThreads; ++i) {
     make_robust(&g_cells[i].mutex);
@@ -285,10 +285,10 @@ void body() {
   ids_are_cleared(reinterpret_cast<pid_t*>(&g_cells[2 * kThreads]));
   g_stop.store(true);
   evictor.join();
-  CHECK(holds(cold, filler, 1));
+  REQUIRE(holds(cold, filler, 1));
   for (unsigned round = 0; round < 4; ++round) behind_the_gate(cold, filler);
   among_forks(cold, filler / 2);
-  CHECK(holds(cold, filler, 1));
+  REQUIRE(holds(cold, filler, 1));
 }
 
 }  // namespace

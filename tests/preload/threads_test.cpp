@@ -28,7 +28,7 @@ void send(Parcel* parcel) {
 void check_and_free(Parcel* list) {
   while (list != nullptr) {
     Parcel* next = list->next;
-    CHECK(holds(list->content(), list->bytes, list->seed));
+    REQUIRE(holds(list->content(), list->bytes, list->seed));
     free(list);
     list = next;
   }
@@ -42,7 +42,7 @@ void worker(unsigned long seed) {
     random ^= random << 17;
     size_t bytes = (random % (i % 10 == 0 ? 300000 : 8000)) & ~7ul;
     auto* parcel = static_cast<Parcel*>(malloc(sizeof(Parcel) + bytes));
-    CHECK(parcel != nullptr && tiered(parcel));
+    REQUIRE(parcel != nullptr && tiered(parcel));
     parcel->bytes = bytes;
     parcel->seed = random;
     fill(parcel->content(), bytes, random);
@@ -64,7 +64,7 @@ void forks_between() {
   constexpr size_t kBytes = 48 << 20;
   void* block = malloc(kBytes);
   void* map = mmap(nullptr, kBytes, kRw, kPrivate, -1, 0);
-  CHECK(block != nullptr && map != MAP_FAILED);
+  REQUIRE(block != nullptr && map != MAP_FAILED);
   fill(block, kBytes, 41);
   fill(map, kBytes, 43);
   std::atomic<bool> stop{false};
@@ -73,25 +73,25 @@ void forks_between() {
   });
   for (int i = 0; i < 3; ++i) {
     pid_t child = fork();
-    CHECK(child >= 0);
+    REQUIRE(child >= 0);
     if (child == 0) {
-      CHECK(holds(block, kBytes, 41) && holds(map, kBytes, 43));
+      REQUIRE(holds(block, kBytes, 41) && holds(map, kBytes, 43));
       void* more = malloc(4 << 20);
-      CHECK(more != nullptr && tiered(more));
+      REQUIRE(more != nullptr && tiered(more));
       fill(more, 4 << 20, 47);
       std::thread([] { worker(7); }).join();
-      CHECK(holds(more, 4 << 20, 47) && munmap(map, kBytes) == 0);
+      REQUIRE(holds(more, 4 << 20, 47) && munmap(map, kBytes) == 0);
       _exit(0);
     }
     int status = 0;
-    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
   }
   stop.store(true);
   busy.join();
   check_and_free(g_parcels.exchange(nullptr));
-  CHECK(holds(block, kBytes, 41) && holds(map, kBytes, 43));
+  REQUIRE(holds(block, kBytes, 41) && holds(map, kBytes, 43));
   free(block);
-  CHECK(munmap(map, kBytes) == 0);
+  REQUIRE(munmap(map, kBytes) == 0);
 }
 
 void full() {
@@ -104,20 +104,20 @@ void full() {
     if (block == nullptr) break;
     memset(block, static_cast<int>(blocks.size() % 251) + 1, 64);
     blocks.push_back(block);
-    CHECK(blocks.size() < 1000);
+    REQUIRE(blocks.size() < 1000);
   }
-  CHECK(errno == ENOMEM && blocks.size() > 10);
+  REQUIRE(errno == ENOMEM && blocks.size() > 10);
   errno = 0;
   void* map = mmap(nullptr, size_t(64) << 20, kRw, kPrivate, -1, 0);
-  CHECK(map == MAP_FAILED && errno == ENOMEM);
+  REQUIRE(map == MAP_FAILED && errno == ENOMEM);
   for (size_t i = 0; i < blocks.size(); ++i) {
-    CHECK(*static_cast<unsigned char*>(blocks[i]) == i % 251 + 1);
+    REQUIRE(*static_cast<unsigned char*>(blocks[i]) == i % 251 + 1);
     free(blocks[i]);
   }
   void* again = malloc(size_t(64) << 20);  // what was freed can be allocated again at once
-  CHECK(again != nullptr);
+  REQUIRE(again != nullptr);
   fill(again, size_t(64) << 20, 53);
-  CHECK(holds(again, size_t(64) << 20, 53));
+  REQUIRE(holds(again, size_t(64) << 20, 53));
   free(again);
 }
 
@@ -152,7 +152,7 @@ void* fork_from_thread(void*) {
   const pid_t child = fork();
   if (child == 0) return nullptr;  // the only thread of the child
   int status = 0;
-  CHECK(waitpid(child, &status, 0) == child);
+  REQUIRE(waitpid(child, &status, 0) == child);
   _exit(WIFEXITED(status) && WEXITSTATUS(status) == 42 ? 42 : 1);
 }
 
@@ -165,13 +165,13 @@ int leave_in_forked_child() {
 
 void ends_with_its_last_thread() {
   void* block = malloc(24 << 20);
-  CHECK(block != nullptr);
+  REQUIRE(block != nullptr);
   fill(block, 24 << 20, 59);
   for (int (*leave)() : {leave_main_first, leave_main_last, leave_in_forked_child}) {
     const pid_t child = fork();
-    CHECK(child >= 0);
+    REQUIRE(child >= 0);
     if (child == 0) {
-      CHECK(holds(block, 24 << 20, 59));  // it has a tier of its own now
+      REQUIRE(holds(block, 24 << 20, 59));  // it has a tier of its own now
       atexit([] { _exit(42); });
       _exit(leave());
     }
@@ -179,7 +179,7 @@ void ends_with_its_last_thread() {
     pid_t ended = 0;
     for (int i = 0; i < 600 && (ended = waitpid(child, &status, WNOHANG)) == 0; ++i) usleep(100000);
     if (ended == 0) kill(child, SIGKILL);
-    CHECK(ended == child && WIFEXITED(status) && WEXITSTATUS(status) == 42);
+    REQUIRE(ended == child && WIFEXITED(status) && WEXITSTATUS(status) == 42);
   }
   free(block);
 }

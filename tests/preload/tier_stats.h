@@ -9,6 +9,6 @@
 inline lunar_stats tier_stats() {
   lunar_stats stats{};
   stats.struct_size = sizeof stats;
-  CHECK(lunar_get_stats != nullptr && lunar_get_stats(&stats) == 0);
+  REQUIRE(lunar_get_stats != nullptr && lunar_get_stats(&stats) == 0);
   return stats;
 }

@@ -26,7 +26,7 @@ void write_rounds(pid_t target, char* there, int told, int said) {
     const iovec from{content, kTarget}, to{there, kTarget};
     const ssize_t done = g_case == "raw" ? syscall(SYS_process_vm_writev, target, &from, 1ul, &to, 1ul, 0ul)
                                          : process_vm_writev(target, &from, 1, &to, 1, 0);
-    CHECK(write(said, &done, sizeof done) == sizeof done);
+    REQUIRE(write(said, &done, sizeof done) == sizeof done);
   }
 }
 
@@ -35,9 +35,9 @@ int body() {
   fill(other, kPressure, 99);
   (void)prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
   int told[2], said[2];
-  CHECK(pipe(told) == 0 && pipe(said) == 0);
+  REQUIRE(pipe(told) == 0 && pipe(said) == 0);
   const pid_t self = getpid(), writer = fork();
-  CHECK(writer >= 0);
+  REQUIRE(writer >= 0);
   if (writer == 0) {
     close(told[1]);
     write_rounds(self, target, told[0], said[1]);
@@ -51,11 +51,11 @@ int body() {
   });
   unsigned long lost = 0;
   for (unsigned long round = 1; round <= kRounds; ++round) {
-    CHECK(write(told[1], &round, sizeof round) == sizeof round);
+    REQUIRE(write(told[1], &round, sizeof round) == sizeof round);
     ssize_t done = 0;
-    CHECK(read(said[0], &done, sizeof done) == sizeof done);
-    if (done < 0) _exit(skip("ptrace", "process_vm_writev is refused here"));
-    CHECK(done == static_cast<ssize_t>(kTarget));
+    REQUIRE(read(said[0], &done, sizeof done) == sizeof done);
+    if (done < 0) SKIP("ptrace", "process_vm_writev is refused here");
+    REQUIRE(done == static_cast<ssize_t>(kTarget));
     for (size_t at = 0; at < kTarget; at += kPage) lost += !holds(target + at, kPage, round, at / sizeof(long));
   }
   stop = true;
