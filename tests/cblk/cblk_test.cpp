@@ -22,9 +22,10 @@ extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
 #endif
 
 namespace cblk_test {
+
+using lunar_test::Case;
 namespace {
 
-Case* cases = nullptr;
 const char* running = "-";
 std::string kind_name, directory;
 bool everything = false, refused = false;
@@ -45,10 +46,7 @@ void make_file(const std::string& path, size_t bytes) {
     const size_t part = bytes - at < sizeof zeros ? bytes - at : sizeof zeros;
     good = write(fd, zeros, part) == static_cast<ssize_t>(part);
   }
-  if (!good || fdatasync(fd) != 0) {
-    fprintf(stderr, "%s: %s\n", path.c_str(), strerror(errno));
-    give_up();
-  }
+  REQUIRE(good && fdatasync(fd) == 0, "%s", path.c_str());
   close(fd);
 }
 
@@ -118,10 +116,7 @@ std::string fresh_namespace(size_t blocks, int number) {
     if (one.blocks == blocks && one.number == number) found = &one;
   for (Namespace& one : namespaces)
     if (!found && one.blocks == blocks && one.number < 0) found = &one;
-  if (!found) {
-    fprintf(stderr, "case %s: no namespace is left of %zu blocks\n", running, blocks);
-    give_up();
-  }
+  REQUIRE(found, "no namespace is left of %zu blocks", blocks);
   found->number = number;
   const int fd = open(found->block_device.c_str(), O_RDWR | O_CLOEXEC);
   uint64_t range[2] = {0, blocks * kBlock};
@@ -168,11 +163,17 @@ void run_again_if_starved() {
   execv("/proc/self/exe", const_cast<char**>(words.data()));
 }
 
-[[noreturn]] void skip(const char* capability, const char* reason) {
-  printf("skip: %s: %s\n", capability, reason);
-  fflush(stdout);
+// What is left of a run in which a check failed.
+void end_badly() {
+  fprintf(stderr, "in case %s\n", running);
+  fflush(nullptr);
+  run_again_if_starved();
   clean_up();
-  _exit(77);
+}
+
+[[noreturn]] void skip(const char* capability, const char* reason) {
+  clean_up();
+  SKIP(capability, reason);
 }
 
 std::string make_directory(const char* in) {
@@ -186,18 +187,9 @@ std::string make_directory(const char* in) {
 
 }  // namespace
 
-Case::Case(const char* n, void (*r)(), bool h) : name(n), run(r), heavy(h), next(cases) { cases = this; }
-const char* current_case() { return running; }
 const std::string& kind() { return kind_name; }
 bool survives() { return kind_name != "sim"; }
 bool full_strength() { return everything; }
-
-void give_up() {
-  fflush(nullptr);
-  run_again_if_starved();
-  clean_up();
-  _exit(1);
-}
 
 std::string device(size_t blocks, int number) {
   if (kind_name == "sim") return "sim:" + std::to_string(blocks * kBlock);
@@ -317,6 +309,7 @@ void in_child(void (*what)(void*), void* argument) {
 
 int main(int argc, char** argv) {
   main_process = getpid();
+  lunar_test::g_at_failure = end_badly;
   setvbuf(stdout, nullptr, _IOLBF, 0);
   if (argc < 2) {
     fprintf(stderr, "usage: %s file|block|sim|pmem|nvme=NAMESPACE,... [--all] [--no-ring] [CASE...]\n", argv[0]);
@@ -346,7 +339,7 @@ int main(int argc, char** argv) {
   else if (kind_name != "sim")
     directory = make_directory("/var/tmp");
   Case* ordered = nullptr;  // as in the source
-  for (Case* one = cases; one;) {
+  for (Case* one = lunar_test::g_cases; one;) {
     Case* next = one->next;
     one->next = ordered;
     ordered = one;
@@ -356,7 +349,7 @@ int main(int argc, char** argv) {
   for (Case* one = ordered; one; one = one->next) {
     bool named = false;
     for (const std::string& name : wanted) named |= name == one->name;
-    if (wanted.empty() ? one->heavy && !everything : !named) continue;
+    if (wanted.empty() ? *one->tags && !everything : !named) continue;
     chosen.push_back(one);
     left.push_back(one->name);
   }
@@ -364,7 +357,7 @@ int main(int argc, char** argv) {
     running = one->name;
     case_waited = waited_for_a_cpu();
     const double start = seconds();
-    one->run();
+    one->body();
     printf("ok %-40s %6.0f ms\n", one->name, (seconds() - start) * 1e3);
     left.erase(left.begin());
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the block library share: cases that register themselves, checks that say where, and the devices
-// they run on. The library is seen through its public header only.
+// What the tests of the block library share: the devices that its cases run on. The library is seen through its public
+// header only.
 //
-//   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a case: all that are not `heavy`; --all: all;
+//   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a case: those without a tag; --all: all;
 //                                --no-ring: on a host that refuses io_uring
 //   PROGRAM nvme=/dev/ng0n3,/dev/ng0n4,...   OVERWRITES these namespaces: one for each size (in blocks of 4 KiB) that
 //                                            cases ask for: 4096 (two of them), 8192, 256, 80, 100 (two)
@@ -21,49 +21,21 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/cases.h"
+#include "tests/support/seed.h"
+
 namespace cblk_test {
 
 constexpr size_t kBlock = 4096;
 
-[[noreturn]] void give_up();
-#define REQUIRE(condition)                                                                                         \
-  do {                                                                                                             \
-    if (!(condition)) {                                                                                            \
-      const int kept_errno = errno;                                                                                \
-      fprintf(stderr, "%s:%d: case %s: not so: %s (errno %d %s)\n", __FILE__, __LINE__, cblk_test::current_case(), \
-              #condition, kept_errno, strerror(kept_errno));                                                       \
-      cblk_test::give_up();                                                                                        \
-    }                                                                                                              \
-  } while (0)
 // The call fails with -1 and that errno.
-#define REFUSES(call, wanted)                                                                                     \
-  do {                                                                                                            \
-    errno = 0;                                                                                                    \
-    const long long refused_result = (call);                                                                      \
-    const int refused_errno = errno;                                                                              \
-    if (refused_result != -1 || refused_errno != (wanted)) {                                                      \
-      fprintf(stderr, "%s:%d: case %s: %s gave %lld, errno %d (%s); wanted -1 and %s\n", __FILE__, __LINE__,      \
-              cblk_test::current_case(), #call, refused_result, refused_errno, strerror(refused_errno), #wanted); \
-      cblk_test::give_up();                                                                                       \
-    }                                                                                                             \
+#define REFUSES(call, wanted)                                                                                   \
+  do {                                                                                                          \
+    errno = 0;                                                                                                  \
+    const long long refused_result = (call);                                                                    \
+    REQUIRE(refused_result == -1 && errno == (wanted), "%s gave %lld; wanted -1 and %s", #call, refused_result, \
+            #wanted);                                                                                           \
   } while (0)
-
-struct Case {
-  const char* name;
-  void (*run)();
-  bool heavy;
-  Case* next;
-  Case(const char* n, void (*r)(), bool h);
-};
-#define CASE(name)                                                     \
-  static void case_##name();                                           \
-  static cblk_test::Case registered_##name(#name, case_##name, false); \
-  static void case_##name()
-#define HEAVY_CASE(name)                                              \
-  static void case_##name();                                          \
-  static cblk_test::Case registered_##name(#name, case_##name, true); \
-  static void case_##name()
-const char* current_case();
 
 // ---- devices ----
 const std::string& kind();  // "file", ...
@@ -118,20 +90,7 @@ cblk_status_type_t status_of(cblk_arw_status_t& status);  // acquire
 // Until the background has filled it, 10 s at most.
 void await_status(cblk_arw_status_t& status);
 uint64_t seed();
-class Random {
- public:
-  explicit Random(uint64_t s) : state_(s * 0x9e3779b97f4a7c15 + 1) {}
-  uint64_t next() {
-    state_ ^= state_ << 13;
-    state_ ^= state_ >> 7;
-    state_ ^= state_ << 17;
-    return state_ * 0x2545f4914f6cdd1d >> 8;
-  }
-  uint64_t below(uint64_t n) { return next() % n; }
-
- private:
-  uint64_t state_;
-};
+using tier::Random;
 // Runs `what` in a forked child; it must end well.
 void in_child(void (*what)(void*), void* argument);
 // An environment variable for as long as it lives.

@@ -13,7 +13,7 @@ constexpr int kNext = CBLK_ARESULT_NEXT_TAG, kBlocking = CBLK_ARESULT_BLOCKING, 
 
 }  // namespace
 
-CASE(a_result_is_fetched_once) {
+TEST_CASE("a_result_is_fetched_once") {
   const chunk_id_t id = open_physical();
   Buffer buffer(4);
   int tag = -1;
@@ -33,7 +33,7 @@ CASE(a_result_is_fetched_once) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(unknown_tags_are_refused) {
+TEST_CASE("unknown_tags_are_refused") {
   const chunk_id_t id = open_physical(kBlocks, 4);
   for (int tag : {-1, 0, 3, 4, 1000000, -1000}) {
     const int wanted = tag >= 0 && tag < 4 ? ENOMSG : EINVAL;
@@ -44,7 +44,7 @@ CASE(unknown_tags_are_refused) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(next_tag) {
+TEST_CASE("next_tag") {
   if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=30000");
   Buffer buffer(8);
@@ -68,7 +68,7 @@ CASE(next_tag) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(no_harvest_looks_but_does_not_ask) {
+TEST_CASE("no_harvest_looks_but_does_not_ask") {
   if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=1000");
   Buffer buffer(1);
@@ -81,7 +81,7 @@ CASE(no_harvest_looks_but_does_not_ask) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(user_tags) {
+TEST_CASE("user_tags") {
   const chunk_id_t id = open_physical();
   Buffer buffer(8);
   for (int i = 0; i < 8; ++i) {
@@ -104,7 +104,7 @@ CASE(user_tags) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(commands_run_out) {
+TEST_CASE("commands_run_out") {
   if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=20000", 4);
   Buffer buffer(8);
@@ -126,7 +126,7 @@ CASE(commands_run_out) {
 }
 
 // The device owes nothing and no thread fetches: soon. While it does owe, as long as CFLSH_BLK_TIMEOUT says.
-CASE(waiting_for_a_command_ends_in_EBUSY) {
+TEST_CASE("waiting_for_a_command_ends_in_EBUSY") {
   if (kind() != "sim") return;  // its latency is chosen
   const chunk_id_t id = open_physical(kBlocks, 1);
   Buffer buffer(2);
@@ -140,7 +140,7 @@ CASE(waiting_for_a_command_ends_in_EBUSY) {
 }
 
 // As in the original: a command is active until its result was fetched, not only until the device is done with it.
-CASE(a_command_counts_as_active_until_it_is_fetched) {
+TEST_CASE("a_command_counts_as_active_until_it_is_fetched") {
   const chunk_id_t id = open_physical();
   Buffer buffer(2);
   int tags[2];
@@ -167,7 +167,7 @@ CASE(a_command_counts_as_active_until_it_is_fetched) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(status_is_filled_in_the_background) {
+TEST_CASE("status_is_filled_in_the_background") {
   const chunk_id_t id = open_physical();
   Buffer buffer(16);
   cblk_arw_status_t status[16];
@@ -201,7 +201,7 @@ CASE(status_is_filled_in_the_background) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(chunks_without_threads_fill_no_status) {
+TEST_CASE("chunks_without_threads_fill_no_status") {
   const chunk_id_t id = open_physical(kBlocks, 0, CBLK_OPN_NO_INTRP_THREADS);
   Buffer buffer(1);
   cblk_arw_status_t status;
@@ -241,7 +241,7 @@ unsigned long long completer_cpu(int* threads) {
 
 }  // namespace
 
-CASE(the_completer_starts_late_and_sleeps_when_idle) {
+TEST_CASE("the_completer_starts_late_and_sleeps_when_idle") {
   if (kind() != "sim" && kind() != "file" && !full_strength()) return;
   const chunk_id_t id = open_physical();
   Buffer buffer(1);
@@ -279,7 +279,7 @@ CASE(the_completer_starts_late_and_sleeps_when_idle) {
 }
 
 // EAGAIN, which the system says, would mean that no command is free.
-CASE(no_thread_for_the_background_is_ENOMEM) {
+TEST_CASE("no_thread_for_the_background_is_ENOMEM") {
   if (kind() != "sim") return;
   in_child(
       [](void*) {
@@ -314,7 +314,7 @@ CASE(no_thread_for_the_background_is_ENOMEM) {
 }
 
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // they keep memory of their own for each thread
-CASE(a_closed_chunk_leaves_no_memory_behind) {
+TEST_CASE("a_closed_chunk_leaves_no_memory_behind") {
   if (kind() != "sim") return;
   const auto mapped_pages = [] {
     unsigned long pages = 0;
@@ -339,7 +339,7 @@ CASE(a_closed_chunk_leaves_no_memory_behind) {
 }
 #endif
 
-CASE(max_requests_of_8192) {
+TEST_CASE("max_requests_of_8192") {
   const chunk_id_t id = open_physical(kBlocks, 8192);
   Buffer buffer(1);
   static int tags[8192];
@@ -351,7 +351,7 @@ CASE(max_requests_of_8192) {
 }
 
 // A close that waits ends with the last fetch.
-CASE(a_close_ends_with_the_last_fetch) {
+TEST_CASE("a_close_ends_with_the_last_fetch") {
   const chunk_id_t id = open_physical();
   Buffer buffer(4);
   int tag;
@@ -370,7 +370,7 @@ CASE(a_close_ends_with_the_last_fetch) {
 }
 
 // Two threads that wait for one tag: one gets the result, the other learns that there is none any more.
-CASE(two_waiters_for_one_tag) {
+TEST_CASE("two_waiters_for_one_tag") {
   if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=50000");
   Buffer buffer(1);
@@ -390,7 +390,7 @@ CASE(two_waiters_for_one_tag) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(waiters_for_any_end_with_ENOENT_when_all_is_fetched) {
+TEST_CASE("waiters_for_any_end_with_ENOENT_when_all_is_fetched") {
   if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=50000");
   Buffer buffer(1);

@@ -9,13 +9,13 @@
 
 extern "C" const int lunar_cblk_marker;
 
-CASE(init_and_term_give_0) {
+TEST_CASE("init_and_term_give_0") {
   REQUIRE(cblk_init(nullptr, 0) == 0);
   REQUIRE(cblk_term(nullptr, 0) == 0);
   REQUIRE(&lunar_cblk_marker != nullptr);
 }
 
-CASE(open_says_what_is_wrong) {
+TEST_CASE("open_says_what_is_wrong") {
   const std::string path = device(kBlocks);
   REFUSES(cblk_open(nullptr, 0, O_RDWR, 0, 0), EINVAL);
   REFUSES(cblk_open("", 0, O_RDWR, 0, 0), EINVAL);
@@ -27,7 +27,7 @@ CASE(open_says_what_is_wrong) {
   REFUSES(cblk_open(path.c_str(), 8193, O_RDWR, 0, CBLK_OPN_VIRT_LUN), ENOMEM);
 }
 
-CASE(ids_are_never_reused) {
+TEST_CASE("ids_are_never_reused") {
   const std::string path = device(kBlocks);
   chunk_id_t last = 0;
   for (int i = 0; i < 20; ++i) {
@@ -38,7 +38,7 @@ CASE(ids_are_never_reused) {
   }
 }
 
-CASE(a_closed_chunk_is_unknown_to_every_call) {
+TEST_CASE("a_closed_chunk_is_unknown_to_every_call") {
   const chunk_id_t closed = open_physical();
   REQUIRE(cblk_close(closed, 0) == 0);
   Buffer buffer(1);
@@ -66,7 +66,7 @@ CASE(a_closed_chunk_is_unknown_to_every_call) {
   }
 }
 
-CASE(size_is_the_whole_device) {
+TEST_CASE("size_is_the_whole_device") {
   const chunk_id_t id = open_physical(kBlocks);
   size_t size = 0, lun = 0;
   REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == kBlocks);
@@ -77,7 +77,7 @@ CASE(size_is_the_whole_device) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(what_is_written_is_read) {
+TEST_CASE("what_is_written_is_read") {
   const chunk_id_t id = open_physical();
   Buffer out(64), in(64);
   for (const size_t n : {1, 2, 63, 64}) {
@@ -93,7 +93,7 @@ CASE(what_is_written_is_read) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(contents_outlive_the_chunk) {
+TEST_CASE("contents_outlive_the_chunk") {
   if (!survives()) return;
   const std::string path = device(kBlocks);
   Buffer buffer(1);
@@ -108,7 +108,7 @@ CASE(contents_outlive_the_chunk) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(transfers_of_16_MiB) {
+TEST_CASE("transfers_of_16_MiB") {
   const chunk_id_t id = open_physical(8192);
   chunk_attrs_t attrs;
   REQUIRE(cblk_get_attrs(id, &attrs, 0) == 0);
@@ -129,7 +129,7 @@ CASE(transfers_of_16_MiB) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(no_blocks_give_0) {
+TEST_CASE("no_blocks_give_0") {
   const chunk_id_t id = open_physical();
   Buffer buffer(1);
   REQUIRE(cblk_read(id, buffer, 0, 0, 0) == 0);
@@ -142,7 +142,7 @@ CASE(no_blocks_give_0) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(bad_arguments_are_EINVAL) {
+TEST_CASE("bad_arguments_are_EINVAL") {
   const chunk_id_t id = open_physical();
   Buffer buffer(4);
   int tag = 0;
@@ -170,7 +170,7 @@ CASE(bad_arguments_are_EINVAL) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(the_mode_at_open_limits_access) {
+TEST_CASE("the_mode_at_open_limits_access") {
   const std::string path = device(kBlocks);
   Buffer buffer(1);
   int tag;
@@ -189,7 +189,7 @@ CASE(the_mode_at_open_limits_access) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(unmapped_blocks_read_as_zeros_or_EPROTONOSUPPORT) {
+TEST_CASE("unmapped_blocks_read_as_zeros_or_EPROTONOSUPPORT") {
   const chunk_id_t id = open_physical();
   chunk_attrs_t attrs;
   REQUIRE(cblk_get_attrs(id, &attrs, 0) == 0);
@@ -213,7 +213,7 @@ CASE(unmapped_blocks_read_as_zeros_or_EPROTONOSUPPORT) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(buffers_of_any_alignment) {
+TEST_CASE("buffers_of_any_alignment") {
   const chunk_id_t id = open_physical();
   for (const size_t skew : {1, 2, 7, 8, 16, 64, 511, 512, 2048, 4095}) {
     for (const size_t n : {1, 16, 17, 40}) {
@@ -249,7 +249,7 @@ CASE(buffers_of_any_alignment) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(counters_are_right) {
+TEST_CASE("counters_are_right") {
   const chunk_id_t id = open_physical();
   Buffer buffer(8);
   chunk_stats_t stats;
@@ -272,7 +272,7 @@ CASE(counters_are_right) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(device_errors_reach_the_caller) {
+TEST_CASE("device_errors_reach_the_caller") {
   if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("write_error=1");
   Buffer buffer(1);
@@ -293,7 +293,7 @@ CASE(device_errors_reach_the_caller) {
 
 // Errors that also mean that a command lives on, or is none, do not come from a device: no caller would fetch such a
 // command's end.
-CASE(a_devices_errno_is_not_mistaken_for_the_librarys) {
+TEST_CASE("a_devices_errno_is_not_mistaken_for_the_librarys") {
   if (kind() != "sim") return;
   for (const int wrong : {EINVAL, ETIMEDOUT, ENOMSG, ENOENT, EAGAIN, ENOSPC, ENODEV}) {
     const int told = wrong == ENOSPC || wrong == ENODEV ? wrong : EIO;  // others pass
@@ -337,7 +337,7 @@ CASE(a_devices_errno_is_not_mistaken_for_the_librarys) {
   }
 }
 
-CASE(a_device_shorter_than_its_size_is_EIO) {
+TEST_CASE("a_device_shorter_than_its_size_is_EIO") {
   if (kind() != "file") return;
   const std::string path = device(64, 3);
   const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
@@ -352,7 +352,7 @@ CASE(a_device_shorter_than_its_size_is_EIO) {
 }
 
 // Takes 5 s and more.
-HEAVY_CASE(close_waits_5_s_for_active_commands_then_EBUSY) {
+TEST_CASE("close_waits_5_s_for_active_commands_then_EBUSY", "[.]") {
   if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=7000000");
   Buffer buffer(1);
@@ -374,7 +374,7 @@ HEAVY_CASE(close_waits_5_s_for_active_commands_then_EBUSY) {
   fetcher.join();
 }
 
-CASE(close_waits_for_blocking_io_too) {
+TEST_CASE("close_waits_for_blocking_io_too") {
   if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=200000");
   const double start = seconds();
@@ -388,7 +388,7 @@ CASE(close_waits_for_blocking_io_too) {
   reader.join();
 }
 
-CASE(close_races_with_everything) {
+TEST_CASE("close_races_with_everything") {
   for (int round = 0; round < 20; ++round) {
     const chunk_id_t id = open_physical(256, 8);
     std::atomic<int> closed{0};

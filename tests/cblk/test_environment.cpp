@@ -45,7 +45,7 @@ class Broken {
 
 }  // namespace
 
-CASE(the_cache_answers_and_stays_true) {
+TEST_CASE("the_cache_answers_and_stays_true") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
   const chunk_id_t id = open_physical();
   Buffer buffer(8);
@@ -89,7 +89,7 @@ CASE(the_cache_answers_and_stays_true) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(a_cache_of_one_chunk_only) {
+TEST_CASE("a_cache_of_one_chunk_only") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
   const std::string path = device(kBlocks);
   const chunk_cg_id_t group = cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID);
@@ -107,7 +107,7 @@ CASE(a_cache_of_one_chunk_only) {
 
 // What lies beyond the end is out of it at once, also where the scrub then fails: it may have reached any of the
 // blocks.
-CASE(the_cache_forgets_the_tail_of_a_shrunk_chunk) {
+TEST_CASE("the_cache_forgets_the_tail_of_a_shrunk_chunk") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
   const std::string path = device(kBlocks);
   const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
@@ -138,7 +138,7 @@ CASE(the_cache_forgets_the_tail_of_a_shrunk_chunk) {
 
 // The original needs 640 us for a read that is in its cache: a thread spins on the lock. Bounds are wide: other things
 // run too.
-CASE(a_cached_read_takes_no_time) {
+TEST_CASE("a_cached_read_takes_no_time") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
   const chunk_id_t id = open_physical();
   Buffer block(1);
@@ -164,7 +164,7 @@ CASE(a_cached_read_takes_no_time) {
 }
 
 // The original serialises all I/O of a file under one lock.
-CASE(blocking_reads_of_one_chunk_run_beside_each_other) {
+TEST_CASE("blocking_reads_of_one_chunk_run_beside_each_other") {
   if (kind() != "sim") return;
   const chunk_id_t id = open_sim("latency_us=50000");
   const double start = seconds();
@@ -180,7 +180,7 @@ CASE(blocking_reads_of_one_chunk_run_beside_each_other) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(the_size_can_be_limited) {
+TEST_CASE("the_size_can_be_limited") {
   Environment size("CFLSH_BLK_SIZE", "100");
   const chunk_id_t id = open_physical();
   size_t blocks = 0;
@@ -190,7 +190,7 @@ CASE(the_size_can_be_limited) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(odd_values_are_as_good_as_none) {
+TEST_CASE("odd_values_are_as_good_as_none") {
   Environment a("CFLSH_BLK_MAX_XFER", "-3"), b("CFLSH_BLK_CACHE_SIZE", "many"), c("CFLSH_BLK_SIZE", "12x"),
       d("CFLSH_BLK_TIMEOUT", "");
   const chunk_id_t id = open_physical();
@@ -232,7 +232,7 @@ void traced(void (*before)()) {
 
 }  // namespace
 
-CASE(a_trace_names_what_failed) {
+TEST_CASE("a_trace_names_what_failed") {
   traced([] { setenv("CFLSH_BLK_LUN_ID", "17", 1); });
   const std::string text = text_of(trace_path);
   unlink(trace_path.c_str());
@@ -240,7 +240,7 @@ CASE(a_trace_names_what_failed) {
   REQUIRE(has(text, "read") && has(text, "close") && !has(text, "%"));
 }
 
-CASE(a_trace_is_as_verbose_as_asked) {
+TEST_CASE("a_trace_is_as_verbose_as_asked") {
   traced([] { setenv("CFLSH_BLK_TRC_VERBOSITY", "1", 1); });  // failures only
   std::string text = text_of(trace_path);
   REQUIRE(has(text, "read") && !has(text, "open") && !has(text, "close"));
@@ -254,7 +254,7 @@ CASE(a_trace_is_as_verbose_as_asked) {
   unlink(trace_path.c_str());
 }
 
-CASE(a_trace_may_be_one_a_process) {
+TEST_CASE("a_trace_may_be_one_a_process") {
   trace_path = "/tmp/lunar-cblk-trace-" + std::to_string(getpid());
   const auto run = [](void*) {
     const chunk_id_t id = cblk_open("sim:1m", 0, O_RDWR, 0, 0);
@@ -292,7 +292,7 @@ CASE(a_trace_may_be_one_a_process) {
 }
 
 // IBM's daemon that watches error rates is not here: a caller that asks for it is refused.
-CASE(the_symbols_of_the_watching_daemon_are_there) {
+TEST_CASE("the_symbols_of_the_watching_daemon_are_there") {
   const auto symbol = [](const char* name) {
     void* found = dlsym(RTLD_DEFAULT, name);
     REQUIRE(found);

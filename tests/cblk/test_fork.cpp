@@ -53,7 +53,7 @@ struct Turns {
 
 }  // namespace
 
-CASE(a_physical_chunk_works_on_in_a_child) {
+TEST_CASE("a_physical_chunk_works_on_in_a_child") {
   id = open_physical();
   buffer = new Buffer(4);
   round_trip(100, 1);
@@ -80,7 +80,7 @@ CASE(a_physical_chunk_works_on_in_a_child) {
 }
 
 // What was under way is the parent's: it gets it, the child does not.
-CASE(commands_under_way_stay_with_the_parent) {
+TEST_CASE("commands_under_way_stay_with_the_parent") {
   id = open_sim("latency_us=100000");
   buffer = new Buffer(8);
   int tags[8];
@@ -101,7 +101,7 @@ CASE(commands_under_way_stay_with_the_parent) {
 }
 
 // A ring that a child inherits must be closed there, or the parent's lives as long as the child.
-CASE(a_child_keeps_no_ring_of_its_parent) {
+TEST_CASE("a_child_keeps_no_ring_of_its_parent") {
   if (kind() != "file" || rings_refused()) return;
   id = open_physical();
   Buffer block(1);
@@ -116,7 +116,7 @@ CASE(a_child_keeps_no_ring_of_its_parent) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(fork_among_busy_threads) {
+TEST_CASE("fork_among_busy_threads") {
   id = open_physical();
   static std::atomic<bool> stop;
   stop = false;
@@ -143,7 +143,7 @@ CASE(fork_among_busy_threads) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(a_virtual_chunk_must_be_cloned) {
+TEST_CASE("a_virtual_chunk_must_be_cloned") {
   const std::string path = device(kBlocks);
   id = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 600, 0) == 0);
@@ -183,7 +183,7 @@ CASE(a_virtual_chunk_must_be_cloned) {
   delete buffer;
 }
 
-CASE(a_clone_has_the_size_that_another_gave_it) {
+TEST_CASE("a_clone_has_the_size_that_another_gave_it") {
   if (!survives()) return;
   id = cblk_open(device(kBlocks).c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 40, 0) == 0);
@@ -210,7 +210,7 @@ CASE(a_clone_has_the_size_that_another_gave_it) {
 }
 
 // What one process gives up goes to other LUNs: none may shrink it while another could write there.
-CASE(a_virtual_chunk_does_not_shrink_while_another_process_uses_it) {
+TEST_CASE("a_virtual_chunk_does_not_shrink_while_another_process_uses_it") {
   if (!survives()) return;
   static std::string path;
   path = device(kBlocks);
@@ -256,7 +256,7 @@ CASE(a_virtual_chunk_does_not_shrink_while_another_process_uses_it) {
 }
 
 // Also a smaller one; and if not resized, one that is no multiple of the RAID's members.
-CASE(a_clone_of_a_shrunk_chunk_and_of_a_raid0) {
+TEST_CASE("a_clone_of_a_shrunk_chunk_and_of_a_raid0") {
   if (!survives()) return;
   id = cblk_open(device(kBlocks).c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 90, 0) == 0);
@@ -289,7 +289,7 @@ CASE(a_clone_of_a_shrunk_chunk_and_of_a_raid0) {
 }
 
 // Neither side scrubs what the other side of a fork may still use.
-CASE(a_shared_virtual_chunk_is_not_scrubbed) {
+TEST_CASE("a_shared_virtual_chunk_is_not_scrubbed") {
   if (!survives()) return;
   id = cblk_open(device(kBlocks).c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN | CBLK_OPN_SCRUB_DATA);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 40, 0) == 0);
@@ -324,7 +324,7 @@ CASE(a_shared_virtual_chunk_is_not_scrubbed) {
   delete buffer;
 }
 
-CASE(clone_is_EBUSY_with_active_commands) {
+TEST_CASE("clone_is_EBUSY_with_active_commands") {
   if (kind() != "sim") return;
   id = cblk_open("sim:16m,latency_us=15000", 0, O_RDONLY, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 100, 0) == 0);
@@ -345,7 +345,7 @@ CASE(clone_is_EBUSY_with_active_commands) {
 }
 
 // The parent may end first: the LUN is the child's then.
-CASE(a_clone_outlives_its_parent) {
+TEST_CASE("a_clone_outlives_its_parent") {
   if (!survives()) return;
   static std::string path;
   static int ends[2];

@@ -16,7 +16,7 @@ constexpr int kAtOnce = CBLK_GROUP_ID | CBLK_OPN_FORCED_RESERVE;
 
 }  // namespace
 
-CASE(cg_open_says_what_is_wrong) {
+TEST_CASE("cg_open_says_what_is_wrong") {
   const std::string path = device(kBlocks);
   REFUSES(cblk_cg_open(nullptr, 0, O_RDWR, 2, 0, CBLK_GROUP_ID), EINVAL);
   REFUSES(cblk_cg_open(path.c_str(), 0, O_RDWR, 0, 0, CBLK_GROUP_ID), EINVAL);
@@ -30,7 +30,7 @@ CASE(cg_open_says_what_is_wrong) {
   REFUSES(cblk_cg_open(nine.c_str(), 0, O_RDWR, 9, 0, CBLK_GROUP_RAID0), EINVAL);
 }
 
-CASE(a_group_is_one_lun_for_several_chunks) {
+TEST_CASE("a_group_is_one_lun_for_several_chunks") {
   if (!survives()) return;  // sim: each open has a memory of its own
   const std::string path = device(kBlocks);
   const chunk_cg_id_t group = cblk_cg_open(path.c_str(), 8, O_RDWR, 4, 0, CBLK_GROUP_ID);
@@ -84,7 +84,7 @@ CASE(a_group_is_one_lun_for_several_chunks) {
   REFUSES(cblk_cg_get_num_chunks(group, 0), EINVAL);
 }
 
-CASE(a_groups_next_tag_is_the_oldest) {
+TEST_CASE("a_groups_next_tag_is_the_oldest") {
   if (kind() != "sim") return;
   const chunk_cg_id_t group = cblk_cg_open("sim:1m,latency_us=20000", 8, O_RDWR, 3, 0, CBLK_GROUP_ID);
   REQUIRE(group != NULL_CHUNK_CG_ID);
@@ -105,7 +105,7 @@ CASE(a_groups_next_tag_is_the_oldest) {
 }
 
 // The time of a close is for all of them, not for the first.
-CASE(a_group_closes_though_all_its_chunks_are_busy) {
+TEST_CASE("a_group_closes_though_all_its_chunks_are_busy") {
   if (kind() != "sim") return;
   const chunk_cg_id_t group = cblk_cg_open("sim:1m,latency_us=60000", 4, O_RDWR, 4, 0, kAtOnce);
   REQUIRE(group != NULL_CHUNK_CG_ID);
@@ -121,7 +121,7 @@ CASE(a_group_closes_though_all_its_chunks_are_busy) {
   for (cblk_arw_status_t& one : status) REQUIRE(status_of(one) == CBLK_ARW_STATUS_SUCCESS);
 }
 
-HEAVY_CASE(a_busy_group_is_EBUSY_after_5_s_in_all) {
+TEST_CASE("a_busy_group_is_EBUSY_after_5_s_in_all", "[.]") {
   if (kind() != "sim") return;
   const chunk_cg_id_t group = cblk_cg_open("sim:1m,latency_us=7000000", 4, O_RDWR, 4, 0, kAtOnce);
   REQUIRE(group != NULL_CHUNK_CG_ID);
@@ -138,7 +138,7 @@ HEAVY_CASE(a_busy_group_is_EBUSY_after_5_s_in_all) {
 }
 
 // The closing thread is the parent's alone.
-CASE(a_group_in_the_middle_of_a_close_at_a_fork) {
+TEST_CASE("a_group_in_the_middle_of_a_close_at_a_fork") {
   if (kind() != "sim") return;
   static chunk_cg_id_t group;
   constexpr size_t kRequests = 1000;
@@ -165,7 +165,7 @@ CASE(a_group_in_the_middle_of_a_close_at_a_fork) {
   REFUSES(cblk_cg_close(group, 0), EINVAL);
 }
 
-CASE(raid0_puts_block_b_on_device_b_mod_n) {
+TEST_CASE("raid0_puts_block_b_on_device_b_mod_n") {
   for (const int n : {2, 3, 8}) {
     if (n == 8 && (kind() == "block" || kind() == "nvme")) continue;  // enough devices for one test
     std::string path;
@@ -218,7 +218,7 @@ CASE(raid0_puts_block_b_on_device_b_mod_n) {
   }
 }
 
-CASE(raid0_takes_uris_apart) {
+TEST_CASE("raid0_takes_uris_apart") {
   if (kind() != "sim") return;
   const chunk_cg_id_t group = cblk_cg_open("sim:1m:(sim:2m,latency_us=10):sim:1m", 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
   REQUIRE(group != NULL_CHUNK_CG_ID);
@@ -227,7 +227,7 @@ CASE(raid0_takes_uris_apart) {
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
-CASE(all_that_remains_of_a_device_that_is_there_twice_is_shared_out) {
+TEST_CASE("all_that_remains_of_a_device_that_is_there_twice_is_shared_out") {
   if (!survives()) return;
   const std::string one = device(8 * kBlocks), other = device(8 * kBlocks, 1);
   const auto most = [](const std::string& path, int devices) {
@@ -246,7 +246,7 @@ CASE(all_that_remains_of_a_device_that_is_there_twice_is_shared_out) {
   REQUIRE(three > alone * 13 / 10 && three <= alone * 3 / 2);
 }
 
-CASE(raid0_moves_as_much_as_it_says) {
+TEST_CASE("raid0_moves_as_much_as_it_says") {
   if (kind() != "sim") return;
   const chunk_cg_id_t group = cblk_cg_open("sim:16m:sim:16m", 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
   chunk_attrs_t attrs;
@@ -281,7 +281,7 @@ long sleeps() {
 }  // namespace
 
 // One after the other: 240 ms. Also with buffers that the library must copy, and without a time limit.
-CASE(a_blocking_call_of_a_raid0_has_all_devices_at_work_at_once) {
+TEST_CASE("a_blocking_call_of_a_raid0_has_all_devices_at_work_at_once") {
   for (const char* limit : {"5", "0"}) {
     const Environment timeout("CFLSH_BLK_TIMEOUT", limit);
     const chunk_cg_id_t group = open_slow("latency_us=60000", 4);
@@ -304,7 +304,7 @@ CASE(a_blocking_call_of_a_raid0_has_all_devices_at_work_at_once) {
   }
 }
 
-CASE(a_blocking_call_of_a_raid0_says_what_failed) {
+TEST_CASE("a_blocking_call_of_a_raid0_says_what_failed") {
   const chunk_cg_id_t group = cblk_cg_open("sim:4m:(sim:4m,write_error=1):sim:4m", 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(2000);
@@ -314,7 +314,7 @@ CASE(a_blocking_call_of_a_raid0_says_what_failed) {
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
-CASE(a_raid0_unmaps_on_all_its_devices_or_on_none) {
+TEST_CASE("a_raid0_unmaps_on_all_its_devices_or_on_none") {
   if (kind() != "sim") return;                                                  // once is enough
   const std::string plain = "/dev/shm/lunar-cblk-" + std::to_string(getpid());  // a tmpfs: it cannot
   const int fd = open(plain.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -342,7 +342,7 @@ CASE(a_raid0_unmaps_on_all_its_devices_or_on_none) {
 }
 
 // A blocking call counts once a chunk that has a part in it, a command once; what is alike in all is not added up.
-CASE(statistics_of_a_raid0_are_its_chunks_together) {
+TEST_CASE("statistics_of_a_raid0_are_its_chunks_together") {
   if (kind() != "sim") return;
   const chunk_cg_id_t group = cblk_cg_open("sim:4m:(sim:4m,write_error=1):sim:4m", 16, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
   REQUIRE(group != NULL_CHUNK_CG_ID);
@@ -366,7 +366,7 @@ CASE(statistics_of_a_raid0_are_its_chunks_together) {
 }
 
 // In turns of a millisecond on one device: 300 sleeps.
-CASE(who_waits_for_the_next_of_a_group_sleeps_until_there_is_one) {
+TEST_CASE("who_waits_for_the_next_of_a_group_sleeps_until_there_is_one") {
   const chunk_cg_id_t group = open_slow("latency_us=300000", 4);
   Buffer buffer(4);
   cflsh_cg_tag_t tag = {0, 0};
@@ -381,7 +381,7 @@ CASE(who_waits_for_the_next_of_a_group_sleeps_until_there_is_one) {
 
 // Some wait for any, one fetches what it issued by its tag: all that was issued is fetched once, and every thread comes
 // back.
-CASE(several_threads_wait_for_the_next_of_a_raid0) {
+TEST_CASE("several_threads_wait_for_the_next_of_a_raid0") {
   const std::string first = device(kBlocks), second = device(kBlocks, 1);
   const chunk_cg_id_t group = cblk_cg_open((first + ":" + second).c_str(), 64, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
   REQUIRE(group != NULL_CHUNK_CG_ID);
@@ -414,7 +414,7 @@ CASE(several_threads_wait_for_the_next_of_a_raid0) {
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
-CASE(several_paths_to_one_device) {
+TEST_CASE("several_paths_to_one_device") {
   if (kind() == "sim" || kind() == "pmem") return;
   const std::string path = device(kBlocks);
   const chunk_id_t id = cblk_open((path + ":" + path).c_str(), 0, O_RDWR, 0, CBLK_OPN_MPIO_FO);
@@ -435,7 +435,7 @@ CASE(several_paths_to_one_device) {
   REQUIRE(cblk_close(one, 0) == 0);
 }
 
-CASE(a_reservation_keeps_others_out) {
+TEST_CASE("a_reservation_keeps_others_out") {
   if (kind() == "sim") return;
   const std::string path = device(kBlocks);
   const chunk_id_t first = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_RESERVE);
@@ -456,7 +456,7 @@ CASE(a_reservation_keeps_others_out) {
 }
 
 // A reader that wants it alone, which cannot take a lock for writing.
-CASE(a_reservation_for_reading_keeps_others_out) {
+TEST_CASE("a_reservation_for_reading_keeps_others_out") {
   if (kind() == "sim") return;
   const std::string path = device(kBlocks);
   const chunk_id_t first = cblk_open(path.c_str(), 0, O_RDONLY, 0, CBLK_OPN_RESERVE);
@@ -472,7 +472,7 @@ CASE(a_reservation_for_reading_keeps_others_out) {
 }
 
 // One reservation is the group's: its chunks do not wait for each other. Forced ones among other owners wait once.
-CASE(a_reserved_group_opens_as_fast_as_a_chunk) {
+TEST_CASE("a_reserved_group_opens_as_fast_as_a_chunk") {
   if (kind() == "sim") return;
   const std::string path = device(kBlocks);
   const Watch alone;

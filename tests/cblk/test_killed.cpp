@@ -111,7 +111,7 @@ void kill_an_owner(Random* random) {
 
 }  // namespace
 
-CASE(killed_owners_of_a_stripe_lose_nothing) {
+TEST_CASE("killed_owners_of_a_stripe_lose_nothing") {
   if (!survives() || kind() == "nvme") return;
   shared =
       static_cast<Shared*>(mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));

@@ -32,7 +32,7 @@ void done_by(const Watch& watch, double end, Try&& attempt) {
 }  // namespace
 
 // A caller that tries again comes to the group's next chunk.
-CASE(a_late_write_of_a_group_is_not_overtaken_by_another_chunk_of_it) {
+TEST_CASE("a_late_write_of_a_group_is_not_overtaken_by_another_chunk_of_it") {
   if (kind() != "sim") return;
   const Limit limit("200");
   for (const bool blocking : {true, false}) {
@@ -64,7 +64,7 @@ CASE(a_late_write_of_a_group_is_not_overtaken_by_another_chunk_of_it) {
   }
 }
 
-CASE(one_write_that_is_held_up_holds_up_no_other_command) {
+TEST_CASE("one_write_that_is_held_up_holds_up_no_other_command") {
   if (kind() != "sim") return;
   const Limit limit("500");
   const chunk_id_t id = open_sim("stall=777,stall_us=2500000");
@@ -84,7 +84,7 @@ CASE(one_write_that_is_held_up_holds_up_no_other_command) {
   REQUIRE(watch.passed() < 1.5 && cblk_close(id, 0) == 0);
 }
 
-CASE(lanes_come_back_when_all_were_lost) {
+TEST_CASE("lanes_come_back_when_all_were_lost") {
   if (kind() != "sim") return;
   const Limit limit("600");
   const chunk_id_t id = open_sim("stall=777,stall_us=4000000,stalls=64");
@@ -103,7 +103,7 @@ CASE(lanes_come_back_when_all_were_lost) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(the_limit_of_a_raid_0_is_that_of_the_call) {
+TEST_CASE("the_limit_of_a_raid_0_is_that_of_the_call") {
   if (kind() != "sim") return;
   const Limit limit("500");
   const chunk_cg_id_t group =
@@ -119,7 +119,7 @@ CASE(the_limit_of_a_raid_0_is_that_of_the_call) {
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
-CASE(next_tag_of_a_group_ends_in_time_whatever_its_flags) {
+TEST_CASE("next_tag_of_a_group_ends_in_time_whatever_its_flags") {
   if (kind() != "sim") return;
   const Limit limit("250");
   for (const int flags : {kNext | kBlocking, kNext | kBlocking | CBLK_ARESULT_NO_HARVEST}) {
@@ -137,7 +137,7 @@ CASE(next_tag_of_a_group_ends_in_time_whatever_its_flags) {
   }
 }
 
-CASE(a_child_clones_a_chunk_whose_late_commands_were_told) {
+TEST_CASE("a_child_clones_a_chunk_whose_late_commands_were_told") {
   if (kind() != "sim") return;
   const Limit limit("150");
   for (const bool blocking : {true, false}) {
@@ -177,7 +177,7 @@ CASE(a_child_clones_a_chunk_whose_late_commands_were_told) {
 
 // What a virtual LUN gives up at a close holds nothing of it any more, also where a write became late while the close
 // waited.
-CASE(a_write_that_becomes_late_during_a_close_does_not_land_behind_the_scrubbing) {
+TEST_CASE("a_write_that_becomes_late_during_a_close_does_not_land_behind_the_scrubbing") {
   if (kind() != "sim") return;
   const Limit limit("400");
   for (int page = 50;; page += 16) {
@@ -211,7 +211,7 @@ CASE(a_write_that_becomes_late_during_a_close_does_not_land_behind_the_scrubbing
 }
 
 // Neither does a close wait longer than it says for what became late meanwhile.
-CASE(a_close_is_refused_by_what_becomes_late_while_it_waits) {
+TEST_CASE("a_close_is_refused_by_what_becomes_late_while_it_waits") {
   if (kind() != "sim" || !full_strength()) return;
   const Limit limit("500");
   for (const bool group : {false, true}) {
@@ -234,7 +234,7 @@ CASE(a_close_is_refused_by_what_becomes_late_while_it_waits) {
   }
 }
 
-CASE(a_command_is_told_to_come_again_while_a_close_waits) {
+TEST_CASE("a_command_is_told_to_come_again_while_a_close_waits") {
   const chunk_id_t id = open_physical(kBlocks, 4);
   Buffer block(1);
   int first, tag;
@@ -252,7 +252,7 @@ CASE(a_command_is_told_to_come_again_while_a_close_waits) {
   REFUSES(cblk_aread(id, block, 2, 1, &tag, nullptr, 0), EINVAL);
 }
 
-CASE(who_waited_for_a_command_is_held_to_the_size_of_then) {
+TEST_CASE("who_waited_for_a_command_is_held_to_the_size_of_then") {
   const std::string path = kind() == "sim" ? "sim:16m,name=waited" : device(kBlocks);
   const chunk_id_t id = cblk_open(path.c_str(), 1, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 300, 0) == 0);
@@ -273,7 +273,7 @@ CASE(who_waited_for_a_command_is_held_to_the_size_of_then) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(a_read_that_fails_leaves_the_buffer_alone_though_a_part_is_cached) {
+TEST_CASE("a_read_that_fails_leaves_the_buffer_alone_though_a_part_is_cached") {
   if (kind() != "sim") return;
   const Limit limit("200");
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
@@ -289,7 +289,7 @@ CASE(a_read_that_fails_leaves_the_buffer_alone_though_a_part_is_cached) {
 
 #ifndef __SANITIZE_THREAD__  // the race is what it tests
 // A program may do anything to its buffer while a read is under way: it affects no other command.
-CASE(the_cache_holds_what_the_device_does) {
+TEST_CASE("the_cache_holds_what_the_device_does") {
   if (kind() != "sim") return;
   Environment cache("CFLSH_BLK_CACHE_SIZE", "4096");
   for (const char* limit : {"0", "5"}) {

@@ -44,7 +44,7 @@ int finish(chunk_id_t id, cblk_io_t** pending, int n) {
 
 }  // namespace
 
-CASE(a_list_that_is_waited_for) {
+TEST_CASE("a_list_that_is_waited_for") {
   const chunk_id_t id = open_physical();
   Buffer out(256), in(256);
   List list(32);
@@ -70,7 +70,7 @@ CASE(a_list_that_is_waited_for) {
 }
 
 // In the order in which they are found, into the caller's structures; its pointers stay.
-CASE(completions_are_copies_of_the_ios) {
+TEST_CASE("completions_are_copies_of_the_ios") {
   const chunk_id_t id = open_physical();
   Buffer buffer(16);
   List list(16), out(14);
@@ -102,7 +102,7 @@ CASE(completions_are_copies_of_the_ios) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(pending_ios_come_out_later) {
+TEST_CASE("pending_ios_come_out_later") {
   if (kind() != "sim") return;  // its latency is chosen
   const chunk_id_t id = open_sim("latency_us=30000");
   Buffer buffer(8);
@@ -117,7 +117,7 @@ CASE(pending_ios_come_out_later) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(the_lists_must_have_room) {
+TEST_CASE("the_lists_must_have_room") {
   const chunk_id_t id = open_physical();
   Buffer buffer(8);
   List list(4), more(2);
@@ -148,7 +148,7 @@ CASE(the_lists_must_have_room) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(bad_ios_are_told_in_their_status) {
+TEST_CASE("bad_ios_are_told_in_their_status") {
   const chunk_id_t id = open_physical();
   Buffer buffer(8);
   List list(6);
@@ -162,7 +162,7 @@ CASE(bad_ios_are_told_in_their_status) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(a_list_with_user_tags_and_statuses) {
+TEST_CASE("a_list_with_user_tags_and_statuses") {
   const chunk_id_t id = open_physical();
   Buffer buffer(12);
   List list(12);
@@ -183,7 +183,7 @@ CASE(a_list_with_user_tags_and_statuses) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(a_list_times_out) {
+TEST_CASE("a_list_times_out") {
   if (kind() != "sim") return;  // its latency is chosen
   const chunk_id_t id = open_sim("latency_us=200000");
   Buffer buffer(4);
@@ -199,7 +199,7 @@ CASE(a_list_times_out) {
 }
 
 // All that is done when the time is over is reported, not only what stands before the first that is not.
-CASE(a_list_that_times_out_tells_what_is_done) {
+TEST_CASE("a_list_that_times_out_tells_what_is_done") {
   if (kind() != "sim") return;
   const chunk_id_t id = open_sim("latency_us=200000");
   Buffer buffer(4);
@@ -219,7 +219,7 @@ CASE(a_list_that_times_out_tells_what_is_done) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(a_list_waits_for_room_no_longer_than_it_may) {
+TEST_CASE("a_list_waits_for_room_no_longer_than_it_may") {
   if (kind() != "sim") return;
   const chunk_id_t id = open_sim("latency_us=300000", 2);
   Buffer buffer(6);
@@ -241,7 +241,7 @@ CASE(a_list_waits_for_room_no_longer_than_it_may) {
 }
 
 // An entry that was refused has no command: what its tag says is another's.
-CASE(a_refused_entry_of_a_list_takes_nobodys_result) {
+TEST_CASE("a_refused_entry_of_a_list_takes_nobodys_result") {
   const chunk_id_t id = open_physical(kBlocks, 2);
   Buffer buffer(6);
   List list(6);
@@ -255,7 +255,7 @@ CASE(a_refused_entry_of_a_list_takes_nobodys_result) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(a_list_longer_than_the_commands) {
+TEST_CASE("a_list_longer_than_the_commands") {
   const chunk_id_t id = open_physical(kBlocks, 10);
   Buffer buffer(100);
   List list(100);
@@ -285,7 +285,7 @@ CASE(a_list_longer_than_the_commands) {
 }
 
 // A tag is only where to look first: an I/O is what its buf, lba and nblocks say.
-CASE(a_stale_tag_takes_no_other_ios_result) {
+TEST_CASE("a_stale_tag_takes_no_other_ios_result") {
   const chunk_id_t id = open_physical();
   Buffer buffer(8);
   int tag = -1;
@@ -305,7 +305,7 @@ CASE(a_stale_tag_takes_no_other_ios_result) {
 }
 
 // Copies that a caller made before it issued, whose tags say nothing yet.
-CASE(copies_made_before_the_issue_stand_for_their_ios) {
+TEST_CASE("copies_made_before_the_issue_stand_for_their_ios") {
   const chunk_id_t id = open_physical(kBlocks, 128);
   Buffer buffer(80), block(1);
   for (size_t i = 0; i < 80; ++i) {
@@ -343,7 +343,7 @@ CASE(copies_made_before_the_issue_stand_for_their_ios) {
 }
 
 // Else each look at each of them would search all others again.
-CASE(copies_learn_their_tags_while_they_are_pending) {
+TEST_CASE("copies_learn_their_tags_while_they_are_pending") {
   const chunk_id_t id = open_sim("latency_us=300000", 16);
   Buffer buffer(8);
   List issued(8), copies(8), out(8);
@@ -359,7 +359,7 @@ CASE(copies_learn_their_tags_while_they_are_pending) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(a_write_takes_no_reads_result) {
+TEST_CASE("a_write_takes_no_reads_result") {
   const chunk_id_t id = open_physical();
   Buffer buffer(1);
   int tag = -1;

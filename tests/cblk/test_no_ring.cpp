@@ -112,7 +112,7 @@ void many_of_all(void*) {
 
 }  // namespace
 
-CASE(without_io_uring_a_command_does_not_wait_for_its_io) {
+TEST_CASE("without_io_uring_a_command_does_not_wait_for_its_io") {
   if (kind() != "file" && kind() != "block") return;
   if (BlockedWrites(1).fault_fd < 0) {
     printf("skip: userfaultfd: refused on this host, so no I/O can be made to hang\n");
@@ -122,13 +122,13 @@ CASE(without_io_uring_a_command_does_not_wait_for_its_io) {
   in_child(commands_that_hang, nullptr);
 }
 
-CASE(without_io_uring_groups_and_waits_do_as_ever) {
+TEST_CASE("without_io_uring_groups_and_waits_do_as_ever") {
   if (kind() != "file") return;
   for (int i = 0; i < 2; ++i) (void)device(kBlocks, i);
   in_child(many_of_all, nullptr);
 }
 
-CASE(a_lack_of_descriptors_is_told_and_passes) {
+TEST_CASE("a_lack_of_descriptors_is_told_and_passes") {
   if (kind() != "file" || rings_refused()) return;
   in_child(
       [](void*) {
@@ -154,7 +154,7 @@ CASE(a_lack_of_descriptors_is_told_and_passes) {
 }
 
 // As an ordinary user: root's memory and threads have no limit.
-CASE(limits_on_locked_memory_and_threads_cost_no_io) {
+TEST_CASE("limits_on_locked_memory_and_threads_cost_no_io") {
   if (kind() != "file" || geteuid() != 0) return;
   (void)device(kBlocks);
   for (const int resource : {RLIMIT_MEMLOCK, RLIMIT_NPROC}) {

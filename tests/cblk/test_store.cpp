@@ -101,7 +101,7 @@ Outcome run_threads(chunk_cg_id_t id, int threads, int polled, uint64_t rounds) 
 
 }  // namespace
 
-CASE(a_store_of_a_hundred_threads) {
+TEST_CASE("a_store_of_a_hundred_threads") {
   const chunk_cg_id_t id = open_store(8192);
   const double start = seconds();
   for (size_t i = 1; i <= kSteps; ++i) REQUIRE(cblk_cg_set_size(id, i * kStep, kFlag) == 0);
@@ -115,7 +115,7 @@ CASE(a_store_of_a_hundred_threads) {
 }
 
 // Each holds results and waits for a command that none of them will free: some get EBUSY soon, fetch, and all go on.
-HEAVY_CASE(a_store_with_fewer_commands_than_it_holds) {
+TEST_CASE("a_store_with_fewer_commands_than_it_holds", "[.]") {
   const chunk_cg_id_t id = open_store(160);
   REQUIRE(cblk_cg_set_size(id, static_cast<size_t>(kThreads) * kOwn, kFlag) == 0);
   REQUIRE(run_threads(id, kThreads, 0, 1).seconds < tier::scaled(25));

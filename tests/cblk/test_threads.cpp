@@ -130,16 +130,16 @@ void on_one_chunk(int threads, int requests, int flags) {
 
 }  // namespace
 
-CASE(a_hundred_threads_on_one_chunk) { on_one_chunk(100, 256, 0); }
+TEST_CASE("a_hundred_threads_on_one_chunk") { on_one_chunk(100, 256, 0); }
 
-CASE(more_threads_than_commands) { on_one_chunk(32, 3, 0); }
+TEST_CASE("more_threads_than_commands") { on_one_chunk(32, 3, 0); }
 
-CASE(a_hundred_threads_with_a_cache) {
+TEST_CASE("a_hundred_threads_with_a_cache") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "500");
   on_one_chunk(100, 256, 0);
 }
 
-CASE(a_chunk_a_thread) {
+TEST_CASE("a_chunk_a_thread") {
   const std::string path = device(8192);
   const int threads = 100;
   std::vector<Worker> workers;
@@ -152,7 +152,7 @@ CASE(a_chunk_a_thread) {
   for (const Worker& worker : workers) REQUIRE(cblk_close(worker.id, 0) == 0);
 }
 
-CASE(a_virtual_chunk_a_thread) {
+TEST_CASE("a_virtual_chunk_a_thread") {
   if (!survives()) return;
   const std::string path = device(8192);
   std::vector<Worker> workers;
@@ -166,7 +166,7 @@ CASE(a_virtual_chunk_a_thread) {
 }
 
 // One thread issues, others take whatever is done: every command comes out exactly once.
-CASE(issuers_and_fetchers) {
+TEST_CASE("issuers_and_fetchers") {
   const chunk_id_t id = open_physical(kBlocks, 64);
   const int total = operations(100000);
   auto seen = std::make_unique<std::atomic<int>[]>(static_cast<size_t>(total));
@@ -206,7 +206,7 @@ CASE(issuers_and_fetchers) {
 }
 
 // A's command ends first, so A stops harvesting; B, which slept behind it, must take over.
-CASE(the_next_waiter_takes_over) {
+TEST_CASE("the_next_waiter_takes_over") {
   if (kind() != "sim") return;
   Environment limit("CFLSH_BLK_TIMEOUT", "2");  // instead of a hang
   const chunk_id_t id = open_sim("latency_us=100000", 64);
@@ -227,7 +227,7 @@ CASE(the_next_waiter_takes_over) {
 }
 
 // Readers fill the cache with what they read while the block is being written: what is old must not stay.
-CASE(the_cache_never_tells_of_the_past) {
+TEST_CASE("the_cache_never_tells_of_the_past") {
   if (kind() == "sim") return;  // a device of memory, on which reads and writes of one block are a race of their own
   Environment cache("CFLSH_BLK_CACHE_SIZE", "4");
   const chunk_id_t id = open_physical();
@@ -264,7 +264,7 @@ CASE(the_cache_never_tells_of_the_past) {
 
 // The waiting threads must not wake each other for nothing: with N of them on slow commands, few turns of the CPU are
 // needed.
-CASE(waiters_sleep) {
+TEST_CASE("waiters_sleep") {
   if (kind() != "sim") return;
   const chunk_id_t id = open_sim("latency_us=300000", 64);
   timespec before, after;

@@ -35,7 +35,7 @@ bool holds(const char* device, uint64_t lba, uint64_t version) {
 
 }  // namespace
 
-CASE(a_blocking_read_ends_in_time_and_its_buffer_is_the_callers_again) {
+TEST_CASE("a_blocking_read_ends_in_time_and_its_buffer_is_the_callers_again") {
   if (kind() != "sim") return;
   const Limit limit("300");
   const chunk_id_t id = open_sim("stall=777,stall_us=1500000");
@@ -53,7 +53,7 @@ CASE(a_blocking_read_ends_in_time_and_its_buffer_is_the_callers_again) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(asynchronous_commands_end_in_time) {
+TEST_CASE("asynchronous_commands_end_in_time") {
   if (kind() != "sim") return;
   const Limit limit("300");
   const chunk_id_t id = open_sim("latency_us=1000000", 8);
@@ -88,7 +88,7 @@ CASE(asynchronous_commands_end_in_time) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(commands_of_a_list_end_in_time) {
+TEST_CASE("commands_of_a_list_end_in_time") {
   if (kind() != "sim") return;
   const Limit limit("300");
   const chunk_id_t id = open_sim("latency_us=1000000", 8);
@@ -116,7 +116,7 @@ CASE(commands_of_a_list_end_in_time) {
 }
 
 // A late write may land yet: with what it had at first, and never after a later write to its blocks.
-CASE(a_late_write_is_never_the_last_word) {
+TEST_CASE("a_late_write_is_never_the_last_word") {
   if (kind() != "sim") return;
   for (const bool blocking : {true, false}) {
     const Limit limit("400");
@@ -156,7 +156,7 @@ CASE(a_late_write_is_never_the_last_word) {
   REQUIRE(holds("sim:4m,name=late3", 777, 3));
 }
 
-CASE(a_chunk_with_late_commands_is_not_closed) {
+TEST_CASE("a_chunk_with_late_commands_is_not_closed") {
   if (kind() != "sim" || !full_strength()) return;
   const Limit limit("200");
   const chunk_id_t id = open_sim("stall=777,stall_us=7000000");
@@ -170,7 +170,7 @@ CASE(a_chunk_with_late_commands_is_not_closed) {
 }
 
 // Blocks that a late write may still reach are not given to another LUN.
-CASE(a_virtual_chunk_with_a_late_write_does_not_shrink) {
+TEST_CASE("a_virtual_chunk_with_a_late_write_does_not_shrink") {
   if (kind() != "sim") return;
   const Limit limit("150");
   Buffer block(1);
@@ -192,7 +192,7 @@ CASE(a_virtual_chunk_with_a_late_write_does_not_shrink) {
   }
 }
 
-CASE(a_stripe_with_one_member_that_hangs_ends_in_time) {
+TEST_CASE("a_stripe_with_one_member_that_hangs_ends_in_time") {
   if (kind() != "sim") return;
   const Limit limit("200");
   const chunk_cg_id_t group =
@@ -211,7 +211,7 @@ CASE(a_stripe_with_one_member_that_hangs_ends_in_time) {
   REQUIRE(memcmp(buffer, then.data(), 8 * kBlock) == 0);
 }
 
-CASE(units_and_the_absence_of_a_limit) {
+TEST_CASE("units_and_the_absence_of_a_limit") {
   if (kind() != "sim") return;
   Buffer block(1);
   const auto time_of_a_read = [&](const char* number, const char* units, int result) {
@@ -231,7 +231,7 @@ CASE(units_and_the_absence_of_a_limit) {
   REQUIRE(time_of_a_read("10 000", "MILLI", 1) >= 1.6);  // no number: 15 s
 }
 
-CASE(more_threads_than_lanes_get_their_turn) {
+TEST_CASE("more_threads_than_lanes_get_their_turn") {
   if (kind() != "sim") return;
   const chunk_id_t id = open_sim("latency_us=2000");
   std::vector<std::thread> threads;
@@ -249,7 +249,7 @@ CASE(more_threads_than_lanes_get_their_turn) {
   REQUIRE(stats_of(id).num_timeouts == 0 && cblk_close(id, 0) == 0);
 }
 
-CASE(a_child_does_not_inherit_what_is_late) {
+TEST_CASE("a_child_does_not_inherit_what_is_late") {
   if (kind() != "sim") return;
   const Limit limit("200");
   static chunk_id_t id;
@@ -267,7 +267,7 @@ CASE(a_child_does_not_inherit_what_is_late) {
 }
 
 // An open that does nothing costs no ring; many at one time leave nothing behind.
-CASE(thousands_of_opens_leave_nothing_behind) {
+TEST_CASE("thousands_of_opens_leave_nothing_behind") {
   if (kind() == "sim") return;  // no descriptor, no cost
   const std::string path = device(kBlocks);
   const auto count = [](const char* what) {  // descriptors; lines of the maps

@@ -38,7 +38,7 @@ bool is_blank(chunk_id_t id) {
 
 }  // namespace
 
-CASE(physical_after_virtual_and_virtual_after_physical) {
+TEST_CASE("physical_after_virtual_and_virtual_after_physical") {
   const std::string path = fresh();
   Buffer block(1);
   for (uint64_t round = 1; round <= 3; ++round) {
@@ -63,7 +63,7 @@ CASE(physical_after_virtual_and_virtual_after_physical) {
   }
 }
 
-CASE(a_physical_open_of_any_kind_comes_after_virtual_ones) {
+TEST_CASE("a_physical_open_of_any_kind_comes_after_virtual_ones") {
   if (!survives()) return;
   const std::string path = fresh();
   use_virtual(path, 1);
@@ -79,7 +79,7 @@ CASE(a_physical_open_of_any_kind_comes_after_virtual_ones) {
   REQUIRE(raid != NULL_CHUNK_CG_ID && cblk_cg_close(raid, 0) == 0);
 }
 
-CASE(who_only_reads_leaves_virtual_luns_as_they_are) {
+TEST_CASE("who_only_reads_leaves_virtual_luns_as_they_are") {
   if (!survives()) return;
   const std::string path = fresh();
   use_virtual(path, 1);
@@ -90,7 +90,7 @@ CASE(who_only_reads_leaves_virtual_luns_as_they_are) {
   use_virtual(path, 2);
 }
 
-CASE(a_physical_open_waits_for_nobody_who_is_gone) {
+TEST_CASE("a_physical_open_waits_for_nobody_who_is_gone") {
   if (!survives()) return;
   static std::string path;
   path = fresh();
@@ -107,7 +107,7 @@ CASE(a_physical_open_waits_for_nobody_who_is_gone) {
   REQUIRE(id != NULL_CHUNK_ID && is_blank(id) && cblk_close(id, 0) == 0);
 }
 
-CASE(virtual_luns_that_live_are_not_taken) {
+TEST_CASE("virtual_luns_that_live_are_not_taken") {
   if (!survives()) return;
   const std::string path = fresh();
   const chunk_id_t id = open_virtual(path);

@@ -32,7 +32,7 @@ bool holds_run(chunk_id_t id, size_t from, size_t n, uint64_t version) {
 
 }  // namespace
 
-CASE(a_virtual_chunk_has_no_size_until_it_is_set) {
+TEST_CASE("a_virtual_chunk_has_no_size_until_it_is_set") {
   const chunk_id_t id = open_virtual(device(kBlocks));
   Buffer buffer(2);
   size_t size = 99, lun = 0;
@@ -59,7 +59,7 @@ CASE(a_virtual_chunk_has_no_size_until_it_is_set) {
 }
 
 // Shrinking waits for the I/O that may reach what it takes away, not for a moment without any.
-CASE(a_chunk_shrinks_beside_threads_that_never_pause) {
+TEST_CASE("a_chunk_shrinks_beside_threads_that_never_pause") {
   for (const char* limit : {"0", "5000"}) {
     const Limit time(limit);
     const chunk_id_t id = open_virtual(kind() == "sim" ? "sim:16m,latency_us=300" : device(kBlocks));
@@ -91,7 +91,7 @@ CASE(a_chunk_shrinks_beside_threads_that_never_pause) {
   }
 }
 
-CASE(growing_keeps_shrinking_drops_the_tail) {
+TEST_CASE("growing_keeps_shrinking_drops_the_tail") {
   const chunk_id_t id = open_virtual(device(kBlocks));
   REQUIRE(cblk_set_size(id, 50, 0) == 0);
   write_run(id, 0, 50, 1);
@@ -108,7 +108,7 @@ CASE(growing_keeps_shrinking_drops_the_tail) {
 }
 
 // IBM's file mode keeps one pointer for all chunks of a file: growing any but the last loses its data.
-CASE(chunks_on_one_device_grow_in_any_order) {
+TEST_CASE("chunks_on_one_device_grow_in_any_order") {
   if (!survives()) return;
   const std::string path = device(kBlocks);
   chunk_id_t id[3];
@@ -129,7 +129,7 @@ CASE(chunks_on_one_device_grow_in_any_order) {
   REQUIRE(cblk_close(id[2], 0) == 0);
 }
 
-CASE(all_that_remains_and_no_more) {
+TEST_CASE("all_that_remains_and_no_more") {
   const std::string path = device(kBlocks);
   const chunk_id_t id = open_virtual(path);
   REQUIRE(cblk_set_size(id, 40, 0) == 0);
@@ -153,7 +153,7 @@ CASE(all_that_remains_and_no_more) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(a_virtual_chunk_is_gone_at_close) {
+TEST_CASE("a_virtual_chunk_is_gone_at_close") {
   if (!survives()) return;
   const std::string path = device(kBlocks);
   size_t size = 0, first = 0;
@@ -171,7 +171,7 @@ CASE(a_virtual_chunk_is_gone_at_close) {
   }
 }
 
-CASE(scrubbed_data_is_not_on_the_device_any_more) {
+TEST_CASE("scrubbed_data_is_not_on_the_device_any_more") {
   if (kind() != "file") return;
   const std::string path = device(kBlocks);
   const chunk_id_t id = open_virtual(path);
@@ -191,7 +191,7 @@ CASE(scrubbed_data_is_not_on_the_device_any_more) {
   close(fd);
 }
 
-CASE(who_forces_a_formatted_device_open_finds_it_as_it_is) {
+TEST_CASE("who_forces_a_formatted_device_open_finds_it_as_it_is") {
   if (!survives()) return;
   const std::string path = device(kBlocks);
   REQUIRE(cblk_close(open_virtual(path), 0) == 0);
@@ -201,7 +201,7 @@ CASE(who_forces_a_formatted_device_open_finds_it_as_it_is) {
   REQUIRE(cblk_close(open_virtual(path), 0) == 0);  // it was not harmed
 }
 
-CASE(a_virtual_open_formats_nothing_but_zeros) {
+TEST_CASE("a_virtual_open_formats_nothing_but_zeros") {
   if (!survives()) return;
   const std::string path = device(kBlocks);
   Buffer block(1);
@@ -216,7 +216,7 @@ CASE(a_virtual_open_formats_nothing_but_zeros) {
   REQUIRE(cblk_close(again, 0) == 0);
 }
 
-CASE(a_blank_device_in_use_as_a_whole_is_not_formatted) {
+TEST_CASE("a_blank_device_in_use_as_a_whole_is_not_formatted") {
   if (!survives()) return;
   const std::string path = device(kBlocks);
   const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
@@ -227,7 +227,7 @@ CASE(a_blank_device_in_use_as_a_whole_is_not_formatted) {
 }
 
 // A fault of the original: the limit set for physical chunks reached virtual ones too.
-CASE(max_xfer_is_of_physical_chunks_only) {
+TEST_CASE("max_xfer_is_of_physical_chunks_only") {
   Environment limit("CFLSH_BLK_MAX_XFER", "16");
   chunk_attrs_t attrs;
   Buffer buffer(17);
@@ -243,7 +243,7 @@ CASE(max_xfer_is_of_physical_chunks_only) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(a_virtual_chunk_knows_its_mode) {
+TEST_CASE("a_virtual_chunk_knows_its_mode") {
   const chunk_id_t id = open_virtual(device(kBlocks), 0, O_RDONLY);
   Buffer block(1);
   REQUIRE(cblk_set_size(id, 10, 0) == 0);
@@ -252,7 +252,7 @@ CASE(a_virtual_chunk_knows_its_mode) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(a_raid0_of_virtual_luns) {
+TEST_CASE("a_raid0_of_virtual_luns") {
   const std::string path = device(kBlocks, 0) + ":" + device(kBlocks, 1);
   const chunk_cg_id_t group = cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0 | CBLK_OPN_VIRT_LUN);
   REQUIRE(group != NULL_CHUNK_CG_ID);
@@ -279,7 +279,7 @@ CASE(a_raid0_of_virtual_luns) {
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
-CASE(two_processes_share_a_physical_lun) {
+TEST_CASE("two_processes_share_a_physical_lun") {
   if (!survives()) return;
   static std::string path;
   path = device(kBlocks);
@@ -313,7 +313,7 @@ CASE(two_processes_share_a_physical_lun) {
 }
 
 // What capiblock.h and the examples' README say of the space that the format takes.
-CASE(the_format_takes_two_megabytes) {
+TEST_CASE("the_format_takes_two_megabytes") {
   if (kind() != "file") return;
   for (const size_t mebibytes : {66, 1026}) {
     const std::string path = "/var/tmp/lunar-cblk-room-" + std::to_string(getpid());

@@ -193,7 +193,7 @@ void set_up(const Settings& settings, uint64_t seed) {
 }  // namespace
 
 TEST_CASE("sim-faults") {
-  const Settings settings = {option("--ios", 1'000'000ul), has_option("--protection-off")};
+  const Settings settings = {option("--ios", 1'000'000), has_option("--protection-off")};
   const uint64_t ios = settings.ios;
   const bool off = settings.off;
   const uint64_t seed = tier::run_seed();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/kv/kv_support.h"
+#include "tests/support/cases.h"
 #include "tests/support/lun_device.h"
 #include "tests/support/seed.h"
 
@@ -34,9 +35,9 @@ uint64_t crash_at_each_write(const std::vector<lunar_test::DeviceEvent>& events,
 
 // --histories and --operations of each, by the seed of the run.
 template <class History>
-int run_histories(int argc, char** argv, uint64_t histories, uint64_t operations, const char* proven) {
-  histories = argument(argc, argv, "--histories", histories);
-  operations = argument(argc, argv, "--operations", operations);
+void run_histories(uint64_t histories, uint64_t operations, const char* proven) {
+  histories = lunar_test::option("--histories", histories);
+  operations = lunar_test::option("--operations", operations);
   const uint64_t seed = tier::run_seed();
   uint64_t images = 0;
   for (uint64_t i = 0; i < histories; ++i) {
@@ -44,9 +45,7 @@ int run_histories(int argc, char** argv, uint64_t histories, uint64_t operations
     history.make(operations);
     images += history.crash_everywhere();
   }
-  printf("%llu histories, %llu crash images opened: %s\n", static_cast<unsigned long long>(histories),
-         static_cast<unsigned long long>(images), proven);
-  return 0;
+  printf("%lu histories, %lu crash images opened: %s\n", histories, images, proven);
 }
 
 }  // namespace kv_test

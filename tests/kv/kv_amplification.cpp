@@ -14,6 +14,7 @@
 
 #include "kv/inspect.h"
 #include "tests/kv/kv_support.h"
+#include "tests/support/cases.h"
 #include "tests/support/lun_device.h"
 #include "tests/support/seed.h"
 
@@ -22,6 +23,8 @@ using namespace lunar::kv;
 using namespace kv_test;
 
 namespace {
+
+using lunar_test::option;
 
 struct Shape {
   uint64_t log_bytes, segment_bytes, dram_bytes, value_bytes, turns;
@@ -86,10 +89,10 @@ double amplification(const Goal& goal, const Shape& shape) {
   std::string value;
   const auto set = [&](uint64_t key) {
     fill(&value, key, random.next(), shape.value_bytes);
-    if (store->set({&key, sizeof key}, bytes_of(value)) != 0) fail("set");
+    REQUIRE(store->set({&key, sizeof key}, bytes_of(value)) == 0);
   };
   for (uint64_t key = 0; key < count; ++key) set(key);
-  if (store->flush() != 0) fail("flush");  // from here on a state holds what it refers to
+  REQUIRE(store->flush() == 0);  // from here on a state holds what it refers to
   for (uint64_t i = 0; i < shape.turns * count; ++i) set(keys.draw(&random));  // until it is as it will stay
   const uint64_t written = device.written, cleaned = store->cleaned_bytes(), waits = store->waits_for_room();
   for (uint64_t i = 0; i < shape.turns * count; ++i) set(keys.draw(&random));
@@ -99,9 +102,9 @@ double amplification(const Goal& goal, const Shape& shape) {
   StoreInfo info;
   store->info(&info);
   const uint64_t filled = shape.turns * count * record_bytes / info.segment_bytes;
-  printf("%llu of %llu segments waited for; cleaning moved %.2f; ", static_cast<unsigned long long>(waited),
-         static_cast<unsigned long long>(filled), static_cast<double>(store->cleaned_bytes() - cleaned) / set_bytes);
-  if (waited > filled / 100) fail("a set waits for room");
+  printf("%lu of %lu segments waited for; cleaning moved %.2f; ", waited, filled,
+         static_cast<double>(store->cleaned_bytes() - cleaned) / set_bytes);
+  REQUIRE(waited <= filled / 100, "a set waits for room");
   check_store(store);
   store->close();
   return out;
@@ -109,10 +112,9 @@ double amplification(const Goal& goal, const Shape& shape) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const auto number = [&](const char* name, uint64_t otherwise) { return argument(argc, argv, name, otherwise); };
-  const Shape shape = {number("--log-mib", 64) * kMiB, number("--segment-kib", 64) * kKiB,
-                       number("--dram-mib", 4) * kMiB, number("--value", 992), number("--turns", 3)};
+TEST_CASE("kv-amplification") {
+  const Shape shape = {option("--log-mib", 64) * kMiB, option("--segment-kib", 64) * kKiB,
+                       option("--dram-mib", 4) * kMiB, option("--value", 992), option("--turns", 3)};
   std::vector<Goal> goals = {{50, 1.4},
                              {60, 1.7},
                              {70, 2.2},
@@ -122,17 +124,15 @@ int main(int argc, char** argv) {
                              {80, 1.65, Contents::kScratch, Draw::kZipf},
                              {80, 1.75, Contents::kScratch, Draw::kZipf, true},
                              {80, 2.7, Contents::kNew, Draw::kZipf}};
-  if (const uint64_t percent = number("--percent", 0))
-    goals = {{percent, static_cast<double>(number("--most", 0)) / 100,
-              number("--kept", 0) ? Contents::kNew : Contents::kScratch,
-              number("--zipf", 0) ? Draw::kZipf : Draw::kUniform, number("--grows", 0) != 0}};
+  if (const uint64_t percent = option("--percent", 0))
+    goals = {{percent, static_cast<double>(option("--most", 0)) / 100,
+              option("--kept", 0) ? Contents::kNew : Contents::kScratch,
+              option("--zipf", 0) ? Draw::kZipf : Draw::kUniform, option("--grows", 0) != 0}};
   for (const Goal& goal : goals) {
     const double found = amplification(goal, shape);
-    printf("%s%s, %llu%% full, %s: %.2f bytes written a byte, at most %.2f\n",
-           goal.contents == Contents::kNew ? "kept" : "scratch", goal.grows ? ", grown" : "",
-           static_cast<unsigned long long>(goal.percent), goal.draw == Draw::kZipf ? "zipf 0.99" : "uniform", found,
-           goal.most);
-    if (goal.most != 0 && found > goal.most) fail("too much is written");
+    printf("%s%s, %lu%% full, %s: %.2f bytes written a byte, at most %.2f\n",
+           goal.contents == Contents::kNew ? "kept" : "scratch", goal.grows ? ", grown" : "", goal.percent,
+           goal.draw == Draw::kZipf ? "zipf 0.99" : "uniform", found, goal.most);
+    REQUIRE(goal.most == 0 || found <= goal.most, "too much is written");
   }
-  return 0;
 }

@@ -9,6 +9,7 @@
 #include "kv/record_cache.h"
 #include "sys/thread.h"
 #include "tests/kv/kv_support.h"
+#include "tests/support/cases.h"
 #include "tests/support/seed.h"
 
 using namespace lunar;
@@ -16,6 +17,8 @@ using namespace lunar::kv;
 using namespace kv_test;
 
 namespace {
+
+using lunar_test::option;
 
 constexpr uint64_t kAddresses = 20'000, kHot = 300, kLives = 3, kBudgetBytes = 4 * kMiB;
 
@@ -49,7 +52,7 @@ void check_copy(Record* copy, uint64_t address, uint64_t life) {
   memcpy(&key, copy->key(), 8);
   const uint64_t length = value_copy_out(copy, copy->value(), 0, found.data(), found.size());
   if (key != address || length != wanted.size() || memcmp(found.data(), wanted.data(), length) != 0)
-    fail("the copy of address " + std::to_string(address) + " in life " + std::to_string(life) + " is another's");
+    FAIL("the copy of address " + std::to_string(address) + " in life " + std::to_string(life) + " is another's");
 }
 
 void read_and_admit(Shared& shared, uint64_t seed) {
@@ -88,7 +91,7 @@ void take_memory(Shared& shared, uint64_t seed) {
       else
         break;
     }
-    if (shared.budget.used() > kBudgetBytes) fail("more than the budget is used");
+    REQUIRE(shared.budget.used() <= kBudgetBytes, "more than the budget is used");
     sys::sleep_ns(200'000);
     shared.budget.give_back(taken);
     sys::sleep_ns(2'000'000);
@@ -97,8 +100,8 @@ void take_memory(Shared& shared, uint64_t seed) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const uint64_t lookups = argument(argc, argv, "--lookups", 300'000), seed = tier::run_seed();
+TEST_CASE("kv-cache") {
+  const uint64_t lookups = option("--lookups", 300'000), seed = tier::run_seed();
   static Shared shared;
   shared.budget.open(kBudgetBytes);
   shared.cache.open(&shared.budget, &shared.epochs);
@@ -110,12 +113,9 @@ int main(int argc, char** argv) {
     sys::sleep_ns(5'000'000);
   shared.over.store(true);
   for (std::thread& thread : threads) thread.join();
-  printf("%llu found, %llu not, %llu chunks given back, %llu copies at the end\n",
-         static_cast<unsigned long long>(shared.hits.load()), static_cast<unsigned long long>(shared.misses.load()),
-         static_cast<unsigned long long>(shared.shrunk.load()),
-         static_cast<unsigned long long>(shared.cache.entries()));
+  printf("%lu found, %lu not, %lu chunks given back, %lu copies at the end\n", shared.hits.load(), shared.misses.load(),
+         shared.shrunk.load(), shared.cache.entries());
   while (shared.cache.shrink()) {}
-  if (shared.cache.bytes() != 0 || shared.cache.entries() != 0) fail("chunks are lost");
+  REQUIRE(shared.cache.bytes() == 0 && shared.cache.entries() == 0, "chunks are lost");
   shared.cache.close();
-  return 0;
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/kv/crash_histories.h"
+#include "tests/support/cases.h"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -74,7 +75,7 @@ class History {
 
  private:
   std::string name(uint64_t key) const { return std::string(key % 40, 'k') + std::to_string(key); }
-  [[noreturn]] void wrong(const std::string& what) { fail(where_ + what); }
+  [[noreturn]] void wrong(const std::string& what) { FAIL(where_ + what); }
   void operate(Store* store, SharedDevice* device, std::vector<Key>* keys, uint64_t key, Random& random, bool waits);
   Store* open(SharedDevice* device, const StoreOptions& options);
   void apply(const std::vector<DeviceEvent>& events, size_t from, size_t event, std::vector<DeviceEvent>* undo);
@@ -282,4 +283,4 @@ uint64_t History::crash_everywhere() {
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_histories<History>(argc, argv, 4, 1000, "nothing acknowledged is lost"); }
+TEST_CASE("kv-durable") { run_histories<History>(4, 1000, "nothing acknowledged is lost"); }

@@ -9,6 +9,7 @@
 
 #include "superpipe/sim/sim_device.h"
 #include "tests/kv/kv_support.h"
+#include "tests/support/cases.h"
 #include "tests/support/seed.h"
 
 using namespace lunar;
@@ -16,6 +17,8 @@ using namespace lunar::kv;
 using namespace kv_test;
 
 namespace {
+
+using lunar_test::option;
 
 constexpr uint64_t kKeys = 3000, kLogBytes = 4 * kMiB, kDramBytes = 4 * kMiB;
 
@@ -59,7 +62,7 @@ class Run {
   void del(uint64_t number);
   uint64_t walk();
   [[noreturn]] void wrong(const std::string& what, int64_t got) {
-    fail(std::string(fault_.name) + ": " + what + " gave " + std::to_string(got));
+    FAIL(std::string(fault_.name) + ": " + what + " gave " + std::to_string(got));
   }
 
   const Fault& fault_;
@@ -123,7 +126,7 @@ void Run::del(uint64_t number) {
 // How many keys it gave. Each must be there, and come once; those that it cannot read it tells of.
 uint64_t Run::walk() {
   Walk* walk = nullptr;
-  if (Walk::open(store_, &walk) != 0) fail("walk");
+  REQUIRE(Walk::open(store_, &walk) == 0);
   std::unordered_map<uint64_t, int> seen;
   char name[64];
   uint64_t unreadable = 0;
@@ -136,8 +139,8 @@ uint64_t Run::walk() {
     }
     if (length <= 0 || length > 40) wrong("a key of a walk", length);
     name[length] = 0;
-    unsigned long long number;
-    if (sscanf(name, "key %llu", &number) != 1 || model_.count(number) == 0 || seen[number]++)
+    unsigned long number;
+    if (sscanf(name, "key %lu", &number) != 1 || model_.count(number) == 0 || seen[number]++)
       wrong(std::string("a walk: ") + name, length);
   }
   walk->close();
@@ -165,13 +168,11 @@ void Run::check_result() {
   const SimCounters& counters = device_->counters();
   const uint64_t injected =
       counters.read_errors + counters.write_errors + counters.torn + counters.misdirected + counters.corrupted;
-  printf("%-20s %5zu keys, %5llu can be read, %5llu walked; %llu faults, %llu failures told, %llu device I/Os\n",
-         fault_.name, model_.size(), static_cast<unsigned long long>(readable), static_cast<unsigned long long>(walked),
-         static_cast<unsigned long long>(injected), static_cast<unsigned long long>(failures_),
-         static_cast<unsigned long long>(store_->device_ios()));
-  if (injected == 0) fail(std::string(fault_.name) + ": the device injected no fault");
-  if (fault_.lasting && failures_ == 0) fail(std::string(fault_.name) + ": not one of them was noticed");
-  if (readable < model_.size() / 4) fail(std::string(fault_.name) + ": hardly a key can be read");
+  printf("%-20s %5zu keys, %5lu can be read, %5lu walked; %lu faults, %lu failures told, %lu device I/Os\n",
+         fault_.name, model_.size(), readable, walked, injected, failures_, store_->device_ios());
+  if (injected == 0) FAIL(std::string(fault_.name) + ": the device injected no fault");
+  if (fault_.lasting && failures_ == 0) FAIL(std::string(fault_.name) + ": not one of them was noticed");
+  if (readable < model_.size() / 4) FAIL(std::string(fault_.name) + ": hardly a key can be read");
 }
 
 // Nothing is lost by a device that refuses everything for a time: it is told, and then all is as before.
@@ -179,10 +180,10 @@ void Run::fail_for_a_while() {
   device_->set_failing(true, true);
   const uint64_t before = failures_;
   operations(6000);
-  if (failures_ == before) fail("a device that refuses everything was not noticed");
+  REQUIRE(failures_ != before, "a device that refuses everything was not noticed");
   device_->set_failing(false, false);
   for (const auto& [number, value] : model_) {
-    if (!get(number)) fail("a key cannot be read after the device came back");
+    REQUIRE(get(number), "a key cannot be read after the device came back");
   }
   set(1);
   operations(3000);
@@ -190,8 +191,8 @@ void Run::fail_for_a_while() {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const uint64_t operations = argument(argc, argv, "--operations", 25'000), seed = tier::run_seed();
+TEST_CASE("kv-faults") {
+  const uint64_t operations = option("--operations", 25'000), seed = tier::run_seed();
   for (const Fault& fault : kFaults) {
     Run run(fault, seed);
     run.operations(operations);
@@ -201,5 +202,4 @@ int main(int argc, char** argv) {
   Run run(none, seed);
   run.operations(operations / 2);
   run.fail_for_a_while();
-  return 0;
 }

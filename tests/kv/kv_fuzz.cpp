@@ -17,6 +17,7 @@
 #include "kv/inspect.h"
 #include "lun/volume/image_format.h"
 #include "tests/kv/kv_support.h"
+#include "tests/support/cases.h"
 #include "tests/support/lun_device.h"
 #include "tests/support/seed.h"
 
@@ -26,6 +27,8 @@ using kv_test::fail;
 namespace form = lunar::kv::media;
 
 namespace {
+
+using lunar_test::option;
 
 constexpr uint64_t kBytes = 4 * kMiB, kSegment = 64 * kKiB, kKeys = 3000, kSlot = 4096;
 constexpr uint64_t kPiecesTooMany = 1 << 20;  // for a log of kBytes
@@ -105,14 +108,14 @@ void Image::make() {
   std::string value;
   for (uint64_t key = 0; key < kKeys; ++key) {
     kv_test::fill(&value, key, 1, key % 20 == 1 ? 4096 : random_.below(key % 50 == 0 ? 3000 : 200));
-    if (store->set({&key, sizeof key}, kv_test::bytes_of(value)) != 0) fail("set");
+    REQUIRE(store->set({&key, sizeof key}, kv_test::bytes_of(value)) == 0);
   }
   for (uint64_t key = kKeys; key < kKeys + 6; ++key) {
     kv_test::fill(&value, key, 1, 5000 + random_.below(120'000));
-    if (store->set({&key, sizeof key}, kv_test::bytes_of(value)) != 0) fail("set of a large pair");
+    REQUIRE(store->set({&key, sizeof key}, kv_test::bytes_of(value)) == 0, "set of a large pair");
   }
   for (uint64_t key = 0; key < kKeys; key += 3) (void)store->del({&key, sizeof key});
-  if (store->flush() != 0) fail("flush");
+  REQUIRE(store->flush() == 0);
   store->close();
   sound_ = memory;
   learn();
@@ -134,7 +137,7 @@ void Image::learn() {
     state.append(memory.data() + place(next - 1) + sizeof link, link.bytes);
     next = link.next;
   }
-  if (state.size() != root.bytes) fail("the chain of links is not understood");
+  REQUIRE(state.size() == root.bytes, "the chain of links is not understood");
   state_ = state;
   for (uint64_t i = 0; i < super.segment_count; ++i) {
     form::SegmentEntry entry;
@@ -142,13 +145,13 @@ void Image::learn() {
     if (entry.kind != form::SegmentKind::kRecords) continue;
     for (uint64_t at = i == 0 ? kUnitBytes : 0; at < entry.used;) {
       const auto* record = reinterpret_cast<const Record*>(memory.data() + place(i) + at);
-      if (record->checksum != record_checksum(record, Address{(i * kSegment + at) / kUnitBytes}, entry.life))
-        fail("records are not understood");
+      REQUIRE(record->checksum == record_checksum(record, Address{(i * kSegment + at) / kUnitBytes}, entry.life),
+              "records are not understood");
       (record->type() == RecordType::kLarge ? large_ : records_).push_back({i, at, entry.life, record->type()});
       at += record->span();
     }
   }
-  if (links_.empty() || records_.size() < kKeys || large_.size() < 6) fail("the image lacks something");
+  REQUIRE(!links_.empty() && records_.size() >= kKeys && large_.size() >= 6, "the image lacks something");
 }
 
 // One aligned word of [at, at + bytes), to what breaks most.
@@ -341,7 +344,7 @@ const char* Image::forge_in_hand(unsigned number) {
   memcpy(&state[at], &one, sizeof one);
   state.insert(at + sizeof one, reinterpret_cast<const char*>(&cases[number]), sizeof sound);
   const uint64_t begin = place(links_[0].segment), bytes = state.size();
-  if (links_.size() != 1 || bytes > form::link_room(kSegment)) fail("the state has no room for a hand");
+  REQUIRE(links_.size() == 1 && bytes <= form::link_room(kSegment), "the state has no room for a hand");
   write(begin + offsetof(form::StateLink, bytes), bytes);
   memcpy(memory.data() + begin + sizeof(form::StateLink), state.data(), bytes);
   seal_link(links_[0]);
@@ -373,7 +376,7 @@ bool known_error(int64_t status) {
 }
 
 void expect(int64_t status, const char* what) {
-  if (status < 0 && !known_error(status)) fail(std::string(what) + ": " + std::to_string(status));
+  if (status < 0 && !known_error(status)) FAIL(std::string(what) + ": " + std::to_string(status));
 }
 
 void read_all(Store* store) {
@@ -381,16 +384,16 @@ void read_all(Store* store) {
   for (uint64_t key = 0; key < kKeys + 6; ++key) {
     const int64_t length = store->get({&key, sizeof key}, buffer, sizeof buffer, key % 7);
     expect(length, "get");
-    if (length > static_cast<int64_t>(kPairBytesMax)) fail("a length beyond all that can be");
+    REQUIRE(length <= static_cast<int64_t>(kPairBytesMax), "a length beyond all that can be");
   }
   expect(store->random(buffer, sizeof buffer), "random");
   Walk* walk = nullptr;
-  if (Walk::open(store, &walk) != 0) fail("walk");
+  REQUIRE(Walk::open(store, &walk) == 0);
   for (uint64_t steps = 0;; ++steps) {
     const int64_t length = walk->next(buffer, sizeof buffer);
     if (length == -ENOENT) break;
     expect(length, "walk");
-    if (steps > 4 * kKeys) fail("a walk without an end");
+    REQUIRE(steps <= 4 * kKeys, "a walk without an end");
   }
   walk->close();
 }
@@ -428,7 +431,7 @@ void crash_durably(std::vector<char>* memory) {
   lunar_test::MemoryDevice left(crashed.data(), kBytes);
   options.device = &left;
   if (const int status = Store::open(options, &store, &why); status < 0)
-    fail(std::string("after durable changes and a crash: ") + why.text);
+    FAIL(std::string("after durable changes and a crash: ") + why.text);
   read_all(store);
   store->close();
 }
@@ -442,14 +445,14 @@ void use_salvaged(std::vector<char>* memory, Counts* counts) {
   Store* store = nullptr;
   if (const int status = Store::open(options, &store, &why); status < 0) {
     expect(status, "salvage");
-    if (!why.text[0]) fail("a refusal without a word");
+    REQUIRE(why.text[0], "a refusal without a word");
     return;
   }
   kv::CheckReport report;
   Sweep sweep;
   sweep.on_damage = [](void*, const Damage&) {};
   sweep.on_pair = [](void*, Bytes, Bytes) { return true; };
-  if (store->sweep(sweep, &report) < 0) fail("sweep of what was salvaged");
+  REQUIRE(store->sweep(sweep, &report) >= 0, "sweep of what was salvaged");
   read_all(store);
   store->close();
   ++counts->salvaged;
@@ -489,10 +492,9 @@ ForgedLog::ForgedLog() {
   std::string value;
   for (uint64_t version = 0; version < 3; ++version) {
     kv_test::fill(&value, 1, version, 40'000);
-    if (store->set({"large", 5}, kv_test::bytes_of(value)) != 0) fail("durable set of a large pair");
+    REQUIRE(store->set({"large", 5}, kv_test::bytes_of(value)) == 0, "durable set of a large pair");
   }
-  for (const char* key : {"a", "b", "c"})
-    if (store->set({key, 1}, {"1", 1}) != 0) fail("durable set");
+  for (const char* key : {"a", "b", "c"}) REQUIRE(store->set({key, 1}, {"1", 1}) == 0);
   sound_ = memory;
   store->close();
   memory = sound_;
@@ -504,11 +506,11 @@ void ForgedLog::learn() {
   for (uint64_t segment = 0; segment < segments; ++segment)
     for (uint64_t block = 0; block < kSegment; block += form::kBlockBytes)
       learn_batch(segment, segment == 0 && block == 0 ? kUnitBytes : block);
-  if (newest_ == 0) fail("the log holds no head");
+  REQUIRE(newest_ != 0, "the log holds no head");
   const uint64_t id = record_at(head_)->pieces().id;
   for (const Place& place : pieces_)
     if (reinterpret_cast<const PieceKey*>(record_at(place)->key())->id == id) piece_ = place;
-  if (piece_.life == 0 || !(record_at(head_)->size_type & RecordNotes::kReplacesLarge)) fail("the log lacks something");
+  REQUIRE(piece_.life != 0 && (record_at(head_)->size_type & RecordNotes::kReplacesLarge), "the log lacks something");
 }
 
 void ForgedLog::learn_batch(uint64_t segment, uint64_t from) {
@@ -557,19 +559,19 @@ bool use(std::vector<char>* memory, bool read_only, Counts* counts) {
   const int status = Store::open(options, &store, &why);
   if (status < 0) {
     expect(status, "open");
-    if (!why.text[0]) fail("a refusal without a word");
+    REQUIRE(why.text[0], "a refusal without a word");
     return false;
   }
   if (read_only) {
     kv::CheckReport report;
     Sweep sweep;
     sweep.on_damage = [](void*, const Damage&) {};
-    if (store->sweep(sweep, &report) < 0) fail("check");
+    REQUIRE(store->sweep(sweep, &report) >= 0);
     counts->damages += report.damages;
     uint64_t pairs = 0;
     sweep.context = &pairs;
     sweep.on_pair = [](void* sum, Bytes, Bytes) { return ++*static_cast<uint64_t*>(sum) != 0; };
-    if (store->sweep(sweep, &report) < 0 || pairs != report.records + report.large_pairs) fail("sweep");
+    REQUIRE(store->sweep(sweep, &report) >= 0 && pairs == report.records + report.large_pairs);
     StoreInfo info;
     store->info(&info);
   }
@@ -594,27 +596,27 @@ int opened_as(std::vector<char>* memory) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const uint64_t images = kv_test::argument(argc, argv, "--images", 400);
+TEST_CASE("kv-fuzz") {
+  const uint64_t images = option("--images", 400);
   Counts counts;
   Image image(tier::run_seed());
   image.make();
-  if (!use(&image.memory, true, &counts) || counts.damages != 0) fail("the sound image is not");
+  REQUIRE(use(&image.memory, true, &counts) && counts.damages == 0, "the sound image is not");
   for (unsigned number = 0;; ++number) {
     image.restore();
     const char* what = image.forge(number);
     if (!what) break;
-    if (opened_as(&image.memory) != -EBADMSG) fail(what);
+    if (opened_as(&image.memory) != -EBADMSG) FAIL(what);
   }
   for (unsigned number = 0;; ++number) {
     image.restore();
     const char* what = image.forge_in_hand(number);
     if (!what) break;
-    if (opened_as(&image.memory) != (number == 0 ? 0 : -EBADMSG)) fail(what);
+    if (opened_as(&image.memory) != (number == 0 ? 0 : -EBADMSG)) FAIL(what);
   }
   ForgedLog log;
   for (unsigned number = 0; const char* what = log.forge(number); ++number)
-    if (opened_as(&log.memory) != (number == 0 ? 0 : -EBADMSG)) fail(what);
+    if (opened_as(&log.memory) != (number == 0 ? 0 : -EBADMSG)) FAIL(what);
   for (unsigned number = 0;; ++number) {
     image.restore();
     const char* what = image.forge_record(number);
@@ -622,9 +624,9 @@ int main(int argc, char** argv) {
     const uint64_t damages = counts.damages;
     std::vector<char> copy = image.memory;
     crash_durably(&copy);
-    if (!use(&image.memory, true, &counts)) fail(std::string(what) + " refuses the store");
-    if ((counts.damages == damages) != (number == 0)) fail(std::string(what) + " is not named");
-    if (!use(&image.memory, false, &counts)) fail(std::string(what) + " refuses the store");
+    if (!use(&image.memory, true, &counts)) FAIL(std::string(what) + " refuses the store");
+    if ((counts.damages == damages) != (number == 0)) FAIL(std::string(what) + " is not named");
+    if (!use(&image.memory, false, &counts)) FAIL(std::string(what) + " refuses the store");
   }
   for (; counts.images < images; ++counts.images) {
     image.restore();
@@ -634,15 +636,13 @@ int main(int argc, char** argv) {
     use_salvaged(&image.memory, &counts);
     std::vector<char> copy = before;
     crash_durably(&copy);
-    if (image.memory != before) fail("a store that was opened for reading was written to");
+    REQUIRE(image.memory == before, "a store that was opened for reading was written to");
     ++(use(&image.memory, false, &counts) ? counts.opened : counts.refused);
     // What it left may be damaged, but is no worse to open.
     if (opened) (void)use(&image.memory, false, &counts);
   }
-  printf("%llu images: %llu refused, %llu opened, %llu salvaged, %llu damages named\n",
-         static_cast<unsigned long long>(images), static_cast<unsigned long long>(counts.refused),
-         static_cast<unsigned long long>(counts.opened), static_cast<unsigned long long>(counts.salvaged),
-         static_cast<unsigned long long>(counts.damages));
+  printf("%lu images: %lu refused, %lu opened, %lu salvaged, %lu damages named\n", images, counts.refused,
+         counts.opened, counts.salvaged, counts.damages);
   if (images >= 100 && (counts.refused < images / 10 || counts.opened < images / 10 || counts.damages == 0))
-    fail("the changes are all of one kind");
+    FAIL("the changes are all of one kind");
 }

@@ -21,6 +21,7 @@
 #include "kv/inspect.h"
 #include "lun/volume/image_format.h"
 #include "tests/kv/kv_support.h"
+#include "tests/support/cases.h"
 #include "tests/support/lun_device.h"
 #include "tests/support/seed.h"
 
@@ -32,6 +33,8 @@ using kv_test::text_of;
 namespace form = lunar::kv::media;
 
 namespace {
+
+using lunar_test::option;
 
 constexpr uint64_t kSegment = 64 * kKiB, kBlock = form::kBlockBytes, kSlot = form::kBlockBytes;
 using Value = std::optional<std::string>;
@@ -110,7 +113,7 @@ void History::change(Store* store, const std::string& prefix, unsigned number) {
   const std::string key = prefix + std::to_string(random_.below(shape.keys));
   const bool durable = shape.durability != Durability::kFlush;
   if (random_.below(5) == 0 && now_.count(key) != 0) {
-    if (store->del(bytes_of(key)) < 0) fail("del");
+    REQUIRE(store->del(bytes_of(key)) >= 0);
     if (durable) note_durable(key, now_[key]), durable_.erase(key);
     if (!durable) since_[key].insert(std::nullopt);
     now_.erase(key);
@@ -119,11 +122,11 @@ void History::change(Store* store, const std::string& prefix, unsigned number) {
   std::string value;
   const uint64_t length = random_.below(shape.large_in) == 0 ? 66'000 + random_.below(120'000)
                           : shape.one_length                 ? shape.one_length
-                                                             : or_whole_blocks(random_, 12, random_.below(1200));
+                                             : kv_test::or_whole_blocks(random_, 12, random_.below(1200));
   kv_test::fill(&value, number, random_.next(), length);
   const int status = store->set(bytes_of(key), bytes_of(value));
   if (status == -ENOSPC) return;  // large pairs may fill it
-  if (status != 0) fail("set");
+  REQUIRE(status == 0);
   ever_[key].insert(value);
   if (durable) note_durable(key, now_.count(key) != 0 ? Value(now_[key]) : std::nullopt), durable_[key] = value;
   if (!durable) since_[key].insert(value);
@@ -138,14 +141,14 @@ void History::write(const std::string& prefix) {
     for (unsigned i = 0; i < shape.sets; ++i) {
       change(store, prefix, i);
       if (random_.below(shape.sets / 4) == 0) {
-        if (random_.below(3) == 0 ? store->compact() != 0 : store->flush() != 0) fail("flush");
+        if (random_.below(3) == 0 ? store->compact() != 0 : store->flush() != 0) FAIL("flush");
         durable_ = now_;
         since_.clear();
         keep();
       }
     }
     const bool killed = shape.killed && open + 1 == shape.opens;
-    if (!killed && store->flush() != 0) fail("flush");
+    REQUIRE(killed || store->flush() == 0);
     if (!killed) durable_ = now_, since_.clear();
     std::vector<char> left = memory;
     store->close();
@@ -202,7 +205,7 @@ Map map_of(const std::vector<char>& memory) {
       at += reinterpret_cast<const Record*>(memory.data() + place(i) + at)->span();
     }
   }
-  if (map.state.empty() || map.records.empty()) fail("the image is not understood");
+  REQUIRE(!map.state.empty() && !map.records.empty(), "the image is not understood");
   return map;
 }
 
@@ -348,7 +351,7 @@ void look(Store* store, Found* found) {
     to.twice |= !to.pairs.emplace(text_of(key), text_of(value)).second;
     return true;
   };
-  if (store->sweep(sweep, &found->report) != 0) fail("sweep");
+  REQUIRE(store->sweep(sweep, &found->report) == 0);
 }
 
 struct Tally {
@@ -395,34 +398,34 @@ void try_image(const History& history, const Damager& damager, std::vector<char>
     const int status = Store::open(options, &store, &why);
     const std::string where = std::string(history.shape.name) + ": " + damager.said() + why.text + ": ";
     if (status < 0) {
-      if (!why.text[0]) fail(where + "a refusal without a word");
-      if (status != -EBADMSG && status != -ENOENT) fail(where + "refused with " + std::to_string(status));
-      if (salvage && !damager.hits_the_head()) fail(where + "nothing is salvaged");
+      if (!why.text[0]) FAIL(where + "a refusal without a word");
+      if (status != -EBADMSG && status != -ENOENT) FAIL(where + "refused with " + std::to_string(status));
+      if (salvage && !damager.hits_the_head()) FAIL(where + "nothing is salvaged");
       tally->refused += salvage ? 1 : 0;
       continue;
     }
     Found found;
     look(store, &found);
     if (const std::string wrong = wrong_of(history, found, tally); !wrong.empty())
-      fail(std::string(where).append(salvage ? "salvaged: " : "opened: ").append(wrong));
+      FAIL(std::string(where).append(salvage ? "salvaged: " : "opened: ").append(wrong));
     std::string value(200'000, 0);
     for (const auto& [key, values] : history.ever()) {
       const int64_t length = store->get(bytes_of(key), value.data(), value.size(), 0);
       if (length >= 0 && values.count(value.substr(0, static_cast<uint64_t>(length))) == 0)
-        fail(where + "a get of what never was");
+        FAIL(where + "a get of what never was");
     }
     ++(salvage ? tally->rebuilt : tally->opened);
     tally->doubtful += found.report.doubtful != 0 ? 1 : 0;
     store->close();
   }
-  if (*memory != before) fail("written to");
+  REQUIRE(*memory == before);
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const uint64_t images = kv_test::argument(argc, argv, "--images", 120);
-  const uint64_t only = kv_test::argument(argc, argv, "--history", UINT64_MAX);
+TEST_CASE("kv-hostile") {
+  const uint64_t images = option("--images", 120);
+  const uint64_t only = option("--history", UINT64_MAX);
   const uint64_t seed = tier::run_seed();
   for (uint64_t i = 0; i < std::size(kShapes); ++i) {
     if (only != UINT64_MAX && only != i) continue;
@@ -437,13 +440,12 @@ int main(int argc, char** argv) {
       damager.damage(&memory);
       try_image(history, damager, &memory, &tally);
     }
-    const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
+    const auto number = [](uint64_t value) { return static_cast<unsigned long>(value); };
     printf(
-        "%s: %llu refused, %llu opened, %llu salvaged, %llu with doubtful pairs; %llu old pairs, %llu of another "
-        "store and %llu missing, all told\n",
+        "%s: %lu refused, %lu opened, %lu salvaged, %lu with doubtful pairs; %lu old pairs, %lu of another "
+        "store and %lu missing, all told\n",
         kShapes[i].name, number(tally.refused), number(tally.opened), number(tally.rebuilt), number(tally.doubtful),
         number(tally.old_but_told), number(tally.foreign), number(tally.missing));
-    if (tally.rebuilt == 0) fail("nothing was salvaged");
+    REQUIRE(tally.rebuilt != 0, "nothing was salvaged");
   }
-  return 0;
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/kv/kv_support.h"
+#include "tests/support/cases.h"
 #include "tests/support/lun_device.h"
 
 using namespace lunar;
@@ -18,6 +19,8 @@ using namespace lunar::kv;
 using namespace kv_test;
 
 namespace {
+
+using lunar_test::option;
 
 constexpr uint64_t kPart = 64 * kKiB, kPartData = kPart - 8;  // of a large pair on a device: a checksum, then data
 
@@ -84,7 +87,7 @@ struct Content {
 
   Content(uint64_t length, uint64_t seed) : bytes(length) {
     void* memory = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) fail("no address space");
+    REQUIRE(memory != MAP_FAILED, "no address space");
     (void)madvise(memory, length, MADV_HUGEPAGE);  // reading zeros takes a page table entry for 2 MiB
     data = static_cast<char*>(memory);
     for (const uint64_t at : {uint64_t{0}, kPartData - 1, kPartData, kMiB, length / 2, length - 1}) mark(at, seed);
@@ -114,20 +117,20 @@ Store* open(Words* words, uint64_t bytes, Contents contents) {
 
 void check_value(Store* store, Bytes key, const Content& content) {
   const auto length = static_cast<int64_t>(content.bytes);
-  if (store->exists(key) != length) fail("its length is " + std::to_string(store->exists(key)));
+  if (store->exists(key) != length) FAIL("its length is " + std::to_string(store->exists(key)));
   char piece[100];
   for (const uint64_t mark : content.marks) {
     const uint64_t from = mark < 50 ? 0 : mark - 50, rest = content.bytes - from;
     memset(piece, '?', sizeof piece);
-    if (store->get(key, piece, sizeof piece, from) != length) fail("get at " + std::to_string(from));
+    if (store->get(key, piece, sizeof piece, from) != length) FAIL("get at " + std::to_string(from));
     const uint64_t most = rest < sizeof piece ? rest : sizeof piece;
-    if (memcmp(piece, content.data + from, most) != 0) fail("other bytes at " + std::to_string(from));
+    if (memcmp(piece, content.data + from, most) != 0) FAIL("other bytes at " + std::to_string(from));
     for (uint64_t i = most; i < sizeof piece; ++i)
-      if (piece[i] != '?') fail("bytes beyond the end of the value were written");
+      if (piece[i] != '?') FAIL("bytes beyond the end of the value were written");
   }
   for (const uint64_t offset : {content.bytes, content.bytes + 1, content.bytes + 4 * kGiB, ~uint64_t{0}}) {
     piece[0] = '?';
-    if (store->get(key, piece, sizeof piece, offset) != length || piece[0] != '?') fail("get behind the end");
+    if (store->get(key, piece, sizeof piece, offset) != length || piece[0] != '?') FAIL("get behind the end");
   }
 }
 
@@ -138,34 +141,33 @@ void check_lengths(uint64_t value_bytes, uint64_t key_bytes) {
   Store* store = open(&words, device_bytes, Contents::kNew);
   const Content first(value_bytes, 1), second(value_bytes - 4 * kGiB + 3, 2);
   const Bytes name = {"huge", 4};
-  if (store->set(name, first.as_bytes()) != 0) fail("set");
+  REQUIRE(store->set(name, first.as_bytes()) == 0);
   check_value(store, name, first);
-  if (store->set(name, second.as_bytes()) != 0) fail("set of another value");
+  REQUIRE(store->set(name, second.as_bytes()) == 0, "set of another value");
   check_value(store, name, second);
-  if (store->bytes_actual() != name.size + second.bytes) fail("bytes: " + std::to_string(store->bytes_actual()));
+  if (store->bytes_actual() != name.size + second.bytes) FAIL("bytes: " + std::to_string(store->bytes_actual()));
   if (key_bytes) {
     const Content key(key_bytes, 3);
-    if (store->set(key.as_bytes(), {"short", 5}) != 0) fail("set of a huge key");
-    if (store->exists(key.as_bytes()) != 5) fail("a huge key is not there");
-    if (store->exists({key.data, key_bytes - 1}) != -ENOENT) fail("a prefix of a huge key is there");
+    REQUIRE(store->set(key.as_bytes(), {"short", 5}) == 0, "set of a huge key");
+    REQUIRE(store->exists(key.as_bytes()) == 5, "a huge key is not there");
+    REQUIRE(store->exists({key.data, key_bytes - 1}) == -ENOENT, "a prefix of a huge key is there");
   }
-  if (store->flush() != 0) fail("flush");
+  REQUIRE(store->flush() == 0);
   check_store(store);
   store->close();
   store = open(&words, device_bytes, Contents::kKept);
   check_value(store, name, second);
-  if (store->del(name) != static_cast<int64_t>(second.bytes)) fail("del");
-  if (store->exists(name) != -ENOENT || store->count() != (key_bytes ? 1 : 0)) fail("it is still there");
+  REQUIRE(store->del(name) == static_cast<int64_t>(second.bytes));
+  if (store->exists(name) != -ENOENT || store->count() != (key_bytes ? 1 : 0)) FAIL("it is still there");
   check_store(store);
   store->close();
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const uint64_t gib = argument(argc, argv, "--gib", 5);
-  if (gib < 5 || gib > kPairBytesMax / kGiB) fail("--gib 5 to 100");
+TEST_CASE("kv-huge") {
+  const uint64_t gib = option("--gib", 5);
+  REQUIRE(gib >= 5 && gib <= kPairBytesMax / kGiB, "--gib 5 to 100");
   check_lengths(gib * kGiB, gib < 10 ? 4 * kGiB + 17 : 0);
-  printf("a value of %llu GiB was set, replaced, read, kept and deleted\n", static_cast<unsigned long long>(gib));
-  return 0;
+  printf("a value of %lu GiB was set, replaced, read, kept and deleted\n", gib);
 }

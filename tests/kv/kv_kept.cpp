@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/kv/crash_histories.h"
+#include "tests/support/cases.h"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -55,7 +56,7 @@ class History {
   uint64_t read_all(Store* store, Model* out);
   void crash_at(size_t event, bool lost);
   std::string name(uint64_t key) const { return std::string(key % 40, 'k') + std::to_string(key); }
-  [[noreturn]] void wrong(const std::string& what) { fail(where_ + what); }
+  [[noreturn]] void wrong(const std::string& what) { FAIL(where_ + what); }
 
   Random random_;
   uint64_t times_;  // as large as kBytes, with values as much longer
@@ -216,4 +217,4 @@ uint64_t History::crash_everywhere() {
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_histories<History>(argc, argv, 5, 4000, "whole"); }
+TEST_CASE("kv-kept") { run_histories<History>(5, 4000, "whole"); }

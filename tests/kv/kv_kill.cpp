@@ -23,6 +23,7 @@
 
 #include "kv/kept_place.h"
 #include "tests/kv/kv_support.h"
+#include "tests/support/cases.h"
 #include "tests/support/seed.h"
 
 using namespace lunar;
@@ -30,6 +31,9 @@ using namespace lunar::kv;
 using namespace kv_test;
 
 namespace {
+
+using lunar_test::option;
+using lunar_test::text_option;
 
 constexpr uint64_t kThreads = 4, kKeysAThread = 400, kKeys = kThreads * kKeysAThread, kStaying = 500;
 constexpr uint64_t kPlaceBytes = 24 * kMiB;
@@ -61,7 +65,7 @@ class Place {
  public:
   explicit Place(std::string path) : path_(std::move(path)) {
     void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) fail("no memory");
+    REQUIRE(memory != MAP_FAILED);
     shared_ = new (memory) Shared{};
     base_.resize(kKeys);
     from_.resize(kKeys, 1);
@@ -113,7 +117,7 @@ Store* Place::open(Contents contents, Durability durability) {
   int status;
   do status = kept_store_open(place, &options, &store, &why);
   while (status == -EBUSY);
-  if (status < 0) fail(why.text);
+  if (status < 0) FAIL(why.text);
   return store;
 }
 
@@ -121,8 +125,8 @@ Store* Place::open(Contents contents, Durability durability) {
 void Place::make() {
   Store* store = open(Contents::kNew, Durability::kFlush);
   for (uint64_t key = kKeys; key < kKeys + kStaying; ++key)
-    if (store->set({&key, sizeof key}, {&key, sizeof key}) != 0) fail("set of a key that stays");
-  if (store->flush() != 0) fail("flush");
+    REQUIRE(store->set({&key, sizeof key}, {&key, sizeof key}) == 0, "set of a key that stays");
+  REQUIRE(store->flush() == 0);
   store->close();
 }
 
@@ -142,7 +146,7 @@ void Place::write_keys(Store* store, uint64_t thread, uint64_t seed, bool durabl
       make_value(&value, key, version);
       status = store->set({&key, sizeof key}, bytes_of(value));
     }
-    if (status < 0) fail("child: set or del: " + std::to_string(status));
+    if (status < 0) FAIL("child: set or del: " + std::to_string(status));
     state.done.store(version);
     if (durable) state.durable.store(version);
     shared_->operations.fetch_add(1);
@@ -153,7 +157,7 @@ void Place::flush_again_and_again(Store* store) {
   std::vector<uint64_t> done(kKeys);
   for (;;) {
     for (uint64_t key = 0; key < kKeys; ++key) done[key] = shared_->keys[key].done.load();
-    if (const int status = store->flush(); status < 0) fail("child: flush: " + std::to_string(status));
+    if (const int status = store->flush(); status < 0) FAIL("child: flush: " + std::to_string(status));
     for (uint64_t key = 0; key < kKeys; ++key) shared_->keys[key].durable.store(done[key]);
     shared_->flushes.fetch_add(1);
   }
@@ -162,23 +166,23 @@ void Place::flush_again_and_again(Store* store) {
 void Place::walk_again_and_again(Store* store) {
   for (;;) {
     Walk* walk = nullptr;
-    if (Walk::open(store, &walk) != 0) fail("child: walk");
+    REQUIRE(Walk::open(store, &walk) == 0);
     std::vector<unsigned> seen(kStaying);
     uint64_t key;
     for (int64_t length; (length = walk->next(&key, sizeof key)) != -ENOENT;) {
-      if (length != sizeof key || key >= kKeys + kStaying) fail("child: a walk gave " + std::to_string(length));
+      if (length != sizeof key || key >= kKeys + kStaying) FAIL("child: a walk gave " + std::to_string(length));
       if (key >= kKeys) ++seen[key - kKeys];
     }
     walk->close();
     for (const unsigned times : seen)
-      if (times != 1) fail("child: a walk gave a key that stays " + std::to_string(times) + " times");
+      if (times != 1) FAIL("child: a walk gave a key that stays " + std::to_string(times) + " times");
     shared_->walks.fetch_add(1);
   }
 }
 
 void Place::compact_again_and_again(Store* store) {
   for (uint64_t cleaned = 0;;) {
-    if (const int status = store->compact(); status < 0) fail("child: compact: " + std::to_string(status));
+    if (const int status = store->compact(); status < 0) FAIL("child: compact: " + std::to_string(status));
     const uint64_t now = store->cleaned_bytes();
     shared_->cleaned.fetch_add(now - cleaned);
     cleaned = now;
@@ -203,12 +207,12 @@ void Place::write_in(std::vector<std::thread>* threads, Durability durability, u
 uint64_t Place::found_version(Store* store, uint64_t key, std::string* buffer, std::string* wanted) {
   const int64_t length = store->get({&key, sizeof key}, buffer->data(), buffer->size(), 0);
   if (length == -ENOENT) return 0;
-  if (length < 8) fail("get: " + std::to_string(length));
+  if (length < 8) FAIL("get: " + std::to_string(length));
   uint64_t version;
   memcpy(&version, buffer->data(), sizeof version);
   make_value(wanted, key, version);
   if (wanted->size() != static_cast<uint64_t>(length) || memcmp(wanted->data(), buffer->data(), wanted->size()) != 0)
-    fail("key " + std::to_string(key) + " has bytes that were never set");
+    FAIL("key " + std::to_string(key) + " has bytes that were never set");
   return version;
 }
 
@@ -228,7 +232,7 @@ void Place::verify(Durability durability) {
     for (uint64_t other = least; other <= begun && !right; ++other)
       right = is_delete(other) ? version == 0 : version == other;
     if (!right)
-      fail("key " + std::to_string(key) + " has version " + std::to_string(version) + "; before " +
+      FAIL("key " + std::to_string(key) + " has version " + std::to_string(version) + "; before " +
            std::to_string(base_[key]) + ", durable " + std::to_string(durable) + ", begun " + std::to_string(begun));
     present_ += version ? 1 : 0;
     base_[key] = version;
@@ -236,17 +240,17 @@ void Place::verify(Durability durability) {
   }
   for (uint64_t key = kKeys; key < kKeys + kStaying; ++key) {
     uint64_t value = 0;
-    if (store->get({&key, sizeof key}, &value, sizeof value, 0) != sizeof value || value != key)
-      fail("a key that stays is gone");
+    REQUIRE(store->get({&key, sizeof key}, &value, sizeof value, 0) == sizeof value && value == key,
+            "a key that stays is gone");
   }
   if (store->count() != present_ + kStaying)
-    fail("keys that were never set, or twice: " + std::to_string(store->count()));
+    FAIL("keys that were never set, or twice: " + std::to_string(store->count()));
   store->close();
 }
 
 void Place::check(const char* lunar) const {
   const std::string command = std::string("'") + lunar + "' kv check '" + path_ + "' >&2";
-  if (const int status = system(command.c_str()); status != 0) fail("lunar kv check: " + std::to_string(status));
+  if (const int status = system(command.c_str()); status != 0) FAIL("lunar kv check: " + std::to_string(status));
 }
 
 class Kills {
@@ -293,7 +297,7 @@ void Kills::wait_for_moment(pid_t child) {
   const uint64_t operations = sum(&Shared::operations) + 1 + random_.below(most);
   while (by_clock ? sys::now_ns() < end : sum(&Shared::operations) < operations) {
     sys::sleep_ns(20'000);
-    if (waitpid(child, nullptr, WNOHANG) == child) fail("the writing process ended by itself");
+    REQUIRE(waitpid(child, nullptr, WNOHANG) != child, "the writing process ended by itself");
   }
 }
 
@@ -303,12 +307,12 @@ void Kills::round() {
   for (const auto& place : places_) place->shared().open.store(false);
   fflush(stdout);
   const pid_t child = fork();
-  if (child < 0) fail("fork");
+  REQUIRE(child >= 0);
   if (child == 0) write_until_killed(durability, seed);
   wait_for_moment(child);
   int ended = 0;
-  if (kill(child, SIGKILL) != 0 || waitpid(child, &ended, 0) != child || !WIFSIGNALED(ended)) fail("kill");
-  if (WTERMSIG(ended) != SIGKILL) fail("the writing process ended by a signal of its own");
+  REQUIRE(kill(child, SIGKILL) == 0 && waitpid(child, &ended, 0) == child && WIFSIGNALED(ended));
+  REQUIRE(WTERMSIG(ended) == SIGKILL, "the writing process ended by a signal of its own");
   early_ += places_.back()->shared().open.load() ? 0 : 1;
   ++levels_[static_cast<unsigned>(durability)];
   ++kills_;
@@ -320,32 +324,28 @@ void Kills::report() {
   for (const auto& place : places_) present += place->present();
   const uint64_t walks = sum(&Shared::walks), compactions = sum(&Shared::compactions), cleaned = sum(&Shared::cleaned);
   printf(
-      "%zu stores, %llu kills (%llu before all were open; none, group, each: %llu, %llu, %llu), %llu sets and deletes, "
-      "%llu flushes, %llu walks, %llu compactions that moved %llu MiB: all that was acknowledged is there; %llu keys "
+      "%zu stores, %lu kills (%lu before all were open; none, group, each: %lu, %lu, %lu), %lu sets and deletes, "
+      "%lu flushes, %lu walks, %lu compactions that moved %lu MiB: all that was acknowledged is there; %lu keys "
       "at the end\n",
-      places_.size(), static_cast<unsigned long long>(kills_), static_cast<unsigned long long>(early_),
-      static_cast<unsigned long long>(levels_[0]), static_cast<unsigned long long>(levels_[1]),
-      static_cast<unsigned long long>(levels_[2]), static_cast<unsigned long long>(sum(&Shared::operations)),
-      static_cast<unsigned long long>(sum(&Shared::flushes)), static_cast<unsigned long long>(walks),
-      static_cast<unsigned long long>(compactions), static_cast<unsigned long long>(cleaned / kMiB),
-      static_cast<unsigned long long>(present));
-  if (soak_ && (walks == 0 || compactions == 0 || cleaned == 0)) fail("no walk came to its end, or no compaction");
+      places_.size(), kills_, early_, levels_[0], levels_[1], levels_[2], sum(&Shared::operations),
+      sum(&Shared::flushes), walks, compactions, cleaned / kMiB, present);
+  if (soak_ && (walks == 0 || compactions == 0 || cleaned == 0)) FAIL("no walk came to its end, or no compaction");
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc < 2) fail("kv_kill LUNAR [--kills N] [--minutes N] [--stores N] [--path DIRECTORY]");
-  const char* directory = text_argument(argc, argv, "--path");
-  const uint64_t kills = argument(argc, argv, "--kills", 20), minutes = argument(argc, argv, "--minutes", 0);
+TEST_CASE("kv-kill") {
+  REQUIRE(lunar_test::g_argc >= 2, "kv_kill LUNAR [--kills N] [--minutes N] [--stores N] [--path DIRECTORY]");
+  const char* directory = text_option("--path");
+  const uint64_t kills = option("--kills", 20), minutes = option("--minutes", 0);
   const uint64_t end = sys::now_ns() + minutes * 60'000'000'000;
-  Kills test(argv[1], std::string(directory ? directory : "/var/tmp") + "/lunar-kv-kill-" + std::to_string(getpid()),
-             argument(argc, argv, "--stores", 1), minutes != 0);
+  Kills test(lunar_test::g_argv[1],
+             std::string(directory ? directory : "/var/tmp") + "/lunar-kv-kill-" + std::to_string(getpid()),
+             option("--stores", 1), minutes != 0);
   while (minutes ? sys::now_ns() < end : test.kills() < kills) {
     test.round();
     if (test.kills() % (minutes ? 100 : 10) == 0) test.check();
   }
   test.check();
   test.report();
-  return 0;
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tests/kv/kv_support.h"
+#include "tests/support/cases.h"
 #include "tests/support/seed.h"
 
 using namespace lunar;
@@ -24,6 +25,9 @@ using namespace lunar::kv;
 using namespace kv_test;
 
 namespace {
+
+using lunar_test::option;
+using lunar_test::text_option;
 
 constexpr unsigned kThreads = 4, kKeys = 3, kOperations = 14;  // a thread and history: 56 in all, a bit of a word each
 constexpr uint64_t kLengthMax = 9000, kFillers = 4000;
@@ -102,7 +106,7 @@ void check_checker() {
       {{set(1, 2, 7), del(3, 6, 0), del(4, 5, 7)}, true},
   };
   for (const auto& history : histories)
-    if (Checker(history.operations).linearizable() != history.right) fail("the checker is wrong");
+    REQUIRE(Checker(history.operations).linearizable() == history.right, "the checker is wrong");
 }
 
 struct Step {
@@ -119,12 +123,12 @@ uint64_t version_of(const Step& get, std::string* wanted) {
   const int64_t length = get.operation.length;
   if (length == -ENOENT) return 0;
   if (length < 8 || static_cast<uint64_t>(length) > kLengthMax)
-    fail("get of " + get.key + " gave " + std::to_string(length));
+    FAIL("get of " + get.key + " gave " + std::to_string(length));
   uint64_t version;
   memcpy(&version, get.value.data(), sizeof version);
   make_value(wanted, version);
   if (wanted->size() != static_cast<uint64_t>(length) || memcmp(wanted->data(), get.value.data(), wanted->size()) != 0)
-    fail(get.key + " has bytes that were never set together");
+    FAIL(get.key + " has bytes that were never set together");
   return version;
 }
 
@@ -187,7 +191,7 @@ void Histories::work(unsigned thread, uint64_t seed, std::vector<Operation>* out
     Operation& operation = step.operation;
     // Full may be for a moment, while others' dead values wait for their readers; it has changed nothing.
     if (operation.kind == Kind::kSet && operation.length == -ENOSPC) continue;
-    if (operation.kind == Kind::kSet && operation.length != 0) fail("set gave " + std::to_string(operation.length));
+    if (operation.kind == Kind::kSet && operation.length != 0) FAIL("set gave " + std::to_string(operation.length));
     if (operation.kind == Kind::kGet) operation.version = version_of(step, &wanted);
     out->push_back(operation);
   }
@@ -202,7 +206,7 @@ void Histories::fill_log() {
     value.assign(8 + random.below(1200), 'f');
     const int status = store_->set(bytes_of(key), bytes_of(value));
     if (status == -ENOSPC) ++full_;
-    if (status != 0 && status != -ENOSPC) fail("set of a filler gave " + std::to_string(status));
+    if (status != 0 && status != -ENOSPC) FAIL("set of a filler gave " + std::to_string(status));
     sched_yield();
   }
 }
@@ -217,13 +221,12 @@ void Histories::check(const std::vector<Operation>& all, uint64_t history) {
     operations_ += of_key.size();
     if (Checker(of_key).linearizable()) continue;
     for (const Operation& one : of_key)
-      printf("%4llu to %4llu  %s  version %llu, gave %lld\n", static_cast<unsigned long long>(one.begin),
-             static_cast<unsigned long long>(one.end),
+      printf("%4lu to %4lu  %s  version %lu, gave %lld\n", one.begin, one.end,
              one.kind == Kind::kSet   ? "set"
              : one.kind == Kind::kGet ? "get"
                                       : "del",
-             static_cast<unsigned long long>(one.version), static_cast<long long>(one.length));
-    fail("no order explains history " + std::to_string(history) + " of " + name(key));
+             one.version, static_cast<long long>(one.length));
+    FAIL("no order explains history " + std::to_string(history) + " of " + name(key));
   }
 }
 
@@ -241,26 +244,24 @@ void Histories::run(uint64_t histories) {
     for (const auto& log : logs) all.insert(all.end(), log.begin(), log.end());
     check(all, history);
     for (unsigned key = 0; key < kKeys; ++key)
-      if (const int64_t status = store_->del(bytes_of(name(key))); status < 0 && status != -ENOENT) fail("del");
+      if (const int64_t status = store_->del(bytes_of(name(key))); status < 0 && status != -ENOENT) FAIL("del");
   }
   over_.store(true);
   filler.join();
   printf(
-      "%llu histories of %llu operations, %llu pairs of them on one key at the same time; cleaning moved %llu KiB, "
-      "%llu device I/Os\n",
-      static_cast<unsigned long long>(history), static_cast<unsigned long long>(operations_),
-      static_cast<unsigned long long>(beside_), static_cast<unsigned long long>(store_->cleaned_bytes() / kKiB),
-      static_cast<unsigned long long>(store_->device_ios()));
+      "%lu histories of %lu operations, %lu pairs of them on one key at the same time; cleaning moved %lu KiB, "
+      "%lu device I/Os\n",
+      history, operations_, beside_, store_->cleaned_bytes() / kKiB, store_->device_ios());
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
+TEST_CASE("kv-linear") {
   check_checker();
-  const char* path = text_argument(argc, argv, "--kept");
+  const char* path = text_option("--kept");
   const std::string file = path ? path + ("-" + std::to_string(getpid())) : "";
   const char* kept = path ? file.c_str() : nullptr;
-  const char* uri = kept ? kept : text_argument(argc, argv, "--device");
+  const char* uri = kept ? kept : text_option("--device");
   StoreOptions options;
   options.log_bytes = 6 * kMiB;
   options.segment_bytes = 64 * kKiB;
@@ -269,12 +270,11 @@ int main(int argc, char** argv) {
   options.expected_keys = 16;
   if (kept) options.contents = Contents::kNew;
   if (kept) make_file(kept, options.log_bytes + kMiB);
-  options.durability = static_cast<Durability>(argument(argc, argv, "--durability", 0));
+  options.durability = static_cast<Durability>(option("--durability", 0));
   options.device = open_device(uri, options.log_bytes);
   Store* store = open_store(options);
-  Histories(store, tier::run_seed()).run(argument(argc, argv, "--histories", 5000));
+  Histories(store, tier::run_seed()).run(option("--histories", 5000));
   check_store(store);
   store->close();
   if (kept) (void)unlink(kept);
-  return 0;
 }

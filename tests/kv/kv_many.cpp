@@ -11,12 +11,16 @@
 
 #include "kv/inspect.h"
 #include "tests/kv/kv_support.h"
+#include "tests/support/cases.h"
 
 using namespace lunar;
 using namespace lunar::kv;
 using namespace kv_test;
 
 namespace {
+
+using lunar_test::option;
+using lunar_test::text_option;
 
 struct Value {
   uint64_t words[3];
@@ -88,13 +92,13 @@ void Many::build() {
         const uint64_t key = key_of(number);
         const Value value = value_of(key, 1);
         if (const int status = store->set({&key, sizeof key}, {&value, sizeof value}); status < 0)
-          fail("set: " + std::to_string(status));
+          FAIL("set: " + std::to_string(status));
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   took("built");
-  if (store->flush() < 0) fail("flush");
+  REQUIRE(store->flush() >= 0);
   took("flushed");
   printf("%.2f bytes of index a pair\n", static_cast<double>(store->index_bytes()) / static_cast<double>(pairs_));
   store->close();
@@ -104,22 +108,22 @@ void Many::verify(const char* step) {
   begun_ = sys::now_ns();
   Store* store = open(Contents::kKept);
   took(step);
-  if (store->count() != count()) fail("it counts " + std::to_string(store->count()));
+  if (store->count() != count()) FAIL("it counts " + std::to_string(store->count()));
   Walk* walk = nullptr;
-  if (Walk::open(store, &walk) < 0) fail("walk");
+  REQUIRE(Walk::open(store, &walk) >= 0);
   std::vector<bool> seen(pairs_);
   uint64_t key = 0, found = 0;
   int64_t length = 0;
   while ((length = walk->next(&key, sizeof key)) == sizeof key) {
     const uint64_t number = number_of(key);
-    if (number >= pairs_ || is_deleted(number)) fail("a key that is not there");
-    if (seen[number]) fail("a key comes twice");
+    REQUIRE(number < pairs_ && !is_deleted(number), "a key that is not there");
+    REQUIRE(!seen[number], "a key comes twice");
     seen[number] = true;
     ++found;
   }
-  if (length != -ENOENT) fail("walk: " + std::to_string(length));
+  if (length != -ENOENT) FAIL("walk: " + std::to_string(length));
   walk->close();
-  if (found != count()) fail("a walk finds " + std::to_string(found));
+  if (found != count()) FAIL("a walk finds " + std::to_string(found));
   took("  every key, once, by a walk");
   Random random(3);
   const uint64_t gets = pairs_ < kGets ? pairs_ : kGets;
@@ -128,8 +132,8 @@ void Many::verify(const char* step) {
     Value value;
     const int64_t bytes = store->get({&at, sizeof at}, &value, sizeof value, 0);
     if (bytes != (is_deleted(number) ? -ENOENT : static_cast<int64_t>(sizeof value)))
-      fail("get: " + std::to_string(bytes));
-    if (bytes > 0 && !(value == value_of(at, version_of(number)))) fail("a wrong value");
+      FAIL("get: " + std::to_string(bytes));
+    if (bytes > 0 && !(value == value_of(at, version_of(number)))) FAIL("a wrong value");
   }
   took("  20,000 gets by chance");
   store->close();
@@ -145,7 +149,7 @@ void Many::sweep() {
   Store* store = open(Contents::kKept, true);
   Sweep sweep;
   sweep.context = &seen;
-  sweep.on_damage = [](void*, const Damage& damage) { fail(std::string("damaged: ") + damage.what); };
+  sweep.on_damage = [](void*, const Damage& damage) { FAIL(std::string("damaged: ") + damage.what); };
   sweep.on_pair = [](void* context, Bytes key, Bytes value) {
     auto& to = *static_cast<Seen*>(context);
     uint64_t word = 0;
@@ -158,8 +162,8 @@ void Many::sweep() {
   };
   kv::CheckReport report;
   const int status = store->sweep(sweep, &report);
-  if (status < 0 || seen.wrong != 0) fail("sweep: " + std::to_string(status) + ", wrong " + std::to_string(seen.wrong));
-  if (report.records != count()) fail("a sweep finds " + std::to_string(report.records));
+  if (status < 0 || seen.wrong != 0) FAIL("sweep: " + std::to_string(status) + ", wrong " + std::to_string(seen.wrong));
+  if (report.records != count()) FAIL("a sweep finds " + std::to_string(report.records));
   store->close();
   took("every record by a sweep, all values");
 }
@@ -170,26 +174,26 @@ void Many::change() {
   for (uint64_t number = 0; number < pairs_; ++number) {
     const uint64_t key = key_of(number);
     const Value value = value_of(key, 2);
-    if (version_of(number) == 2 && store->set({&key, sizeof key}, {&value, sizeof value}) < 0) fail("set");
-    if (is_deleted(number) && store->del({&key, sizeof key}) != sizeof value) fail("del");
+    REQUIRE(version_of(number) != 2 || store->set({&key, sizeof key}, {&value, sizeof value}) >= 0);
+    REQUIRE(!is_deleted(number) || store->del({&key, sizeof key}) == sizeof value);
   }
-  if (store->flush() < 0) fail("flush");
+  REQUIRE(store->flush() >= 0);
   store->close();
   took("opened, 2 in 1000 changed, flushed");
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const char* directory = text_argument(argc, argv, "--path");
-  const uint64_t pairs = argument(argc, argv, "--pairs", 300'000);
+TEST_CASE("kv-many") {
+  const char* directory = text_option("--path");
+  const uint64_t pairs = option("--pairs", 300'000);
   const std::string path =
       std::string(directory ? directory : "/var/tmp") + "/lunar-kv-many-" + std::to_string(getpid());
   Many many(pairs, path);
   many.build();
   struct stat file = {};
   if (stat(path.c_str(), &file) == 0)
-    printf("%llu pairs, %.2f GiB of disk\n", static_cast<unsigned long long>(pairs),
+    printf("%lu pairs, %.2f GiB of disk\n", pairs,
            static_cast<double>(file.st_blocks) * 512 / static_cast<double>(kGiB));
   many.verify("opened again");
   many.sweep();
@@ -197,5 +201,4 @@ int main(int argc, char** argv) {
   many.verify("opened again after the changes");
   many.sweep();
   (void)unlink(path.c_str());
-  return 0;
 }

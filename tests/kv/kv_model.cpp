@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/kv/kv_support.h"
+#include "tests/support/cases.h"
 #include "tests/support/seed.h"
 
 using namespace lunar;
@@ -17,6 +18,9 @@ using namespace lunar::kv;
 using namespace kv_test;
 
 namespace {
+
+using lunar_test::option;
+using lunar_test::text_option;
 
 struct Kind {
   const char* name;
@@ -58,7 +62,7 @@ class Model {
   void any();
   void walk();
   void wrong(const char* what, int64_t got, int64_t wanted) {
-    fail(std::string(kind_.name) + ": " + what + " gave " + std::to_string(got) + ", wanted " + std::to_string(wanted));
+    FAIL(std::string(kind_.name) + ": " + what + " gave " + std::to_string(got) + ", wanted " + std::to_string(wanted));
   }
 
   const Kind& kind_;
@@ -136,7 +140,7 @@ void Model::any() {
 
 void Model::walk() {
   Walk* walk = nullptr;
-  if (Walk::open(store_, &walk) != 0) fail("walk");
+  REQUIRE(Walk::open(store_, &walk) == 0);
   std::set<std::string> seen;
   std::string found(80'000, 0);
   for (;;) {
@@ -145,7 +149,7 @@ void Model::walk() {
     if (length < 0) wrong("walk", length, 0);
     const std::string key = found.substr(0, static_cast<uint64_t>(length));
     if (model_.count(key) == 0 || !seen.insert(key).second)
-      fail("walk gave a key twice, or one that is not there: " + key);
+      FAIL("walk gave a key twice, or one that is not there: " + key);
   }
   if (seen.size() != model_.size())
     wrong("keys of a walk", static_cast<int64_t>(seen.size()), static_cast<int64_t>(model_.size()));
@@ -180,15 +184,13 @@ void Model::run(uint64_t operations) {
     wrong("bytes_actual", static_cast<int64_t>(store_->bytes_actual()), static_cast<int64_t>(bytes_));
   for (const auto& [name, value] : model_) get(name);
   printf(
-      "%-20s %8zu keys, %7llu KiB, full %llu times, cleaning moved %llu KiB, %llu device I/Os, index %.1f bytes an "
+      "%-20s %8zu keys, %7lu KiB, full %lu times, cleaning moved %lu KiB, %lu device I/Os, index %.1f bytes an "
       "entry\n",
-      kind_.name, model_.size(), static_cast<unsigned long long>(bytes_ / 1024), static_cast<unsigned long long>(full_),
-      static_cast<unsigned long long>(store_->cleaned_bytes() / 1024),
-      static_cast<unsigned long long>(store_->device_ios()),
+      kind_.name, model_.size(), bytes_ / 1024, full_, store_->cleaned_bytes() / 1024, store_->device_ios(),
       static_cast<double>(store_->index_bytes()) / static_cast<double>(model_.empty() ? 1 : model_.size()));
   // What was deleted is room again.
   while (!model_.empty()) del(std::string(model_.begin()->first));
-  if (store_->count() != 0 || store_->bytes_actual() != 0) fail("not empty after everything was deleted");
+  REQUIRE(store_->count() == 0 && store_->bytes_actual() == 0, "not empty after everything was deleted");
   fill(&value_, 1, 1, kind_.value_max);
   for (uint64_t i = 0; i * kind_.value_max < kind_.log_bytes / 2; ++i) {
     const std::string name = "again" + std::to_string(i);
@@ -200,9 +202,9 @@ void Model::run(uint64_t operations) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const uint64_t operations = argument(argc, argv, "--operations", 1'000'000), seed = tier::run_seed();
-  const char* uri = text_argument(argc, argv, "--device");
+TEST_CASE("kv-model") {
+  const uint64_t operations = option("--operations", 1'000'000), seed = tier::run_seed();
+  const char* uri = text_option("--device");
   const uint64_t kinds = sizeof kKinds / sizeof *kKinds;
   for (uint64_t i = 0; i < kinds; ++i) {
     // Operations on large values cost a hundred times as much.
@@ -211,5 +213,4 @@ int main(int argc, char** argv) {
                                                          : operations * 93 / 100 / 3;
     Model(kKinds[i], seed + i, uri).run(share);
   }
-  return 0;
 }

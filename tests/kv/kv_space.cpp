@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/kv/kv_support.h"
+#include "tests/support/cases.h"
 #include "tests/support/lun_device.h"
 #include "tests/support/seed.h"
 
@@ -15,6 +16,9 @@ using namespace lunar::kv;
 using namespace kv_test;
 
 namespace {
+
+using lunar_test::option;
+using lunar_test::text_option;
 
 constexpr double kMost = 1.1;
 
@@ -50,21 +54,20 @@ class Filled {
     for (; static_cast<double>(store_->bytes_actual()) < most; ++keys_) {
       const int status = set(keys_, 0);
       if (status == -ENOSPC) return;
-      if (status != 0) fail("set: " + std::to_string(status));
+      if (status != 0) FAIL("set: " + std::to_string(status));
     }
   }
   void overwrite(uint64_t turns, Random* random) {
     for (uint64_t i = 0; i < turns * keys_; ++i)
-      if (const int status = set(random->below(keys_), i + 1); status != 0) fail("set: " + std::to_string(status));
+      if (const int status = set(random->below(keys_), i + 1); status != 0) FAIL("set: " + std::to_string(status));
   }
   void report(const char* how) {
     const double space = static_cast<double>(bytes_) / static_cast<double>(store_->bytes_actual());
     const double used = static_cast<double>(store_->bytes_in_use()) / static_cast<double>(store_->bytes_actual());
-    printf("%4llu KiB%s, %s: %llu values, %.3f bytes of the device a byte, %.3f in use\n",
-           static_cast<unsigned long long>(length_ / kKiB), length_ ? "" : " (mixed)", how,
-           static_cast<unsigned long long>(store_->count()), space, used);
+    printf("%4lu KiB%s, %s: %lu values, %.3f bytes of the device a byte, %.3f in use\n", length_ / kKiB,
+           length_ ? "" : " (mixed)", how, store_->count(), space, used);
     check_store(store_);
-    if (space > kMost) fail("more than 1.1 bytes a byte");
+    REQUIRE(space <= kMost, "more than 1.1 bytes a byte");
   }
 
  private:
@@ -76,12 +79,12 @@ class Filled {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const uint64_t bytes = argument(argc, argv, "--mib", 256) * kMiB, turns = argument(argc, argv, "--turns", 2);
-  const char* path = text_argument(argc, argv, "--path");
+TEST_CASE("kv-space") {
+  const uint64_t bytes = option("--mib", 256) * kMiB, turns = option("--turns", 2);
+  const char* path = text_option("--path");
   Random random(tier::run_seed());
   std::vector<uint64_t> lengths = {16 * kKiB, 64 * kKiB, 256 * kKiB, kMiB, 0};
-  if (const uint64_t kib = argument(argc, argv, "--kib", 0)) lengths = {kib * kKiB};
+  if (const uint64_t kib = option("--kib", 0)) lengths = {kib * kKiB};
   for (const uint64_t length : lengths) {
     {
       Filled store(path, bytes, length);
@@ -94,5 +97,4 @@ int main(int argc, char** argv) {
     store.fill_up(1);
     store.report("overwritten");
   }
-  return 0;
 }

@@ -15,6 +15,7 @@
 
 #include "kv/store.h"
 #include "superpipe/registry.h"
+#include "tests/support/seed.h"
 
 namespace kv_test {
 
@@ -24,21 +25,8 @@ namespace kv_test {
   abort();
 }
 
-inline uint64_t mix(uint64_t x) {
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return x ^ x >> 31;
-}
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15 + 1) {}
-  uint64_t next() { return mix(state_ += 0x9e3779b97f4a7c15); }
-  uint64_t below(uint64_t n) { return next() % n; }
-
- private:
-  uint64_t state_;
-};
+using tier::mix;
+using tier::Random;
 
 // One in `in` lengths is of whole blocks: such values lie apart from their records.
 inline uint64_t or_whole_blocks(Random& random, uint64_t in, uint64_t length) {
@@ -129,21 +117,6 @@ inline void make_file(const char* path, uint64_t bytes) {
   FILE* file = fopen(path, "w");
   if (!file || ftruncate(fileno(file), static_cast<off_t>(bytes)) != 0 || fclose(file) != 0)
     fail(std::string("cannot make ") + path);
-}
-
-inline const char* text_argument(int argc, char** argv, const char* name) {
-  for (int i = 1; i + 1 < argc; ++i) {
-    if (strcmp(argv[i], name) == 0) return argv[i + 1];
-  }
-  return nullptr;
-}
-
-// The number that follows NAME in the program's arguments.
-inline uint64_t argument(int argc, char** argv, const char* name, uint64_t otherwise) {
-  for (int i = 1; i + 1 < argc; ++i) {
-    if (strcmp(argv[i], name) == 0) return strtoull(argv[i + 1], nullptr, 0);
-  }
-  return otherwise;
 }
 
 }  // namespace kv_test

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tests/kv/kv_support.h"
+#include "tests/support/cases.h"
 #include "tests/support/seed.h"
 
 using namespace lunar;
@@ -24,6 +25,9 @@ using namespace lunar::kv;
 using namespace kv_test;
 
 namespace {
+
+using lunar_test::option;
+using lunar_test::text_option;
 
 constexpr uint64_t kShared = 5, kStaying = 500, kLengthMax = 90'000;
 
@@ -57,13 +61,13 @@ void write_one(Run& run, uint64_t key, std::string* value) {
   progress.begun.store(version);
   if (is_deleted(version)) {
     if (const int64_t got = run.store->del(bytes_of(name)); got != static_cast<int64_t>(length_of(key, version - 1)))
-      fail("del of " + name + " gave " + std::to_string(got));
+      FAIL("del of " + name + " gave " + std::to_string(got));
   } else {
     fill(value, key, version, length_of(key, version));
     int status;
     // Full may be for a moment, while others' dead values wait for their readers.
     while ((status = run.store->set(bytes_of(name), bytes_of(*value))) == -ENOSPC) run.full.fetch_add(1);
-    if (status != 0) fail("set gave " + std::to_string(status));
+    if (status != 0) FAIL("set gave " + std::to_string(status));
   }
   progress.done.store(version);
   run.writes.fetch_add(1, std::memory_order_relaxed);
@@ -86,7 +90,7 @@ void read_one(Run& run, uint64_t key, std::vector<uint64_t>* seen, std::string* 
     run.reads.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  fail("get of " + name + " gave " + std::to_string(length) + ", which is none of versions " + std::to_string(oldest) +
+  FAIL("get of " + name + " gave " + std::to_string(length) + ", which is none of versions " + std::to_string(oldest) +
        " to " + std::to_string(newest));
 }
 
@@ -100,7 +104,7 @@ void write_shared(Run& run, uint64_t writer, Random& random) {
     while ((status = run.store->set(bytes_of(name), {words.data(), length})) == -ENOSPC) run.full.fetch_add(1);
   else if (run.store->del(bytes_of(name)) < -ENOENT)
     status = -1;
-  if (status != 0) fail("set or del of " + name);
+  if (status != 0) FAIL("set or del of " + name);
 }
 
 void read_shared(Run& run, Random& random, uint64_t writers) {
@@ -108,29 +112,29 @@ void read_shared(Run& run, Random& random, uint64_t writers) {
   uint64_t words[64];
   const int64_t length = run.store->get(bytes_of(name), words, sizeof words, 0);
   if (length == -ENOENT) return;
-  if (length < 8 || length > 480) fail(name + " has length " + std::to_string(length));
+  if (length < 8 || length > 480) FAIL(name + " has length " + std::to_string(length));
   for (int64_t i = 0; i < length / 8; ++i) {
     if (words[i] != words[0] || (words[i] & 0xffffffff) != static_cast<uint64_t>(length) || words[i] >> 32 >= writers)
-      fail(name + " is of two writers or versions");
+      FAIL(name + " is of two writers or versions");
   }
 }
 
 void walk(Run& run) {
   Walk* walk = nullptr;
-  if (Walk::open(run.store, &walk) != 0) fail("walk");
+  REQUIRE(Walk::open(run.store, &walk) == 0);
   std::vector<unsigned> seen(kStaying);
   char buffer[128];
   for (;;) {
     const int64_t length = walk->next(buffer, sizeof buffer - 1);
     if (length == -ENOENT) break;
-    if (length <= 0 || length >= 100) fail("a walk gave a key of " + std::to_string(length));
+    if (length <= 0 || length >= 100) FAIL("a walk gave a key of " + std::to_string(length));
     buffer[length] = 0;
     unsigned number;
     if (sscanf(buffer, "staying %u", &number) == 1) ++seen[number];
   }
   walk->close();
   for (const unsigned times : seen) {
-    if (times != 1) fail("a walk gave a key that stays " + std::to_string(times) + " times");
+    if (times != 1) FAIL("a walk gave a key that stays " + std::to_string(times) + " times");
   }
   run.walks.fetch_add(1);
 }
@@ -165,7 +169,7 @@ void reader(Run& run, uint64_t number, uint64_t seed, uint64_t writers) {
     else
       read_one(run, random.below(run.keys.size()), &seen, &buffer, &wanted);
     char key[64];
-    if (random.below(32) == 0 && run.store->random(key, sizeof key) <= 0) fail("random found nothing");
+    REQUIRE(random.below(32) != 0 || run.store->random(key, sizeof key) > 0, "random found nothing");
   }
 }
 
@@ -179,7 +183,7 @@ void check_staying(Run& run) {
 void flusher(Run& run, uint64_t* flushes) {
   while (!run.over.load()) {
     const int status = run.store->flush();
-    if (status < 0 && status != -ENOSPC) fail("flush gave " + std::to_string(status));
+    if (status < 0 && status != -ENOSPC) FAIL("flush gave " + std::to_string(status));
     ++*flushes;
     sys::sleep_ns(5'000'000);
   }
@@ -187,33 +191,33 @@ void flusher(Run& run, uint64_t* flushes) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const uint64_t writes = argument(argc, argv, "--writes", 60'000), seed = tier::run_seed();
-  const uint64_t writers = argument(argc, argv, "--writers", 4), readers = argument(argc, argv, "--readers", 4);
+TEST_CASE("kv-threads") {
+  const uint64_t writes = option("--writes", 60'000), seed = tier::run_seed();
+  const uint64_t writers = option("--writers", 4), readers = option("--readers", 4);
   StoreOptions options;
-  const char* prefix = text_argument(argc, argv, "--kept");
+  const char* prefix = text_option("--kept");
   const std::string file = prefix ? prefix + ("-" + std::to_string(getpid())) : "";
   const char* kept = prefix ? file.c_str() : nullptr;
-  const char* uri = kept ? kept : text_argument(argc, argv, "--device");
-  options.log_bytes = argument(argc, argv, "--log", kept ? 8 : 6) * kMiB;
+  const char* uri = kept ? kept : text_option("--device");
+  options.log_bytes = option("--log", kept ? 8 : 6) * kMiB;
   if (kept) options.contents = Contents::kNew;
   if (kept) make_file(kept, options.log_bytes + kMiB);
   options.device = open_device(uri, options.log_bytes);
-  options.dram_bytes = argument(argc, argv, "--dram", uri ? 5 : 12) * kMiB;
-  options.segment_bytes = argument(argc, argv, "--segment", 0) * kKiB;
+  options.dram_bytes = option("--dram", uri ? 5 : 12) * kMiB;
+  options.segment_bytes = option("--segment", 0) * kKiB;
   options.shards = 4;
   options.expected_keys = 16;
-  options.durability = static_cast<Durability>(argument(argc, argv, "--durability", 0));
+  options.durability = static_cast<Durability>(option("--durability", 0));
   Store* store = open_store(options);
   for (uint64_t i = 0; i < kStaying; ++i) {
     const std::string name = "staying " + std::to_string(i);
-    if (store->set(bytes_of(name), bytes_of(name)) != 0) fail("set");
+    REQUIRE(store->set(bytes_of(name), bytes_of(name)) == 0);
   }
-  Run run(store, writers, argument(argc, argv, "--keys", 300));
+  Run run(store, writers, option("--keys", 300));
   std::vector<std::thread> threads;
   for (uint64_t i = 0; i < writers; ++i) threads.emplace_back([&, i] { writer(run, i, seed); });
   for (uint64_t i = 0; i < readers; ++i) threads.emplace_back([&, i] { reader(run, i, seed, writers); });
-  for (uint64_t i = argument(argc, argv, "--walkers", 2); i != 0; --i)
+  for (uint64_t i = option("--walkers", 2); i != 0; --i)
     threads.emplace_back([&] {
       while (!run.over.load()) walk(run);
     });
@@ -227,22 +231,19 @@ int main(int argc, char** argv) {
   for (std::thread& thread : threads) thread.join();
   check_store(store);
   check_staying(run);
-  printf("%llu writes, %llu reads, %llu walks, full %llu times; cleaning moved %llu KiB\n",
-         static_cast<unsigned long long>(run.writes.load()), static_cast<unsigned long long>(run.reads.load()),
-         static_cast<unsigned long long>(run.walks.load()), static_cast<unsigned long long>(run.full.load()),
-         static_cast<unsigned long long>(store->cleaned_bytes() / 1024));
+  printf("%lu writes, %lu reads, %lu walks, full %lu times; cleaning moved %lu KiB\n", run.writes.load(),
+         run.reads.load(), run.walks.load(), run.full.load(), store->cleaned_bytes() / 1024);
   const int status = options.durability == Durability::kFlush ? store->flush() : 0;
-  if (status < 0) fail("flush gave " + std::to_string(status));
-  if (store->commits() != 0) printf("%llu commits\n", static_cast<unsigned long long>(store->commits()));
+  if (status < 0) FAIL("flush gave " + std::to_string(status));
+  if (store->commits() != 0) printf("%lu commits\n", store->commits());
   store->close();
-  if (!kept) return 0;
+  if (!kept) return;
   options.contents = Contents::kKept;
   options.device = open_device(kept, 0);
   run.store = open_store(options);
   check_store(run.store);
   check_staying(run);
   run.store->close();
-  printf("flushed %llu times, and came back whole\n", static_cast<unsigned long long>(flushes));
+  printf("flushed %lu times, and came back whole\n", flushes);
   (void)unlink(kept);
-  return 0;
 }

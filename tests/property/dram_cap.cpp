@@ -68,7 +68,7 @@ void work(char* base, uint64_t pages, uint64_t seed) {
 }  // namespace
 
 TEST_CASE("dram-cap") {
-  const double burst_s = static_cast<double>(lunar_test::option("--seconds", 4ul));
+  const double burst_s = static_cast<double>(lunar_test::option("--seconds", 4));
   uint64_t seed = tier::run_seed();
   std::vector<std::thread> threads;
   threads.reserve(kThreads);

@@ -37,6 +37,7 @@ using namespace lunar_test;
 namespace {
 
 using lunar_test::option;
+using lunar_test::text_option;
 
 constexpr uint64_t kBytes = 32 * kMiB, kBlock = 4096, kStep = 64 * kKiB;  // one stamped block an extent
 constexpr unsigned kNames = 10, kDaemonsMax = 6;
@@ -289,9 +290,9 @@ void check_result() {
 }  // namespace
 
 TEST_CASE("lun-churn") {
-  const uint64_t seconds = option("--seconds", 5ul), processes = option("--processes", 16ul),
-                 members = option("--stripe", 1ul);
-  path = option("--path", "");
+  const uint64_t seconds = option("--seconds", 5), processes = option("--processes", 16),
+                 members = option("--stripe", 1);
+  path = text_option("--path", "");
   random_state = tier::run_seed();
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   shared = new (mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared;

@@ -368,8 +368,8 @@ uint64_t History::crash_everywhere(unsigned variants) {
 }  // namespace
 
 TEST_CASE("lun-crash") {
-  const auto histories = static_cast<unsigned>(option("--histories", 60ul)),
-             variants = static_cast<unsigned>(option("--variants", 3ul));
+  const auto histories = static_cast<unsigned>(option("--histories", 60)),
+             variants = static_cast<unsigned>(option("--variants", 3));
   const uint64_t seed = tier::run_seed();
   uint64_t images = 0;
   for (unsigned i = 0; i < histories; ++i) {

@@ -300,7 +300,7 @@ void mutate(bool may_forge) {
 }  // namespace
 
 TEST_CASE("lun-fuzz") {
-  const uint64_t count = option("--count", 20'000ul), first = option("--first", 0ul);
+  const uint64_t count = option("--count", 20'000), first = option("--first", 0);
   const uint64_t seed = tier::run_seed();
   random_state = seed;
   make_bases();

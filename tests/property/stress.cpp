@@ -22,13 +22,14 @@
 namespace {
 
 using lunar_test::option;
+using lunar_test::text_option;
 
 using tier::Random;
 
 struct Settings {
-  uint64_t operations = option("--operations", 500'000ul), faults = option("--faults", 250'000ul),
-           memory = option("--memory", 1024ul), divisor = option("--divisor", 8ul), threads = option("--threads", 8ul);
-  const char *lun = option("--lun"), *options = option("--options");
+  uint64_t operations = option("--operations", 500'000), faults = option("--faults", 250'000),
+           memory = option("--memory", 1024), divisor = option("--divisor", 8), threads = option("--threads", 8);
+  const char *lun = text_option("--lun"), *options = text_option("--options");
 };
 
 struct Model {

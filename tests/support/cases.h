@@ -64,23 +64,26 @@ namespace lunar_test {
 struct Case {
   const char* name;
   void (*body)();
+  const char* tags;  // for a main() that chooses by them
   Case* next;
-  Case(const char* n, void (*b)());
+  Case(void (*b)(), const char* n, const char* t = "");
 };
 inline Case* g_cases = nullptr;
-inline Case::Case(const char* n, void (*b)()) : name(n), body(b), next(g_cases) { g_cases = this; }
+inline Case::Case(void (*b)(), const char* n, const char* t) : name(n), body(b), tags(t), next(g_cases) {
+  g_cases = this;
+}
 
 inline int g_argc = 0;
 inline char** g_argv = nullptr;
 
-// What follows NAME in the arguments; nullptr: it is not there.
-inline const char* option(const char* name, const char* otherwise = nullptr) {
+// What follows NAME in the arguments.
+inline const char* text_option(const char* name, const char* otherwise = nullptr) {
   for (int i = 1; i + 1 < g_argc; ++i)
     if (strcmp(g_argv[i], name) == 0) return g_argv[i + 1];
   return otherwise;
 }
 inline unsigned long option(const char* name, unsigned long otherwise) {
-  const char* text = option(name);
+  const char* text = text_option(name);
   return text != nullptr ? strtoul(text, nullptr, 0) : otherwise;
 }
 inline bool has_option(const char* name) {
@@ -93,7 +96,8 @@ inline bool has_option(const char* name) {
 
 #define LUNAR_JOINED_(a, b) a##b
 #define LUNAR_JOINED(a, b) LUNAR_JOINED_(a, b)
-#define TEST_CASE(name)                                                                             \
-  static void LUNAR_JOINED(case_, __LINE__)();                                                      \
-  static lunar_test::Case LUNAR_JOINED(registered_, __LINE__)(name, LUNAR_JOINED(case_, __LINE__)); \
+// A name, and tags where there are any.
+#define TEST_CASE(...)                                                                                     \
+  static void LUNAR_JOINED(case_, __LINE__)();                                                             \
+  static lunar_test::Case LUNAR_JOINED(registered_, __LINE__)(LUNAR_JOINED(case_, __LINE__), __VA_ARGS__); \
   static void LUNAR_JOINED(case_, __LINE__)()

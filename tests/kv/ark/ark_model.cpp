@@ -20,17 +20,15 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/cases.h"
 #include "tests/support/seed.h"
 
 namespace {
 
-constexpr int kChains = 64, kKeys = 40, kThreads = 2, kStaying = 100;
+using lunar_test::option;
+using lunar_test::text_option;
 
-[[noreturn]] void fail(const std::string& what) {
-  printf("FAILED: %s\n", what.c_str());
-  fflush(stdout);
-  abort();
-}
+constexpr int kChains = 64, kKeys = 40, kThreads = 2, kStaying = 100;
 
 ARK* ark = nullptr;
 std::atomic<int64_t> operations_left{0};
@@ -71,15 +69,15 @@ struct Actor {
     ++tally;
     if (kind == 0) {
       if (errcode != 0 || res != static_cast<int64_t>(value.size()))
-        fail("set " + key + ": " + std::to_string(errcode));
+        FAIL("set " + key + ": " + std::to_string(errcode));
       model[key] = value;
       return;
     }
     if (errcode != (there ? 0 : ENOENT) || res != (there ? static_cast<int64_t>(place->second.size()) : -1))
-      fail(key + ", kind " + std::to_string(kind) + ": " + std::to_string(errcode) + ", " + std::to_string(res));
+      FAIL(key + ", kind " + std::to_string(kind) + ": " + std::to_string(errcode) + ", " + std::to_string(res));
     if (kind == 1 && there) {
       const std::string wanted = offset < place->second.size() ? place->second.substr(offset, buffer.size()) : "";
-      if (buffer != wanted + std::string(buffer.size() - wanted.size(), '#')) fail("get " + key + ": other bytes");
+      if (buffer != wanted + std::string(buffer.size() - wanted.size(), '#')) FAIL("get " + key + ": other bytes");
     }
     if (kind == 2 && there) model.erase(place);
   }
@@ -126,7 +124,7 @@ void came_back(int errcode, uint64_t dt, int64_t res) {
   }
   actor->choose();
   if (const int rc = actor->issue(came_back); rc != 0)
-    fail("a callback's operation was refused: " + std::to_string(rc));
+    FAIL("a callback's operation was refused: " + std::to_string(rc));
 }
 
 std::string staying(int i) { return "staying " + std::to_string(i); }
@@ -140,41 +138,34 @@ void iterate() {
   char buffer[1000];
   int64_t length = 0, keys = 0;
   ARI* iterator = ark_first(ark, sizeof buffer, &length, buffer);
-  if (!iterator) fail("ark_first: " + std::to_string(errno));
+  if (!iterator) FAIL("ark_first: " + std::to_string(errno));
   note(buffer, static_cast<uint64_t>(length));
   int rc;
   while ((rc = ark_nextN(iterator, sizeof buffer, buffer, &keys)) == 0) {
     auto* one = reinterpret_cast<keye_t*>(buffer);
     for (int64_t i = 0; i < keys; ++i, one = BMP_KEYE(one)) note(reinterpret_cast<const char*>(one->p), one->len);
   }
-  if (rc != ENOENT) fail("ark_nextN: " + std::to_string(rc));
+  if (rc != ENOENT) FAIL("ark_nextN: " + std::to_string(rc));
   for (const int times : seen) {
-    if (times != 1) fail("a key that stays came " + std::to_string(times) + " times");
+    if (times != 1) FAIL("a key that stays came " + std::to_string(times) + " times");
   }
-}
-
-const char* argument(int argc, char** argv, const char* name, const char* otherwise) {
-  for (int i = 1; i + 1 < argc; ++i) {
-    if (strcmp(argv[i], name) == 0) return argv[i + 1];
-  }
-  return otherwise;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const char* path = argument(argc, argv, "--path", "mem:128m");
-  operations_left = strtoll(argument(argc, argv, "--operations", "300000"), nullptr, 0);
+TEST_CASE("ark-model") {
+  const char* path = text_option("--path", "mem:128m");
+  operations_left = static_cast<int64_t>(option("--operations", 300000));
   const uint64_t seed = tier::run_seed();
   setenv("LUNAR_KV_DRAM", "160m", 1);
   setenv("LUNAR_KV_SIZE", "512m", 1);
   if (const int rc = ark_create_verbose(const_cast<char*>(path), &ark, 0, 4096, 1000, 4, 48, kChains, 0); rc != 0)
-    fail("ark_create: " + std::to_string(rc));
+    FAIL("ark_create: " + std::to_string(rc));
   char value[] = "v";
   int64_t res = 0;
   for (int i = 0; i < kStaying; ++i) {
     std::string key = staying(i);
-    if (ark_set(ark, key.size(), key.data(), 1, value, &res) != 0) fail("set");
+    REQUIRE(ark_set(ark, key.size(), key.data(), 1, value, &res) == 0);
   }
   std::vector<Actor> actors(kChains + kThreads);
   for (size_t i = 0; i < actors.size(); ++i) {
@@ -195,7 +186,7 @@ int main(int argc, char** argv) {
   for (int i = 0; i < kChains; ++i) {
     int rc;
     while ((rc = actors[static_cast<size_t>(i)].issue(came_back)) == EAGAIN) usleep(100);
-    if (rc != 0) fail("issue: " + std::to_string(rc));
+    if (rc != 0) FAIL("issue: " + std::to_string(rc));
   }
   while (chains_left != 0) usleep(1000);
   done = true;
@@ -214,8 +205,7 @@ int main(int argc, char** argv) {
     }
   }
   if (ark_count(ark, &count) != 0 || count != wanted)
-    fail("count " + std::to_string(count) + ", wanted " + std::to_string(wanted));
-  if (ark_delete(ark) != 0) fail("ark_delete");
-  printf("ok: %llu operations\n", static_cast<unsigned long long>(tally));
-  return 0;
+    FAIL("count " + std::to_string(count) + ", wanted " + std::to_string(wanted));
+  REQUIRE(ark_delete(ark) == 0);
+  printf("ok: %lu operations\n", tally);
 }

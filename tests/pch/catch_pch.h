@@ -1,3 +1,3 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled once for all unit tests.
+// Compiled once for all tests of a program.
 #include "tests/catch.h"
