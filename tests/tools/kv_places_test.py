@@ -153,7 +153,7 @@ def test_readers_of_a_damaged_store(directory):
     pairs = {b"key %d" % number: os.urandom(30_000) for number in range(60)}
     place = logged_store(directory, "logged", pairs)
     with open(place, "r+b") as file:
-        file.seek(file.read().index(pairs[b"key 50"]) + 100)
+        file.seek(file.read().index(pairs[b"key 50"][:500]) + 100)
         file.write(b"damaged!")
     before = digest(place)
     with subprocess.Popen([LUNAR, "kv", "dump", "--salvage", place], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
