@@ -24,14 +24,17 @@ char* Log::map_records(uint64_t bytes) {
   return static_cast<char*>(memory);
 }
 
+constexpr unsigned kSmallBits = 17;  // of a segment of 128 KiB
+
 // On a device a frame is a segment, and several are wanted; and of about 1,024 segments those that are kept free for
-// cleaning are few (runtime/DECISIONS.md).
+// cleaning are few (runtime/DECISIONS.md). But a value of 4 KiB is whole, and one of more than a 16th of a segment in
+// pieces.
 unsigned Log::segment_bits_for(const LogPlace& place, uint64_t limit) {
   if (place.segment_bits) return place.segment_bits;
   const uint64_t bytes = std::max(place.bytes, place.bytes_most / 16);
   const auto fits = [&](unsigned bits) {
-    if (!place.device) return bytes >> bits >= 4 * kSegmentsMin;
-    return bytes >> bits >= kSegmentsWanted && limit >> bits >= 4 * kFramesMin;
+    const uint64_t least = place.device && bits > kSmallBits ? kSegmentsWanted : 4 * kSegmentsMin;
+    return bytes >> bits >= least && (!place.device || limit >> bits >= 4 * kFramesMin);
   };
   unsigned bits = 16;
   while (uint64_t{1} << bits < kSegmentBytesMax && fits(bits + 1)) ++bits;

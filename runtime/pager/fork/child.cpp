@@ -119,7 +119,10 @@ int64_t settle_words(PagerState& state) {
       // libc may have touched a page that is committed and has no word
       if (!region.table.uses(at, at + n) && region.chunk_committed[at / kChunkPages].load() == 0) continue;
       if (const int rc = present_own(state.foreign, region.address_of(PageIndex(at)), n, present); rc < 0)
-        fatal("fork: the child cannot tell which pages it has (/proc/self/pagemap: %s)", errno_name(rc));
+        fatal(
+            "fork: the child cannot tell which pages it has: it may not read /proc/self/pagemap (%s), and the host "
+            "has swap space",
+            errno_name(rc));
       int32_t in_chunk = 0;
       int64_t evicted = 0;
       for (uint64_t i = 0; i < n; ++i) {
