@@ -72,13 +72,13 @@ Flag Flags::add(const std::string& name, bool& value, const std::string& help) {
 void Flags::parse(int argc, char** argv) {
   try {
     app_->parse(argc, argv);
-  } catch (const CLI::CallForHelp&) { throw FlagsError(app_->help(), true); } catch (const CLI::ParseError& error) {
-    throw FlagsError(text_of_error(error), false);
+  } catch (const CLI::CallForHelp&) { throw HelpAsked(app_->help()); } catch (const CLI::ParseError& error) {
+    throw FlagsError(text_of_error(error));
   }
 }
 
 int Flags::refuse(const FlagsError& error) const {
-  if (error.is_help()) return fmt::print("{}", error.what()), 0;
+  if (dynamic_cast<const HelpAsked*>(&error) != nullptr) return fmt::print("{}", error.what()), 0;
   fmt::print(stderr, "{0}: {1}; `{0} --help` shows how it is used\n", name(), error.what());
   return 2;
 }

@@ -18,15 +18,16 @@ class Option;
 
 namespace lunar::tools {
 
-// The line is wrong, or --help was given (then what() is the help).
+// The line is wrong.
 class FlagsError : public std::runtime_error {
  public:
-  FlagsError(const std::string& flag, const std::string& why) : std::runtime_error(flag + ": " + why) {}
-  FlagsError(const std::string& text, bool is_help) : std::runtime_error(text), is_help_(is_help) {}
-  bool is_help() const { return is_help_; }
-
- private:
-  bool is_help_ = false;
+  explicit FlagsError(const std::string& text) : std::runtime_error(text) {}
+  FlagsError(const std::string& flag, const std::string& why) : FlagsError(flag + ": " + why) {}
+};
+// --help was given: what() is the help.
+class HelpAsked : public FlagsError {
+ public:
+  using FlagsError::FlagsError;
 };
 
 // A flag ("--name") or word ("NAME"), of a Flags that outlives it.
