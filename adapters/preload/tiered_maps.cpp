@@ -445,9 +445,9 @@ int maps_protect(char* address, size_t bytes, int prot) {
     if (rc == 0) rc = sys::protect(address, part, prot);
     if (rc == 0) g_table.set(address, stop, now);
     if (rc < 0) return rc;
-    if (prot == PROT_NONE) fill_stack_above(*area, stop, part);
     address = stop;
   }
+  if (prot == PROT_NONE) fill_stack_above(*area, end, bytes);
   return 0;
 }
 

@@ -421,6 +421,9 @@ void guard_below_a_stack() {
     REQUIRE(present_pages(p + kStack - g_page, g_page) == 1 && present_pages(p, kStack) == 1);
     REQUIRE(faults(p) && all_zero(p + g_page, kStack - g_page));
   }
+  char* retired = map_tiered(kStack);  // with its guard
+  REQUIRE(mprotect(retired, g_page, PROT_NONE) == 0 && madvise(retired, kStack, MADV_DONTNEED) == 0);
+  REQUIRE(mprotect(retired, kStack, PROT_NONE) == 0 && present_pages(retired, kStack) == 0);
   char* large = map_tiered(32 * kMiB);
   REQUIRE(mprotect(large, g_page, PROT_NONE) == 0 && present_pages(large, 32 * kMiB) == 0);
   REQUIRE(munmap(large, 32 * kMiB) == 0);
